@@ -1,0 +1,1 @@
+"""The nouns and the small tools that every room shares. Imports nothing heavy."""

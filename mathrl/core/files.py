@@ -1,0 +1,127 @@
+"""Files that are either whole or absent: written aside, flushed, then renamed."""
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+
+
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `target` that replaces it when the block ends without an error.
+
+    The block may make a file or a folder there. On an error, nothing of it stays behind and what stood
+    at `target` before is untouched.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    _remove(aside)
+    try:
+        yield aside
+        if not aside.is_dir():
+            with aside.open("rb") as stream:
+                os.fsync(stream.fileno())
+        if target.is_dir():
+            old = target.with_name(f".{target.name}.{os.getpid()}.old")
+            _remove(old)
+            target.rename(old)
+            aside.rename(target)
+            _remove(old)
+        else:
+            aside.replace(target)
+    finally:
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON with sorted keys, so that equal values are equal bytes."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write one JSON object a line (gzip when the name ends in .gz) and return their number."""
+    count = 0
+    with written_aside(path) as aside, _open_write(aside, gz=path.suffix == ".gz") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+            count += 1
+    return count
+
+
+@contextmanager
+def _open_write(path: Path, *, gz: bool) -> Iterator[Any]:
+    if not gz:
+        with path.open("w", encoding="utf-8") as stream:
+            yield stream
+        return
+    import io
+
+    # mtime 0: equal rows are equal bytes.
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed,
+        io.TextIOWrapper(packed, encoding="utf-8") as stream,
+    ):
+        yield stream
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a .jsonl or .jsonl.gz file; an error names the file and the line.
+
+    Raises:
+        UserError: no such file, or a line that is not a JSON object.
+    """
+    for _, row in read_numbered_jsonl(path):
+        yield row
+
+
+def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Like `read_jsonl`, with the line number (from 1) of each object."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from None
+                if not isinstance(row, dict):
+                    raise UserError(
+                        f"{path}, line {number}: a JSON object is wanted, found {line.strip()[:40]!r}"
+                    )
+                yield number, row
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({error})") from None

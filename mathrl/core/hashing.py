@@ -1,0 +1,32 @@
+"""Digests: of values, of files, of folders. Short SHA-256, stable across machines."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+LENGTH = 16
+
+
+def digest(value: Any) -> str:
+    """Digest of a JSON-able value; equal values give equal digests whatever their key order.
+
+    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def digest_path(path: Path) -> str:
+    """Digest of a file's bytes, or of a folder's relative names and bytes."""
+    path = Path(path)
+    if path.is_file():
+        return _file(path)
+    names = sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return digest([[p.relative_to(path).as_posix(), _file(p)] for p in names])
+
+
+def _file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:LENGTH]

@@ -1,0 +1,116 @@
+"""The nouns: what flows from a source to the registry."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from mathrl.core.errors import UserError
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question with a verifiable answer.
+
+    Example:
+        Problem(id="chain/rl/00012", question="7+5-3*4=", answers=("36",), source="chain", split="rl",
+                level=3, solution="7+5=12;12-3=9;9*4=36")
+
+    `answers` holds every accepted answer; `pass_rate` is a policy's measured share of correct samples;
+    `extra` keeps whatever else the row had (subject, task, subset, …) for routing and breakdowns.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    source: str
+    split: str
+    solution: str | None = None
+    level: int | None = None
+    subject: str | None = None
+    pass_rate: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_row(self) -> dict[str, Any]:
+        """The JSON object on disk: `answers` a list, empty fields left out."""
+        row = {name: value for name, value in asdict(self).items() if value is not None and value != {}}
+        row["answers"] = list(self.answers)
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], where: str = "row") -> "Problem":
+        """Read what `to_row` wrote.
+
+        Raises:
+            UserError: a field is missing or unknown; `where` (file and line) stands in the message.
+        """
+        known = cls.__dataclass_fields__
+        missing = [name for name in ("id", "question", "answers", "source", "split") if name not in row]
+        unknown = [name for name in row if name not in known]
+        if missing or unknown:
+            raise UserError(
+                f"{where}: not a curated problem (missing: {', '.join(missing) or 'none'}; "
+                f"unknown: {', '.join(unknown) or 'none'}); run the curate stage to make such rows"
+            )
+        return cls(**{**row, "answers": tuple(row["answers"])})
+
+    def with_(self, **changes: Any) -> "Problem":
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled response to one prompt.
+
+    Example:
+        Completion(tokens=(5, 9, 2), logprobs=(-0.1, -0.7, -0.01), text="<answer>9</answer>",
+                   finish_reason="stop")
+
+    `tokens` includes the end token when `finish_reason` is "stop"; `logprobs` are the natural-log
+    probabilities, under the distribution that was sampled from, of exactly these tokens.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A completion with its verdict and reward.
+
+    Example:
+        Graded(problem_id="chain/rl/00012", completion=Completion(...), correct=True, reward=1.0,
+               parts={"accuracy": 1.0}, extracted="36", rule="answer tag")
+    """
+
+    problem_id: str
+    completion: Completion
+    correct: bool
+    reward: float
+    parts: Mapping[str, float]
+    extracted: str | None
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRow:
+    """One problem's k graded samples under one model.
+
+    Example:
+        EvalRow(model="rl", benchmark="test", problem_id="chain/test/00003", level=2, subject=None,
+                correct=(True, True, False), extracted=("9", "9", "8"), lengths=(34, 31, 40),
+                truncated=(False, False, False))
+    """
+
+    model: str
+    benchmark: str
+    problem_id: str
+    level: int | None
+    subject: str | None
+    correct: tuple[bool, ...]
+    extracted: tuple[str | None, ...]
+    lengths: tuple[int, ...]
+    truncated: tuple[bool, ...]

@@ -1,0 +1,49 @@
+"""Where things live that outlast a workspace copy: state to resume from, the tracking store, live metrics.
+
+All are under `home()`: the folder .mathrl of the main checkout, shared by every worktree of it, or
+$MATHRL_HOME.
+"""
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+
+
+@cache
+def main_checkout() -> Path:
+    """The main checkout's folder, from it or from any worktree of it.
+
+    Raises:
+        UserError: the current folder is in no git repository.
+    """
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--path-format=absolute", "--git-common-dir"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        raise UserError(
+            f"{Path.cwd()} is not in a git repository, which mathrl needs to version data and models: "
+            "start from `git clone`, not from an unpacked archive"
+        ) from None
+    return Path(found.stdout.strip()).parent
+
+
+def home() -> Path:
+    given = os.environ.get("MATHRL_HOME")
+    return Path(given).absolute() if given else main_checkout() / ".mathrl"
+
+
+def state_root() -> Path:
+    """Where resume state is kept, outside DVC outputs: $MATHRL_STATE or home()/state."""
+    given = os.environ.get("MATHRL_STATE")
+    return Path(given).absolute() if given else home() / "state"
+
+
+def tracking_uri() -> str:
+    """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    return given if given else f"sqlite:///{home() / 'mlflow.db'}"

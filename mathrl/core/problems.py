@@ -1,0 +1,26 @@
+"""Problems on disk."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_numbered_jsonl, write_jsonl
+from mathrl.core.nouns import Problem
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Read a curated file.
+
+    Raises:
+        UserError: no such file, a bad row, or no row at all.
+    """
+    problems = [Problem.from_row(row, f"{path}, line {number}") for number, row in read_numbered_jsonl(path)]
+    if not problems:
+        raise UserError(
+            f"{path}: no problem in it; give the split at least one problem in params/curate.yaml"
+        )
+    return problems
+
+
+def write_problems(path: Path, problems: Iterable[Problem]) -> int:
+    return write_jsonl(path, (problem.to_row() for problem in problems))

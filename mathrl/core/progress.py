@@ -1,0 +1,58 @@
+"""A progress bar with the time left, also written where the Prefect task can read it."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+
+class Progress:
+    """A bar on stderr and, when $MATHRL_PROGRESS names a file, the share done in it (atomically)."""
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        self.title, self.total = title, total
+        quiet = os.environ.get("RANK", "0") != "0"
+        # On a terminal the bar redraws itself; in a log it prints a line every few seconds.
+        every = 0.2 if sys.stderr.isatty() else 5.0
+        self.bar = tqdm(total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=every,
+                        dynamic_ncols=True)  # fmt: skip
+        target = os.environ.get("MATHRL_PROGRESS")
+        self.file = Path(target) if target and not quiet else None
+
+    def advance(self, count: int = 1, **figures: float) -> None:
+        """Move on by `count`; `figures` are shown beside the bar (accuracy=0.61, length=22)."""
+        if figures:
+            self.bar.set_postfix({name: f"{value:.3g}" for name, value in figures.items()}, refresh=False)
+        self.bar.update(count)
+        if self.file:
+            rate = self.bar.format_dict["rate"]
+            left = (self.total - self.bar.n) / rate if rate else None
+            aside = self.file.with_name(self.file.name + ".partial")
+            aside.write_text(
+                json.dumps(
+                    {
+                        "title": self.title,
+                        "done": self.bar.n,
+                        "total": self.total,
+                        "seconds_left": left,
+                        "figures": figures,
+                    }
+                )  # fmt: skip
+            )
+            aside.replace(self.file)
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+@contextmanager
+def progress(title: str, total: int, done: int = 0) -> Iterator[Progress]:
+    bar = Progress(title, total, done)
+    try:
+        yield bar
+    finally:
+        bar.close()

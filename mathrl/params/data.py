@@ -1,0 +1,141 @@
+"""Sections of the data stages: curate, difficulty, mix."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from mathrl.params.section import Section
+
+SplitName = Literal["sft", "rl", "dev", "test"]
+
+
+class GeneratedSource(Section):
+    """Problems made by a seeded generator: no file, no download."""
+
+    type: Literal["generated"] = "generated"
+    name: str = Field(min_length=1, description="Name in reports and mixtures.")
+    generator: str = Field("chain", description="chain, word_problem, linear_equation, countdown, …")
+    counts: dict[SplitName, Annotated[int, Field(ge=0)]] = Field(description="Problems in each split.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Levels, ranges: the generator's own.")
+
+
+class RowSource(Section):
+    """What files and hub data sets share: which fields hold what."""
+
+    name: str = Field(min_length=1, description="Name in reports and mixtures.")
+    format: Literal["fields", "rlinf", "verl", "multiple_choice"] = "fields"
+    prompt_key: str = Field("question", description="Field with the problem's text.")
+    answer_key: str | None = Field(
+        "answer", description="Field with the answer; empty: taken from the solution."
+    )
+    solution_key: str | None = Field(None, description="Field with the worked solution.")
+    id_key: str | None = Field(
+        None, description="Field with the row's id (file name and row number if empty)."
+    )
+    level_key: str | None = Field(None, description="Field with the difficulty level.")
+    subject_key: str | None = Field(None, description="Field with the subject.")
+    answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
+        "field", description="field: as it stands; else taken from the answer or solution text."
+    )
+    limit: int | None = Field(None, ge=1, description="At most so many rows, seeded choice.")
+    licence: str | None = Field(None, description="Shown in the curation report.")
+
+
+class FileSource(RowSource):
+    """Rows from local files: jsonl, json, csv, parquet, and .gz of the first three."""
+
+    type: Literal["file"] = "file"
+    split: SplitName = Field(description="Where the rows go.")
+    path: str = Field(min_length=1, description="A file, or a folder of such files.")
+
+
+class HubSource(RowSource):
+    """A Hugging Face data set, or a named one of the registry; local files are looked for first."""
+
+    type: Literal["hub"] = "hub"
+    split: SplitName = Field(description="Where the rows go.")
+    id: str = Field(min_length=1, description="Hub id, or a name from `mathrl sources`.")
+    subset: str | None = Field(None, description="The hub's configuration name.")
+    hub_split: str = Field("train", description="The hub's split.")
+    revision: str | None = Field(None, description="Branch, tag or commit.")
+
+
+Source = Annotated[GeneratedSource | FileSource | HubSource, Field(discriminator="type")]
+
+
+class NearDuplicates(Section):
+    """MinHash LSH."""
+
+    ngram: int = Field(5, ge=1, description="Grams a shingle.")
+    permutations: int = Field(128, ge=16, description="Hash functions a signature.")
+    threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which two are one.")
+
+
+class Deduplicate(Section):
+    exact: bool = Field(True, description="Drop questions equal after normalisation.")
+    near: NearDuplicates | None = Field(None, description="Also drop near-duplicates.")
+
+
+class Decontaminate(Section):
+    """DeepSeekMath's rule: a training text that shares an n-gram with an evaluation text is dropped."""
+
+    against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that must stay unseen.")
+    files: tuple[str, ...] = Field((), description="Further evaluation files (jsonl, question and answer).")
+    ngram: int = Field(10, ge=3, description="Grams in a row that count as a hit.")
+    min_share: float = Field(0.0, ge=0, le=1, description="Shared grams over the smaller text's, at least.")
+
+
+class Curate(Section):
+    """From sources to disjoint splits."""
+
+    data_folder: str | None = Field(
+        None, description="Local folder with the files of named sources (or $MATHRL_DATA)."
+    )
+    sources: tuple[Source, ...] = Field(min_length=1, description="Where problems come from.")
+    on_bad_row: Literal["stop", "reject"] = Field("stop", description="reject: to rejected.jsonl, with why.")
+    deduplicate: Deduplicate = Deduplicate()
+    decontaminate: Decontaminate | None = Decontaminate()
+    dev_share: float = Field(
+        0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when dev is empty."
+    )
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> "Curate":
+        seen = [(s.name, s.split if not isinstance(s, GeneratedSource) else "") for s in self.sources]
+        if len(set(seen)) < len(seen):
+            raise ValueError("two sources have the same name and split; give each its own name")
+        return self
+
+
+class Difficulty(Section):
+    """Pass rate of the SFT model on the rl split."""
+
+    samples: int = Field(8, ge=2, description="Responses a problem.")
+    temperature: float = Field(1.0, gt=0, description="As in training.")
+    max_problems: int | None = Field(None, ge=1, description="Measure a seeded choice of so many problems.")
+    max_tokens: int = Field(64, ge=1, description="Longest response.")
+
+
+class Component(Section):
+    """A part of the mixture."""
+
+    source: str = Field(description="Name of a source, or * for all.")
+    weight: float | None = Field(None, gt=0, description="Its share, relative to the others.")
+    count: int | None = Field(None, ge=1, description="Exactly so many problems instead.")
+    band: tuple[float, float] | None = Field(None, description="Only pass rates within [low, high].")
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "Component":
+        if (self.weight is None) == (self.count is None):
+            raise ValueError("give either weight or count")
+        if self.band and not 0 <= self.band[0] <= self.band[1] <= 1:
+            raise ValueError("band is [low, high] with 0 <= low <= high <= 1")
+        return self
+
+
+class Mix(Section):
+    """The RL training set."""
+
+    components: tuple[Component, ...] = Field(min_length=1, description="What goes in.")
+    size: int | None = Field(None, ge=1, description="Total number; empty: as many as the shares allow.")
+    order: Literal["shuffled", "easy_to_hard"] = Field("shuffled", description="Curriculum.")

@@ -1,0 +1,41 @@
+"""Sections of the last stages: evaluate, register."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from mathrl.params.section import Section
+
+
+class Evaluate(Section):
+    """Sampling and statistics of the held-out comparison."""
+
+    benchmarks: tuple[str, ...] = Field(
+        ("test",), min_length=1, description="test (the curated split), or names such as gsm8k, math500."
+    )
+    limit: int | None = Field(None, ge=1, description="Only so many problems a benchmark, seeded choice.")
+    samples: int = Field(8, ge=1, description="Responses a problem.")
+    ks: tuple[int, ...] = Field((1, 2, 4, 8), description="For pass@k and maj@k; none above samples.")
+    temperature: float = Field(0.7, ge=0, description="0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; 0.95 with chat models.")
+    max_tokens: int = Field(64, ge=1, description="Longest response.")
+    extraction: Literal["strict", "lenient"] = Field("strict", description="As in reward.extraction.")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Of the intervals.")
+    resamples: int = Field(10_000, ge=100, description="Of the bootstrap and of the permutation test.")
+    examples: int = Field(20, ge=0, description="Responses shown side by side.")
+
+    @field_validator("ks")
+    @classmethod
+    def _positive(cls, ks: tuple[int, ...]) -> tuple[int, ...]:
+        if any(k < 1 for k in ks):
+            raise ValueError("every k must be at least 1")
+        return ks
+
+
+class Register(Section):
+    """The registry entry."""
+
+    name: str = Field(
+        "mathrl-chain", min_length=1, pattern=r"^[^/:]+$", description="Name of the registered model."
+    )
+    alias: str = Field("candidate", min_length=1, description="Alias that the new version gets.")

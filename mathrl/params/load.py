@@ -1,0 +1,190 @@
+"""params/*.yaml (YAML 1.2) → `Params`: presets and dotted overrides on top, all errors at once.
+
+Later wins: the section files, then the preset (params/presets/<name>.yaml), then the overrides.
+"""
+
+import difflib
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
+from mathrl.params.schema import READS, Params
+
+FOLDER = Path("params")
+SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
+
+
+def load_params(folder: Path = FOLDER, *, preset: str | None = None, overrides: Iterable[str] = ()) -> Params:
+    """The resolved parameters of a workspace.
+
+    Raises:
+        UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
+            message, with its file and field.
+    """
+    values = {name: _read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
+    origin = {name: f"{folder}/{name}.yaml" for name in SECTIONS}
+    if preset:
+        file = preset_file(folder, preset)
+        for name, section in _read_yaml(file).items():
+            if name not in values:
+                raise UserError(f"{file}: unknown section {name!r}; known: {', '.join(SECTIONS)}")
+            values[name] = merge(values[name], section)
+            origin[name] += f" + {file.name}"
+    for override in overrides:
+        name = apply_override(values, override)
+        origin[name] += f" + {override}"
+    return _validate(values, origin)
+
+
+def stage_params(stage: str) -> Params:
+    """The parameters as one stage may see them: a section that its dvc.yaml entry does not name is refused.
+
+    So a stage cannot depend on a parameter that DVC does not watch.
+    """
+    return cast(Params, _StageView(load_params(), stage))
+
+
+class _StageView:
+    def __init__(self, params: Params, stage: str) -> None:
+        self._params, self._stage = params, stage
+
+    def __getattr__(self, section: str) -> Any:
+        if section.rstrip("_") not in READS[self._stage]:
+            raise AttributeError(f"stage {self._stage} reads {section}: add it to READS and to dvc.yaml")
+        return getattr(self._params, section)
+
+
+def preset_names(folder: Path = FOLDER) -> list[str]:
+    return sorted(file.stem for file in (folder / "presets").glob("*.yaml"))
+
+
+def preset_file(folder: Path, preset: str) -> Path:
+    names = preset_names(folder)
+    if preset not in names:
+        raise UserError(f"no preset {preset!r}{_did_you_mean(preset, names)}; presets: {', '.join(names)}")
+    return folder / "presets" / f"{preset}.yaml"
+
+
+def merge(below: Any, above: Any) -> Any:
+    """`above` over `below`: mappings key by key; anything else, and a mapping of another `type`, whole."""
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return above
+    if "type" in above and "type" in below and above["type"] != below["type"]:
+        return dict(above)
+    return {
+        **below,
+        **{key: merge(below[key], value) if key in below else value for key, value in above.items()},
+    }
+
+
+def apply_override(values: dict[str, Any], override: str) -> str:
+    """Set `section.key[.key|.index…]=value` in place; the value is YAML 1.2 (2e-4 is a number).
+
+    Returns the section's name.
+
+    Raises:
+        UserError: no "=", an unknown section, or an index outside its list.
+    """
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise UserError(f"override {override!r}: write section.key=value, such as rl.lr=2e-4")
+    if keys[0] not in values:
+        raise UserError(
+            f"override {override!r}: unknown section {keys[0]!r}{_did_you_mean(keys[0], SECTIONS)}; "
+            f"sections: {', '.join(SECTIONS)}"
+        )
+    value = parse_yaml(text, f"override {override!r}")
+    here: Any = values
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(here, list):
+            if not key.isdigit() or int(key) >= len(here):
+                where = ".".join(keys[:depth])
+                raise UserError(
+                    f"override {override!r}: {where} is a list of {len(here)}; write an index below it"
+                )
+            slot: Any = int(key)
+        elif isinstance(here, dict):
+            slot = key
+            if not last and not isinstance(here.get(key), dict | list):
+                here[key] = {}  # an unknown key is refused by the schema, with its path
+        else:
+            raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} has no parts")
+        if last:
+            here[slot] = value
+        else:
+            here = here[slot]
+    return keys[0]
+
+
+def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:
+    """Write the sections of `after` that differ from `before`, whole, and return their names."""
+    old, new = before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True)
+    changed = [name for name in SECTIONS if old[name] != new[name]]
+    for name in changed:
+        write_text(folder / f"{name}.yaml", dump_yaml(new[name]))
+    return changed
+
+
+def dump_yaml(value: Any) -> str:
+    stream = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(value, stream)
+    return stream.getvalue()
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise UserError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        value = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; run from the checkout's top folder") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{file}: a mapping of keys to values is wanted")
+    return value
+
+
+def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
+    try:
+        return Params.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            section, *rest = (str(part) for part in item["loc"])
+            given = f", found {item['input']!r}" if item["type"] not in ("missing", "extra_forbidden") else ""
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                message = f"unknown parameter{_did_you_mean(rest[-1], _known_keys(item['loc']))}"
+            lines.append(f"{origin.get(section, section)}: {'.'.join(rest) or section}: {message}{given}")
+        raise UserError("; ".join(lines)) from None
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    """Names that the schema knows in the section of a wrong key (its first level is enough for a hint)."""
+    for name, field in Params.model_fields.items():
+        if (field.alias or name) == location[0] and len(location) == 2:
+            return list(getattr(field.annotation, "model_fields", {}))
+    return []
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,0 +1,41 @@
+"""All sections. A section is one file, params/<section>.yaml; a stage's section bears the stage's name."""
+
+from pydantic import Field
+
+from mathrl.params.data import Curate, Difficulty, Mix
+from mathrl.params.evaluate import Evaluate, Register
+from mathrl.params.run import Model, Prompt, Reward, Rollout, Run
+from mathrl.params.section import Section
+from mathrl.params.train import Controls, Rl, Sft
+
+STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
+
+# Which sections a stage reads: the parameter dependencies in dvc.yaml, checked by a test.
+READS: dict[str, tuple[str, ...]] = {
+    "curate": ("run", "curate"),
+    "sft": ("run", "model", "prompt", "sft"),
+    "difficulty": ("run", "model", "prompt", "reward", "rollout", "difficulty"),
+    "mix": ("run", "mix"),
+    "rl": ("run", "model", "prompt", "reward", "rollout", "rl"),
+    "evaluate": ("run", "model", "prompt", "rollout", "evaluate"),
+    "register": ("register",),
+    "controls": ("run", "model", "prompt", "rollout", "sft", "rl", "evaluate", "controls"),
+}
+
+
+class Params(Section):
+    """Every parameter of a run."""
+
+    run: Run = Field(default_factory=Run)
+    model: Model = Field(default_factory=Model)
+    prompt: Prompt = Field(default_factory=Prompt)
+    reward: Reward = Field(default_factory=Reward)
+    rollout: Rollout = Field(default_factory=Rollout)
+    curate: Curate
+    sft: Sft = Field(default_factory=Sft)
+    difficulty: Difficulty = Field(default_factory=Difficulty)
+    mix: Mix
+    rl: Rl = Field(default_factory=Rl)
+    evaluate: Evaluate = Field(default_factory=Evaluate)
+    register_: Register = Field(default_factory=Register, alias="register")
+    controls: Controls = Field(default_factory=Controls)
