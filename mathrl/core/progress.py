@@ -32,17 +32,8 @@ class Progress:
             rate = self.bar.format_dict["rate"]
             left = (self.total - self.bar.n) / rate if rate else None
             aside = self.file.with_name(self.file.name + ".partial")
-            aside.write_text(
-                json.dumps(
-                    {
-                        "title": self.title,
-                        "done": self.bar.n,
-                        "total": self.total,
-                        "seconds_left": left,
-                        "figures": figures,
-                    }
-                )  # fmt: skip
-            )
+            state = {"title": self.title, "done": self.bar.n, "total": self.total, "seconds_left": left}
+            aside.write_text(json.dumps(state | {"figures": figures}))
             aside.replace(self.file)
 
     def close(self) -> None:

@@ -1,0 +1,117 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.params.load import load_params, merge, preset_names, stage_params, write_params
+from mathrl.params.schema import READS, STAGES, Params
+
+PARAMS = Path(__file__).parents[2] / "params"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PARAMS, tmp_path / "params"))
+
+
+def test_the_repositorys_parameters_and_every_preset_are_valid() -> None:
+    assert load_params(PARAMS).run.seed == 0
+    assert preset_names(PARAMS)
+    for preset in preset_names(PARAMS):
+        load_params(PARAMS, preset=preset)
+
+
+@pytest.mark.parametrize("text", ["2e-4", "2E-4", "0.0002", "2.0e-4"])
+def test_an_override_reads_every_way_to_write_a_number(text: str) -> None:
+    assert load_params(PARAMS, overrides=[f"rl.lr={text}"]).rl.lr == 2e-4
+
+
+def test_overrides_reach_into_lists_and_nested_sections() -> None:
+    params = load_params(
+        PARAMS,
+        overrides=[
+            "curate.sources.0.counts.rl=7",
+            "rl.optimizer.beta2=0.99",
+            "mix.components.0.band=[0.2, 0.8]",
+        ],
+    )
+    assert params.curate.sources[0].counts["rl"] == 7  # type: ignore[union-attr]
+    assert params.rl.optimizer.beta2 == 0.99
+    assert params.mix.components[0].band == (0.2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rl.lrr=1", r"lrr: unknown parameter \(did you mean lr\?\)"),
+        ("rll.lr=1", r"unknown section 'rll' \(did you mean rl\?\)"),
+        ("rl.lr=fast", "lr: Input should be a valid number.*'fast'"),
+        ("rl.lr=2", "lr: Input should be less than or equal to 1"),
+        ("rl.lr", "write section.key=value"),
+        ("rl.lr=[1", "not YAML"),
+        ("rl.lr.x=1", "lr"),
+        ("curate.sources.9.name=x", "a list of 1; write an index below it"),
+        ("rl.group_size=1", "a group of one has no advantage"),
+        ("mix.components.0.count=3", "either weight or count"),
+        ("run.seed=.nan", "seed"),
+    ],
+)
+def test_a_bad_override_is_one_sentence_that_names_it(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        load_params(PARAMS, overrides=[override])
+    assert "\n" not in str(raised.value)
+
+
+def test_all_errors_come_at_once_with_their_files(folder: Path) -> None:
+    (folder / "rl.yaml").write_text("steps: none\ngroup_sizes: 4\n")
+    (folder / "run.yaml").write_text("seed: -1\n")
+    with pytest.raises(UserError) as raised:
+        load_params(folder)
+    for part in (
+        "rl.yaml: steps",
+        "rl.yaml: group_sizes: unknown parameter (did you mean group_size?)",
+        "run.yaml: seed",
+    ):
+        assert part in str(raised.value)
+
+
+def test_a_missing_file_and_an_unknown_preset_are_named(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"no preset 'gsm8'.*did you mean gsm8k"):
+        load_params(folder, preset="gsm8")
+    (folder / "mix.yaml").unlink()
+    with pytest.raises(UserError, match=r"mix.yaml: no such file"):
+        load_params(folder)
+
+
+def test_merge_replaces_a_mapping_of_another_type() -> None:
+    below = {"base": {"type": "fresh", "layers": 3}, "precision": "float32"}
+    assert merge(below, {"base": {"type": "pretrained", "path": "x"}}) == {
+        "base": {"type": "pretrained", "path": "x"},
+        "precision": "float32",
+    }
+    assert merge(below, {"base": {"layers": 4}})["base"] == {"type": "fresh", "layers": 4}
+
+
+def test_written_parameters_read_back_and_unchanged_files_stay(folder: Path) -> None:
+    before = load_params(folder)
+    after = load_params(folder, overrides=["rl.lr=2e-06", "run.seed=3"])
+    untouched = (folder / "sft.yaml").read_bytes()
+    assert write_params(before, after, folder) == ["run", "rl"]
+    assert load_params(folder) == after
+    assert (folder / "sft.yaml").read_bytes() == untouched
+
+
+def test_a_stage_sees_only_what_dvc_watches_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert stage_params("rl").rl.steps > 0
+    assert stage_params("register").register_.name
+    with pytest.raises(AttributeError, match="stage mix reads rl"):
+        _ = stage_params("mix").rl
+
+
+def test_every_stage_has_a_section_and_reads_it() -> None:
+    sections = {field.alias or name for name, field in Params.model_fields.items()}
+    assert set(STAGES) <= sections
+    for stage, reads in READS.items():
+        assert stage in reads and set(reads) <= sections
