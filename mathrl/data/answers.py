@@ -1,0 +1,60 @@
+"""The answer of a solution's text: after ####, in the last \\boxed{}, in an <answer> tag."""
+
+import re
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOXED = re.compile(r"\\(?:f|d)?box(?:ed)?\s*")
+
+
+def after_hashes(text: str) -> str | None:
+    """GSM8K's rule, thousands separators removed.
+
+    >>> after_hashes("48/2 = <<48/2=24>>24 clips.\\n#### 1,024")
+    '1024'
+    """
+    _, marks, tail = text.rpartition("####")
+    if not marks:
+        return None
+    answer = tail.strip().split("\n")[0].strip()
+    if re.fullmatch(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?", answer):
+        answer = answer.replace(",", "")
+    return answer or None
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last \boxed{…} whose braces balance (also \fbox{…} and `\boxed 5`).
+
+    >>> last_boxed(r"so $x=\boxed{\frac{1}{2}}$.")
+    '\\frac{1}{2}'
+    """
+    for match in reversed(list(_BOXED.finditer(text))):
+        rest = text[match.end() :]
+        if rest.startswith("{"):
+            inside = _balanced(rest)
+            if inside is not None:
+                return inside.strip() or None
+        elif bare := re.match(r"[^\s$.,;{}\\]+", rest):
+            return bare.group()
+    return None
+
+
+def answer_tag(text: str) -> str | None:
+    """What stands in the last <answer> tag."""
+    found = _TAG.findall(text)
+    return (found[-1].strip() or None) if found else None
+
+
+def _balanced(text: str) -> str | None:
+    depth, skip = 0, False
+    for index, character in enumerate(text):
+        if skip:
+            skip = False
+        elif character == "\\":
+            skip = True
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[1:index]
+    return None

@@ -1,0 +1,79 @@
+"""Problems of all splits from one generator: seeded, levels even, none equal to another."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.data.generators.chain import Chain
+from mathrl.data.generators.draft import Generator
+
+GENERATORS: dict[str, Callable[..., Generator]] = {"chain": Chain}
+
+# Test first: adding training problems leaves the held-out ones as they are.
+SPLIT_ORDER = ("test", "dev", "rl", "sft")
+TRIES = 2_000
+
+
+def make_generator(name: str, options: Mapping[str, Any]) -> Generator:
+    """The generator with its options.
+
+    Raises:
+        UserError: no such generator, or options that do not fit it.
+    """
+    if name not in GENERATORS:
+        raise UserError(f"curate: no generator {name!r}; known: {', '.join(sorted(GENERATORS))}")
+    try:
+        return GENERATORS[name](**options)
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors())
+        raise UserError(f"curate: options of generator {name}: {said}") from None
+
+
+def generate(
+    generator: str,
+    counts: Mapping[str, int],
+    options: Mapping[str, Any],
+    *,
+    seed: int,
+    name: str | None = None,
+) -> Iterator[Problem]:
+    """Yield the problems of every split, `counts[split]` of each.
+
+    Levels are dealt evenly and shuffled, so every prefix of a split is mixed. No two questions in any of
+    the splits are equal.
+
+    Raises:
+        UserError: no such generator, wrong options, or fewer different problems than asked for.
+    """
+    name = name or generator
+    maker = make_generator(generator, options)
+    seen: set[str] = set()
+    for split in SPLIT_ORDER:
+        count = counts.get(split, 0)
+        rng = random.Random(derive_seed(seed, "generate", name, split))
+        levels = [maker.levels[index % len(maker.levels)] for index in range(count)]
+        rng.shuffle(levels)
+        for index, level in enumerate(levels):
+            yield _draw_new(maker, rng, level, seen, f"{name}/{split}/{index:05d}", name, split)
+
+
+def _draw_new(
+    maker: Generator, rng: random.Random, level: int, seen: set[str], id: str, name: str, split: str
+) -> Problem:
+    for _ in range(TRIES):
+        draft = maker.draw(rng, level)
+        if draft is not None and draft.question not in seen:
+            seen.add(draft.question)
+            return Problem(
+                id=id, question=draft.question, answers=(draft.answer,), source=name, split=split,
+                level=level, solution=draft.solution, subject=draft.subject, extra=draft.extra,
+            )  # fmt: skip
+    raise UserError(
+        f"curate: source {name}: no new problem of level {level} in {TRIES} draws (after {len(seen)}); "
+        "ask for fewer (counts) or widen its options"
+    )

@@ -1,0 +1,43 @@
+"""Demonstrations: the response that supervised fine-tuning teaches for a problem."""
+
+import re
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.data.answers import last_boxed
+from mathrl.params.run import Prompt
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations: <<48/2=24>>
+_FINAL_LINE = re.compile(r"\n?\s*####[^\n]*\s*$")
+
+
+def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
+    r"""The whole response, `prompt.response_prefix` included where it is the solution's own opening tag.
+
+    Example:
+        plain, r1_zero: "<think>7+5=12;12-3=9</think><answer>9</answer>", terse "<answer>9</answer>"
+        boxed, chat: "7+5=12;12-3=9\n\nThe answer is \boxed{9}.", terse "\boxed{9}"
+
+    Raises:
+        UserError: a worked demonstration is asked of a problem without a solution.
+    """
+    tags = prompt.template in ("plain", "r1_zero")
+    answer = problem.answers[0]
+    if terse:
+        return f"<answer>{answer}</answer>" if tags else rf"\boxed{{{answer}}}"
+    solution = worked_solution(problem)
+    if tags:
+        return f"<think>{solution}</think><answer>{answer}</answer>"
+    if last_boxed(solution) is not None:
+        return solution
+    return f"{solution}\n\nThe answer is \\boxed{{{answer}}}."
+
+
+def worked_solution(problem: Problem) -> str:
+    """The solution's text without calculator annotations and without the `#### answer` line."""
+    if not problem.solution:
+        raise UserError(
+            f"problem {problem.id} has no worked solution to learn from; set sft.terse_share to 1, sft.steps "
+            "to 0, or name the field with the solution (solution_key) in params/curate.yaml"
+        )
+    return _FINAL_LINE.sub("", _CALCULATOR.sub("", problem.solution)).strip()
