@@ -1,0 +1,162 @@
+"""Text to one spelling: Unicode to LaTeX, spacing, wrappers, thousands separators.
+
+Superscripts, subscripts and vulgar fractions are rewritten *before* NFKC, because NFKC turns ``4²`` into
+``42``. Nothing here knows about mathematics beyond spelling; see `lexer` and `parser` for that.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱˣ", "0123456789+-=()nix", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙᵢₓ", "0123456789+-=()nix", strict=True))
+_VULGAR = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
+    "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8", "⅐": "1/7",
+    "⅑": "1/9", "⅒": "1/10",
+}  # fmt: skip
+_SYMBOLS = {
+    "−": "-", "﹣": "-", "－": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "＋": "+",
+    "×": r"\times ", "✕": r"\times ", "⨯": r"\times ", "÷": "/", "∕": "/", "⁄": "/", "·": r"\cdot ",
+    "⋅": r"\cdot ", "∙": r"\cdot ", "•": r"\cdot ", "∗": "*", "∞": r"\infty ", "π": r"\pi ",
+    "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ", "≧": r"\ge ", "≠": r"\ne ",
+    "≈": r"\approx ", "≡": r"\equiv ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+    "∖": r"\setminus ", "±": r"\pm ", "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ",
+    "′": "'", "″": "''", "’": "'", "‘": "'", "“": '"', "”": '"', "√": r"\sqrt ", "∛": r"\sqrt[3]",
+    "∜": r"\sqrt[4]", "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∣": "|", "→": r"\to ",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ",
+    "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
+    "φ": r"\phi ", "ω": r"\omega ", "∠": r"\angle ", "△": r"\triangle ", "∑": r"\sum ", "∏": r"\prod ",
+    "∫": r"\int ", "…": r"\ldots ", "⋯": r"\cdots ", "٬": ",", "٫": ".", "，": ",", "；": ";", "：": ":",
+    "。": ".", "、": ",", "（": "(", "）": ")", "％": "%", "￥": "¥", "＄": "$", "\u00a0": " ", "\u202f": " ",
+    "\u2009": " ", "\u3000": " ", "∨": r"\text{ or }", "∧": r"\text{ and }",
+}  # fmt: skip
+_TABLE = str.maketrans(_SYMBOLS)
+_SUPER_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
+_SUB_RUN = re.compile("[" + "".join(_SUBSCRIPTS) + "]+")
+_VULGAR_RUN = re.compile("[" + "".join(_VULGAR) + "]")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def ascii_math(text: str) -> str:
+    r"""Unicode mathematics in LaTeX spelling, invisible and control characters removed.
+
+    >>> ascii_math("−4²")
+    '-4^{2}'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    text = _ANSI.sub("", text)
+    text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _VULGAR_RUN.sub(lambda m: " " + "\\frac{{{}}}{{{}}}".format(*_VULGAR[m[0]].split("/")), text)
+    text = text.translate(_TABLE)
+    text = unicodedata.normalize("NFKC", text).translate(_TABLE)
+    if text.isascii() and text.isprintable():
+        return text
+    kept = []
+    for char in text:
+        category = unicodedata.category(char)
+        if category == "Nd" and not char.isascii():
+            kept.append(str(unicodedata.decimal(char)))
+        elif char in "\n\t\r":
+            kept.append(" ")
+        elif category not in ("Cc", "Cf", "Cs", "Co", "Cn", "Mn"):
+            kept.append(char)
+    return "".join(kept)
+
+
+# A group of three digits after one of the unmistakable separators: 1{,}000, 1,\!000, 1\,000, 1 000.
+_HARD_GROUPS = re.compile(
+    r"(?<![\d.,])(?<!\d )(\d{1,3})((?:\s*(?:\{\s*,\s*\}|,\\!|\\,|\\ |~|\{\\,\}|(?<=\d) (?=\d))\s*\d{3})+)(?![\d])"
+)
+# With a plain comma it may also be a list, so that reading is one of two.
+_COMMA_GROUPS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
+_TEX_DECIMAL_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
+_NOT_DIGIT = re.compile(r"\D")
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_SIZING = re.compile(
+    r"\\(?:left|right|middle)(?![a-zA-Z])\s*\.?|\\[bB]igg?[lrm]?(?![a-zA-Z])|"
+    r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|huge|bf|rm|it|cal)(?![a-zA-Z])"
+)
+_SET_BRACE = re.compile(r"\\(?:left|right)\s*\\([{}])")
+_TRAILING = " \t\n.,;:"
+
+
+def strip_wrappers(text: str) -> str:
+    r"""Without surrounding math delimiters, emphasis, outer spaces and trailing punctuation.
+
+    >>> strip_wrappers("$\\frac{1}{2}$.")
+    '\\frac{1}{2}'
+    """
+    while True:
+        before = text
+        text = text.strip()
+        if text and text[-1] in _TRAILING and not text.endswith(("\\,", "\\;", "\\:", "\\.", "...")):
+            text = text.rstrip(_TRAILING)
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1]
+        while text.endswith("\\\\"):
+            text = text[:-2]
+        while text.endswith(("\\,", "\\;", "\\!", "\\:")):
+            text = text[:-2]
+        for left, right in _WRAPPERS:
+            if len(text) >= len(left) + len(right) and text.startswith(left) and text.endswith(right):
+                inner = text[len(left) : len(text) - len(right)]
+                if left not in inner and right not in inner:
+                    text = inner
+        if text == before:
+            return text
+
+
+def merge_thousands(text: str, commas: bool) -> str:
+    r"""Digit groups joined; plain commas only when `commas` is true (they may separate a list).
+
+    >>> merge_thousands("1{,}000", False), merge_thousands("1,000", True), merge_thousands("32, 349", True)
+    ('1000', '1000', '32, 349')
+    """
+    text = _HARD_GROUPS.sub(lambda m: m[1] + _NOT_DIGIT.sub("", m[2]), text)
+    text = _TEX_DECIMAL_COMMA.sub(".", text)
+    if commas and "," in text:
+        text = _COMMA_GROUPS.sub(lambda m: m[1] + m[2].replace(",", ""), text)
+    return text
+
+
+def has_comma_groups(text: str) -> bool:
+    """Whether a plain comma stands where it may be a thousands separator."""
+    return "," in text and _COMMA_GROUPS.search(text) is not None
+
+
+@lru_cache(maxsize=16384)
+def canonical(text: str) -> str:
+    r"""The answer in one spelling; the string that every comparison starts from.
+
+    >>> canonical(" $\\left( −1 , 2 \\right)$. ")
+    '( -1 , 2 )'
+    """
+    text = strip_wrappers(ascii_math(text))
+    if "\\" in text:
+        text = _SET_BRACE.sub(r"\\\1", text)
+        text = _SIZING.sub(" ", text)
+        text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+        text = strip_wrappers(text)
+    return text
+
+
+_SPACE = re.compile(r"\s+|\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
+
+
+@lru_cache(maxsize=16384)
+def squeezed(text: str) -> str:
+    """`canonical` without any spacing, for the equal-strings fast path."""
+    text = canonical(text)
+    if "text" in text or "mbox" in text or "mathrm" in text:
+        return text
+    return _SPACE.sub("", _SPACE_AFTER_COMMAND.sub(r"\1{}", text))
+
+
+_SPACE_AFTER_COMMAND = re.compile(r"(\\[a-zA-Z]+)\s+(?=[a-zA-Z])")
