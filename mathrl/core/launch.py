@@ -1,0 +1,149 @@
+"""Several processes for one stage: the stage's own is rank 0 and starts the others as copies of itself.
+
+Without torch, so that a stage decides on its processes before anything heavy is imported. Under torchrun or
+the deepspeed launcher (WORLD_SIZE is set) nothing is started: the launcher did it.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
+
+RENDEZVOUS = "MATHRL_RENDEZVOUS"  # a folder that all ranks of a stage share
+PR_SET_PDEATHSIG = 1
+GRACE_SECONDS = 10.0
+
+_children: list[subprocess.Popen[bytes]] = []
+_failed: list[str] = []
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rendezvous() -> Path | None:
+    """The folder that the ranks share, where `launch_ranks` made one; None under another launcher."""
+    folder = os.environ.get(RENDEZVOUS)
+    return Path(folder) if folder else None
+
+
+def launch_ranks(processes: int) -> None:
+    """Start ranks 1 to processes-1 as `python -m <this module> <argv>`; this process becomes rank 0.
+
+    A child dies when rank 0 does, whatever ends it. When a child dies first, rank 0 ends within ten seconds
+    with exit status 1 and a sentence that names the rank. A no-op where WORLD_SIZE is set already.
+    """
+    if "WORLD_SIZE" in os.environ:
+        _die_with_parent()
+        return
+    if processes <= 1:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="mathrl-ranks-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shared = {
+        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1", RENDEZVOUS: str(folder), "MATHRL_PARENT": str(os.getpid()),
+    }  # fmt: skip
+    os.environ.update(shared)
+    main = sys.modules["__main__"].__spec__
+    command = [sys.executable, "-m", main.name] if main is not None else [sys.executable, sys.argv[0]]
+    for number in range(1, processes):
+        child_environment = os.environ | {"RANK": str(number), "LOCAL_RANK": str(number)}
+        _children.append(subprocess.Popen([*command, *sys.argv[1:]], env=child_environment))
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0"})
+    atexit.register(_end_children)
+    for number, child in enumerate(_children, start=1):
+        threading.Thread(target=_watch, args=(number, child), daemon=True).start()
+
+
+def check_ranks() -> None:
+    """Raise where another rank has died, so that its death is named and not the broken connection.
+
+    Raises:
+        UserError: a rank ended with an error.
+    """
+    if _failed:
+        raise UserError(_failed[0])
+
+
+def gather(value: Any, name: str, timeout: float = 3600.0) -> list[Any] | None:
+    """The JSON-able `value` of every rank, in the order of ranks, at rank 0; None at the others.
+
+    Through files, without torch. `name` must be new at each call of a run.
+
+    Raises:
+        UserError: another rank died, or did not deliver within `timeout` seconds.
+    """
+    if world_size() == 1:
+        return [value]
+    folder = rendezvous() or _launcher_folder()
+    mine = folder / f"{name}.{rank()}.json"
+    write_text(mine, json.dumps(value))
+    if rank() != 0:
+        return None
+    values, deadline = [], time.monotonic() + timeout
+    for number in range(world_size()):
+        file = folder / f"{name}.{number}.json"
+        while not file.exists():
+            check_ranks()
+            if time.monotonic() > deadline:
+                raise UserError(f"rank {number} did not deliver {name} within {timeout:.0f} s; see its output")
+            time.sleep(0.01)
+        values.append(json.loads(file.read_text()))
+        file.unlink()
+    return values
+
+
+def _launcher_folder() -> Path:
+    key = f"{os.environ.get('TORCHELASTIC_RUN_ID', 'run')}-{os.environ.get('MASTER_PORT', '0')}"
+    folder = Path(tempfile.gettempdir()) / f"mathrl-ranks-{os.getuid()}-{key}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies (Linux)."""
+    parent = os.environ.get("MATHRL_PARENT")
+    if not sys.platform.startswith("linux") or parent is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Rank 0 alone decides when to stop; the others follow it or die with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.getppid() != int(parent):  # it died before the request was made
+        os._exit(1)
+
+
+def _watch(number: int, child: subprocess.Popen[bytes]) -> None:
+    status = child.wait()
+    if status == 0:
+        return
+    how = f"signal {-status}" if status < 0 else f"exit status {status}"
+    _failed.append(f"rank {number} of {world_size()} ended with {how}; its last lines are above")
+    time.sleep(GRACE_SECONDS)  # for the main thread to stop by itself at its next exchange
+    print(f"error: {_failed[0]}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _end_children() -> None:
+    for child in _children:
+        try:
+            child.wait(timeout=GRACE_SECONDS if not _failed else 0.1)
+        except subprocess.TimeoutExpired:
+            child.kill()

@@ -1,0 +1,1 @@
+"""Models as Hugging Face folders: made, loaded, packed, run fast, written."""

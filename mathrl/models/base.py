@@ -1,0 +1,85 @@
+"""The base model that SFT starts from: random weights with an own tokenizer, or a reference to a pretrained one."""
+
+import string
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from mathrl.core.files import write_json, written_aside
+from mathrl.core.seeding import derive_seed
+from mathrl.models.export import write_folder
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from mathrl.params.run import FreshModel, Model, PretrainedModel
+
+REFERENCE = "reference.json"
+PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
+ALPHABETS = {
+    "ascii": "\n" + "".join(char for char in string.printable if char.isprintable()),
+    "arithmetic": string.digits + "+-*/=;,.() \n",
+}
+
+
+def make_base(model: Model, folder: Path | str, seed: int) -> None:
+    """Write the base model's folder.
+
+    A fresh one gets weights drawn from `seed` and is a plain Hugging Face folder. For a pretrained one only
+    a reference is written (its weights are not copied), which `load_model` and `load_tokenizer` follow.
+    """
+    folder = Path(folder)
+    if isinstance(model.base, PretrainedModel):
+        with written_aside(folder) as aside:
+            aside.mkdir(parents=True)
+            reference = {"path": model.base.path, "revision": model.base.revision}
+            write_json(aside / REFERENCE, reference)
+        return
+    tokenizer = character_tokenizer(model.base)
+    network = fresh_network(model.base, tokenizer, seed)
+    count = sum(weight.numel() for weight in network.parameters())
+    write_folder(
+        network, tokenizer, folder,
+        f"# A {model.base.architecture} model of random weights\n\n{count:,} parameters, seed {seed}, "
+        f"a character tokenizer of {len(tokenizer)} tokens. Made by mathrl; untrained.\n",
+    )  # fmt: skip
+
+
+def character_tokenizer(base: FreshModel) -> Any:
+    """One token a character of the alphabet, one for each of `base.marks`, and padding, end, unknown.
+
+    >>> tokenizer = character_tokenizer(FreshModel(alphabet="arithmetic"))
+    >>> tokenizer.decode(tokenizer.encode("<think>7+5=12</think>"))
+    '<think>7+5=12</think>'
+    """
+    tokens = [PAD, END, UNKNOWN, *ALPHABETS[base.alphabet]]
+    # Byte-pair encoding without merges splits a text into characters.
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token=UNKNOWN)
+    )
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in base.marks])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False, model_max_length=base.max_positions,
+    )  # fmt: skip
+
+
+def fresh_network(base: FreshModel, tokenizer: Any, seed: int) -> Any:
+    """A causal LM of random weights, its head tied to the embedding."""
+    config = AutoConfig.for_model(
+        base.architecture,
+        vocab_size=len(tokenizer),
+        hidden_size=base.hidden_size,
+        intermediate_size=base.intermediate_size,
+        num_hidden_layers=base.layers,
+        num_attention_heads=base.heads,
+        num_key_value_heads=base.kv_heads,
+        max_position_embeddings=base.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "base model"))
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,0 +1,29 @@
+"""A model as a plain Hugging Face folder that any tool can load."""
+
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.files import write_text, written_aside
+from mathrl.models.transformers_import import GenerationConfig
+
+
+def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> None:
+    """Write weights (safetensors), tokenizer, generation config and the model card README.md.
+
+    The folder is written aside and renamed: whole or absent.
+    """
+    write_folder(model, tokenizer, Path(folder), card)
+
+
+def write_folder(model: Any, tokenizer: Any, folder: Path, card: str) -> None:
+    # Greedy, ending at the tokenizer's end token: what a reader of the folder expects without being told.
+    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends if ends is not None else tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
+    )
+    with written_aside(folder) as aside:
+        model.save_pretrained(aside, safe_serialization=True)
+        tokenizer.save_pretrained(aside)
+        write_text(aside / "README.md", card if card.endswith("\n") else card + "\n")

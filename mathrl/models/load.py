@@ -1,0 +1,88 @@
+"""A model folder → model and tokenizer. The folder is plain Hugging Face, or holds a reference to one."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
+from mathrl.models.base import REFERENCE, make_base
+from mathrl.models.export import export_model
+from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from mathrl.params.run import Model
+
+__all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "resolve_folder"]
+
+
+def load_model(folder: Path | str, model: Model, device: torch.device | str) -> PreTrainedModel:
+    """The causal LM of a folder, float32 weights, in eval mode, computing in `model.precision`.
+
+    Only safetensors are read. Code that comes with the model runs only where the base model's parameters
+    allow it.
+
+    Raises:
+        UserError: the folder is not a causal LM's, or holds no safetensors.
+    """
+    path, options = resolve_folder(folder)
+    trust = model.base.type == "pretrained" and model.base.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **options)
+        network = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust, **options
+        )
+    except (OSError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{folder}: cannot be loaded as a causal language model ({said}); give a Hugging Face folder with "
+            "config.json and *.safetensors, or a hub id"
+        ) from None
+    network = network.to(device).eval()
+    if model.precision == "bfloat16":
+        use_bfloat16_products(network)
+    return network
+
+
+def load_tokenizer(folder: Path | str) -> Any:
+    """The folder's tokenizer; one without a padding token pads with its end token.
+
+    Raises:
+        UserError: no tokenizer there, or one without an end token.
+    """
+    path, options = resolve_folder(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise UserError(f"{folder}: no tokenizer can be loaded from it ({said})") from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"{folder}: its tokenizer has no end token, so no response could ever end; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def resolve_folder(folder: Path | str) -> tuple[str, dict[str, str]]:
+    """Follow a folder's reference file; return what from_pretrained takes: a path or hub id, and options.
+
+    Raises:
+        UserError: neither a folder of a model nor a hub id.
+    """
+    path = Path(folder)
+    if (path / REFERENCE).is_file():
+        reference = read_json(path / REFERENCE)
+        target = str(reference["path"])
+        if Path(target).is_dir():
+            return resolve_folder(target)
+        return target, {"revision": str(reference["revision"])}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{folder}: not a model folder: it has no config.json")
+        return str(path), {}
+    if isinstance(folder, Path) or str(folder).startswith((".", "/")) or str(folder).count("/") != 1:
+        raise UserError(f"{folder}: no such model folder")
+    return str(folder), {}

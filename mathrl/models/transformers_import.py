@@ -1,0 +1,53 @@
+"""transformers, imported without the optional packages that this platform never uses through it.
+
+`from transformers import PreTrainedModel` imports scikit-learn (for assisted generation) and with it scipy
+and pandas: 2 of 4.4 CPU-seconds, paid by every process of every stage. transformers asks whether a package
+can be found before it imports one, and remembers the answer, so it is enough to hide them while it is
+imported. They are visible again afterwards. If transformers was imported before, nothing is hidden.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+HIDDEN = ("sklearn", "scipy", "pandas")
+
+
+@contextmanager
+def hidden(names: tuple[str, ...]) -> Iterator[None]:
+    """Make the packages unfindable within the block: an entry None in sys.modules means just that."""
+    absent = [name for name in names if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in absent:
+            if sys.modules.get(name, True) is None:
+                del sys.modules[name]
+
+
+with hidden(HIDDEN if "transformers" not in sys.modules else ()):
+    import transformers
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+    )
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+__all__ = [
+    "ALL_ATTENTION_FUNCTIONS",
+    "AutoConfig",
+    "AutoModelForCausalLM",
+    "AutoTokenizer",
+    "GenerationConfig",
+    "PreTrainedModel",
+    "PreTrainedTokenizerFast",
+]

@@ -1,0 +1,1 @@
+"""Problem → Completion: the engine protocol, the in-process torch engine, the sampler."""

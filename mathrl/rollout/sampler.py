@@ -1,0 +1,80 @@
+"""Problem → prompt → completions → graded."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mathrl.core.nouns import Completion, Graded, Problem
+from mathrl.data.templates import render
+from mathrl.params.run import Prompt
+from mathrl.rewards.compose import RewardFunction, RewardInput
+from mathrl.rollout.engine import RolloutEngine, Sampling
+
+
+class Sampler:
+    """Renders problems, samples with an engine, grades.
+
+    `dropped` counts the problems whose prompt was longer than `prompt.max_tokens`; `seconds` holds the
+    wall-clock time of the last call's parts ("generation", "reward").
+    """
+
+    def __init__(
+        self, engine: RolloutEngine, tokenizer: Any, prompt: Prompt, few_shot: Sequence[Problem] = ()
+    ) -> None:
+        self.engine, self.tokenizer, self.prompt, self.few_shot = engine, tokenizer, prompt, few_shot
+        self.prefix = tokenizer.encode(prompt.response_prefix, add_special_tokens=False)
+        self.dropped = 0
+        self.seconds = {"generation": 0.0, "reward": 0.0}
+
+    def prompt_tokens(self, problem: Problem) -> list[int] | None:
+        """What the model is given: the rendered problem and the response prefix; None if it is too long."""
+        tokens = render(problem, self.prompt, self.tokenizer, self.few_shot)
+        return [*tokens, *self.prefix] if len(tokens) <= self.prompt.max_tokens else None
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        sampling: Sampling,
+        reward: RewardFunction,
+        seed: int,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Graded] | None]:
+        """`sampling.samples` graded completions a problem; None for a problem whose prompt was too long.
+
+        A response prefix belongs to the graded text and not to the completion, whose tokens and log-probs
+        are the sampled ones alone.
+        """
+        prompts = [self.prompt_tokens(problem) for problem in problems]
+        kept = [index for index, prompt in enumerate(prompts) if prompt is not None]
+        self.dropped += len(problems) - len(kept)
+        start = time.perf_counter()
+        groups = self.engine.generate(
+            [prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress
+        )
+        middle = time.perf_counter()
+        pairs = [(problems[i], each) for i, group in zip(kept, groups, strict=True) for each in group]
+        rewards = reward.score([self._reward_input(problem, each, sampling) for problem, each in pairs])
+        self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle}
+        graded = [
+            Graded(
+                problem_id=problem.id, completion=completion, correct=given.correct, reward=given.overall,
+                parts=given.parts, extracted=given.verdict.extracted, rule=given.verdict.rule,
+            )
+            for (problem, completion), given in zip(pairs, rewards, strict=True)
+        ]  # fmt: skip
+        out: list[list[Graded] | None] = [None] * len(problems)
+        for place, index in enumerate(kept):
+            out[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]
+        return out
+
+    def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
+        return RewardInput(
+            response=self.prompt.response_prefix + completion.text,
+            ground_truth=problem.answers,
+            prompt=problem.question,
+            length=len(completion.tokens),
+            max_length=sampling.max_tokens,
+            truncated=completion.finish_reason == "length",
+            row=problem.extra,
+        )
+
