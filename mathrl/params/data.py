@@ -24,7 +24,9 @@ class RowSource(Section):
 
     name: str = Field(min_length=1, description="Name in reports and mixtures.")
     format: Literal["fields", "rlinf", "verl", "multiple_choice"] = "fields"
-    prompt_key: str = Field("question", description="Field with the problem's text.")
+    prompt_key: str = Field(
+        "question", description="Field with the problem's text; Body+Question joins two, 0.value goes inside."
+    )
     answer_key: str | None = Field(
         "answer", description="Field with the answer; empty: taken from the solution."
     )
@@ -36,6 +38,9 @@ class RowSource(Section):
     subject_key: str | None = Field(None, description="Field with the subject.")
     answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
         "field", description="field: as it stands; else taken from the answer or solution text."
+    )
+    keep: dict[str, Any] = Field(
+        default_factory=dict, description="Only rows with this value in this field, such as has_image: false."
     )
     limit: int | None = Field(None, ge=1, description="At most so many rows, seeded choice.")
     licence: str | None = Field(None, description="Shown in the curation report.")
@@ -69,6 +74,10 @@ class NearDuplicates(Section):
     ngram: int = Field(5, ge=1, description="Grams a shingle.")
     permutations: int = Field(128, ge=16, description="Hash functions a signature.")
     threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which two are one.")
+    same_numbers: bool = Field(
+        True,
+        description="Only texts with the same numbers are near-duplicates: other numbers, other problem.",
+    )
 
 
 class Deduplicate(Section):
@@ -80,9 +89,14 @@ class Decontaminate(Section):
     """DeepSeekMath's rule: a training text that shares an n-gram with an evaluation text is dropped."""
 
     against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that must stay unseen.")
+    benchmarks: tuple[str, ...] = Field((), description="Further evaluation sets by name: math, aime24, ….")
     files: tuple[str, ...] = Field((), description="Further evaluation files (jsonl, question and answer).")
     ngram: int = Field(10, ge=3, description="Grams in a row that count as a hit.")
     min_share: float = Field(0.0, ge=0, le=1, description="Shared grams over the smaller text's, at least.")
+    within_generator: bool = Field(
+        False,
+        description="Also between problems of one generator, which share its phrases and are all different.",
+    )
 
 
 class Curate(Section):
@@ -97,6 +111,9 @@ class Curate(Section):
     decontaminate: Decontaminate | None = Decontaminate()
     dev_share: float = Field(
         0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when dev is empty."
+    )
+    sft_share: float = Field(
+        0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when sft is empty."
     )
 
     @model_validator(mode="after")

@@ -10,9 +10,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
 from mathrl.data.generators.chain import Chain
+from mathrl.data.generators.countdown import Countdown
 from mathrl.data.generators.draft import Generator
 
-GENERATORS: dict[str, Callable[..., Generator]] = {"chain": Chain}
+GENERATORS: dict[str, Callable[..., Generator]] = {"chain": Chain, "countdown": Countdown}
 
 # Test first: adding training problems leaves the held-out ones as they are.
 SPLIT_ORDER = ("test", "dev", "rl", "sft")

@@ -1,0 +1,128 @@
+"""DeepSeekMath's rule (arXiv:2402.03300, section 2.1): what shares an n-gram with an evaluation text goes.
+
+A training text with any n-gram (10 by default) that stands in an evaluation question or answer text is a
+hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones cannot be told from chance and are
+left to exact deduplication. `grams.py` says what a gram is.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mathrl.core.nouns import Problem
+from mathrl.data.grams import grams
+
+SHORTEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One training text and the evaluation text that it shares the most with.
+
+    Example:
+        Hit(train_id="dapo/00012", eval_id="math/test/00734", part="question", ngram="what is the sum of",
+            whole=False, share=0.91, ngrams_shared=14, others=("math500/…",))
+
+    `share` is the shared distinct grams over those of the text with fewer; `ngrams_shared` counts the
+    shared n-grams; `others` are further evaluation texts hit (at most 20).
+    """
+
+    train_id: str
+    eval_id: str
+    part: str
+    ngram: str
+    whole: bool
+    share: float
+    ngrams_shared: int
+    others: tuple[str, ...] = ()
+
+    def to_row(self) -> dict[str, Any]:
+        return {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
+
+
+class EvaluationIndex:
+    """The n-grams of evaluation texts."""
+
+    def __init__(self, ngram: int) -> None:
+        self.ngram = ngram
+        self.texts: list[tuple[str, str, frozenset[int]]] = []  # id, part, distinct grams
+        self.too_short: list[str] = []
+        self._vocabulary: dict[str, int] = {}
+        self._where: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._whole_lengths: set[int] = set()
+
+    def add(self, id: str, part: str, text: str) -> None:
+        """Index one evaluation text; fewer than 3 grams are only noted in `too_short`."""
+        ids = [self._vocabulary.setdefault(gram, len(self._vocabulary)) for gram in grams(text)]
+        if len(ids) < SHORTEST:
+            self.too_short.append(f"{id} ({part})")
+            return
+        size = min(self.ngram, len(ids))
+        if size < self.ngram:
+            self._whole_lengths.add(size)
+        self.texts.append((id, part, frozenset(ids)))
+        for window in {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)}:
+            self._where[window].append(len(self.texts) - 1)
+
+    def add_problem(self, problem: Problem) -> None:
+        """Its question, its worked solution and its answers, each a text of its own."""
+        self.add(problem.id, "question", problem.question)
+        if problem.solution:
+            self.add(problem.id, "solution", problem.solution)
+        for answer in problem.answers:
+            if len(grams(answer)) >= SHORTEST:
+                self.add(problem.id, "answer", answer)
+
+    def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
+        """The strongest hit of a training text, or None; evaluation ids in `skip` do not count."""
+        words = grams(text)
+        ids = [self._vocabulary.get(word, -1) for word in words]
+        shared: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for start, stop in _runs(ids):
+            for size in (self.ngram, *sorted(self._whole_lengths)):
+                for i in range(start, stop - size + 1):
+                    for text_index in self._where.get(tuple(ids[i : i + size]), ()):
+                        if self.texts[text_index][0] not in skip:
+                            shared[text_index].append((i, size))
+        if not shared:
+            return None
+        distinct = len(set(words))
+        known = set(ids) - {-1}
+        shares = {t: len(known & self.texts[t][2]) / min(distinct, len(self.texts[t][2])) for t in shared}
+        best = max(shared, key=lambda t: (shares[t], len(shared[t]), -t))
+        first, size = shared[best][0]
+        others = [self.texts[t][0] for t in sorted(shared, key=lambda t: -shares[t]) if t != best]
+        id, part, _ = self.texts[best]
+        return Hit(
+            train_id=train_id, eval_id=id, part=part, ngram=" ".join(words[first : first + size]),
+            whole=size < self.ngram, share=shares[best], ngrams_shared=len({tuple(ids[i : i + s])
+            for i, s in shared[best]}), others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
+        )  # fmt: skip
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Stretches of at least three grams that all stand somewhere in the evaluation texts."""
+    start = 0
+    for index, id in enumerate((*ids, -1)):
+        if id < 0:
+            if index - start >= SHORTEST:
+                yield start, index
+            start = index + 1
+
+
+def trained_texts(problem: Problem) -> Iterator[str]:
+    """What training shows the model: the question; in the sft split the worked solution too."""
+    yield problem.question
+    if problem.split == "sft" and problem.solution:
+        yield problem.solution
+
+
+def find_hits(
+    problems: Iterable[Problem], index: EvaluationIndex, *, min_share: float = 0.0
+) -> Iterator[tuple[Problem, Hit | None]]:
+    """Each problem with its strongest hit; a hit of a smaller share than `min_share` does not count."""
+    for problem in problems:
+        found = (index.look_up(problem.id, text) for text in trained_texts(problem))
+        hits = [hit for hit in found if hit is not None and hit.share >= min_share]
+        yield problem, max(hits, key=lambda hit: hit.share, default=None)

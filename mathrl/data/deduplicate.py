@@ -1,0 +1,102 @@
+"""Rows that ask the same: exact after normalisation, near-duplicates by MinHash LSH; one row of each stays.
+
+Held-out rows win over training rows (test, dev, then the order of the sources), so that no training row
+equals a test row. When the answers in a cluster contradict each other, none of its training rows stays.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from mathrl.core.nouns import Problem
+from mathrl.data.grams import exact_key
+from mathrl.params.data import Deduplicate
+
+HELD_OUT = ("test", "dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A row that went, why, and the row that it went for.
+
+    Example:
+        Dropped(problem=Problem(...), reason="duplicate", other="math/test/00734", detail="exact")
+    """
+
+    problem: Problem
+    reason: str
+    other: str | None = None
+    detail: str = ""
+
+    def to_row(self) -> dict[str, Any]:
+        return {
+            "id": self.problem.id, "source": self.problem.source, "split": self.problem.split,
+            "reason": self.reason, "other": self.other, "detail": self.detail,
+            "question": self.problem.question, "answers": list(self.problem.answers),
+        }  # fmt: skip
+
+
+def deduplicate(problems: Sequence[Problem], how: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
+    """The rows that stay, in their order, and those that go."""
+    kept, dropped = list(problems), []
+    if how.exact:
+        clusters = exact_clusters(kept)
+        kept, gone = _settle(kept, clusters, "exact")
+        dropped += gone
+    if how.near:
+        from mathrl.data.minhash import near_clusters  # numpy; only near-duplicates need it
+
+        kept, gone = _settle(kept, near_clusters(kept, how.near), f"jaccard >= {how.near.threshold}")
+        dropped += gone
+    return kept, dropped
+
+
+def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
+    """Indices of rows whose questions are equal after normalisation, clusters of two and more."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for index, problem in enumerate(problems):
+        groups[exact_key(problem.question)].append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _settle(
+    problems: Sequence[Problem], clusters: Iterable[Sequence[int]], detail: str
+) -> tuple[list[Problem], list[Dropped]]:
+    gone: dict[int, Dropped] = {}
+    for cluster in clusters:
+        ranked = sorted(cluster, key=lambda index: (_rank(problems[index]), index))
+        winner = problems[ranked[0]]
+        conflict = next((i for i in ranked[1:] if not agree(winner, problems[i])), None)
+        for index in ranked[1:]:
+            problem = problems[index]
+            if conflict is not None and problem.split not in HELD_OUT:
+                against = winner if not agree(winner, problem) else problems[conflict]
+                said = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
+                gone[index] = Dropped(problem, "conflicting answers", against.id, said)
+            else:
+                gone[index] = Dropped(problem, "duplicate", winner.id, detail)
+        if conflict is not None and winner.split not in HELD_OUT:
+            other = problems[conflict]
+            said = f"{detail}; answers {list(winner.answers)} and {list(other.answers)}"
+            gone[ranked[0]] = Dropped(winner, "conflicting answers", other.id, said)
+    return [p for i, p in enumerate(problems) if i not in gone], [gone[i] for i in sorted(gone)]
+
+
+def _rank(problem: Problem) -> int:
+    return HELD_OUT.index(problem.split) if problem.split in HELD_OUT else len(HELD_OUT)
+
+
+def agree(one: Problem, other: Problem) -> bool:
+    """Whether some accepted answer is common: equal text less spaces and $, or equal rational numbers."""
+    return bool({_plain(a) for a in one.answers} & {_plain(a) for a in other.answers})
+
+
+def _plain(answer: str) -> str:
+    text = "".join(answer.split()).replace("$", "").replace("\\!", "").replace("dfrac", "frac")
+    text = text.replace("tfrac", "frac").replace("\\left", "").replace("\\right", "").removesuffix(".")
+    try:
+        return str(Fraction(text.replace(",", "")))
+    except (ValueError, ZeroDivisionError):
+        return text.casefold()

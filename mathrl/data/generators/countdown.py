@@ -1,0 +1,111 @@
+"""Countdown: make the target from each given number once, with + - * /; a solver keeps one way."""
+
+import random
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+from pydantic import Field
+
+from mathrl.data.generators.draft import Draft
+from mathrl.params.section import Section
+
+# (value, expression, precedence: 2 a number, 1 a product, 0 a sum)
+Term = tuple[Fraction, str, int]
+
+
+class Countdown(Section):
+    """Level: how many numbers are given. The answer is one expression; any other that is right counts too."""
+
+    numbers: tuple[int, ...] = Field((3, 4), min_length=1, description="How many numbers.")
+    largest_number: int = Field(20, ge=2, description="Numbers are 1 to this.")
+    largest_target: int = Field(100, ge=1, description="Targets are 1 to this.")
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.numbers
+
+    def draw(self, rng: random.Random, level: int) -> Draft | None:
+        given = [rng.randint(1, self.largest_number) for _ in range(level)]
+        # A random way to combine them gives the target, so that it can be reached.
+        terms: list[Term] = [(Fraction(n), str(n), 2) for n in given]
+        steps = []
+        while len(terms) > 1:
+            first = terms.pop(rng.randrange(len(terms)))
+            second = terms.pop(rng.randrange(len(terms)))
+            made = rng.choice(list(_combine(first, second)))
+            steps.append(f"{_shown(first[0])}{_operation(first, second, made)}={_shown(made[0])}")
+            terms.append(made)
+        value, expression, _ = terms[0]
+        if value.denominator != 1 or not 1 <= value <= self.largest_target or value in given:
+            return None
+        parts = _parts(given, int(value), expression)
+        return Draft(parts["question"], expression, "; ".join(steps), extra=parts["extra"])
+
+
+def problem_parts(given: Sequence[int], target: int) -> dict[str, Any] | None:
+    """Question, answers and what the countdown reward needs; None when there is no way."""
+    expression = solve(given, target)
+    return None if expression is None else _parts(given, target, expression)
+
+
+def solve(given: Sequence[int], target: int) -> str | None:
+    """An expression that uses each number once and makes the target, or None after trying all ways.
+
+    >>> solve([3, 7, 2], 20)
+    '2*(3+7)'
+    """
+    return _search([(Fraction(n), str(n), 2) for n in sorted(given)], Fraction(target), set())
+
+
+def _search(terms: list[Term], target: Fraction, dead: set[tuple[Fraction, ...]]) -> str | None:
+    if len(terms) == 1:
+        return terms[0][1] if terms[0][0] == target else None
+    key = tuple(sorted(term[0] for term in terms))
+    if key in dead:
+        return None
+    for i in range(len(terms)):
+        for j in range(len(terms)):
+            if i == j:
+                continue
+            rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+            for made in _combine(terms[i], terms[j]):
+                if found := _search([*rest, made], target, dead):
+                    return found
+    dead.add(key)
+    return None
+
+
+def _combine(first: Term, second: Term) -> Iterator[Term]:
+    (a, left, low), (b, right, high) = first, second
+    yield a + b, f"{left}+{right}", 0
+    yield a - b, f"{left}-{_wrap(right, high, 1)}", 0
+    yield a * b, f"{_wrap(left, low, 1)}*{_wrap(right, high, 1)}", 1
+    if b:
+        yield a / b, f"{_wrap(left, low, 1)}/{_wrap(right, high, 2)}", 1
+
+
+def _wrap(text: str, precedence: int, wanted: int) -> str:
+    return text if precedence >= wanted else f"({text})"
+
+
+def _operation(first: Term, second: Term, made: Term) -> str:
+    a, b, value = first[0], second[0], made[0]
+    sign = next(
+        s for s, v in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a / b if b else None)) if v == value
+    )
+    return f"{sign}{_shown(b)}"
+
+
+def _shown(value: Fraction) -> str:
+    return str(value) if value >= 0 and value.denominator == 1 else f"({value})"
+
+
+def _parts(given: Sequence[int], target: int, expression: str) -> dict[str, Any]:
+    listed = ", ".join(str(n) for n in given)
+    question = (
+        f"Using the numbers [{listed}], make an expression that equals {target}. "
+        "Use + - * / and brackets, and each number exactly once."
+    )
+    extra = {"task": "countdown", "numbers": list(given), "target": target}
+    return {"question": question, "answers": [expression], "extra": extra}

@@ -1,0 +1,43 @@
+"""Texts as grams, the unit in which duplicates and contamination are measured (features.md D6).
+
+A gram is one word, one Han character, one number or one LaTeX command, after NFKC and lower-casing, with
+punctuation dropped. So a Chinese question has as many grams as characters, and "芳芳买了99页" is no single
+"word" that would slip through a 10-gram rule.
+"""
+
+import unicodedata
+
+import regex
+import xxhash
+
+_GRAM = regex.compile(
+    r"""\\[a-z]+                                   # a LaTeX command: \frac
+      | \p{Han}                                    # a Han character
+      | \d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)         # 1,250 and 1,250.5
+      | \d+(?:\.\d+)?                              # 12 and 3.5
+      | [\p{L}\p{M}--\p{Han}]+(?:['’][\p{L}\p{M}--\p{Han}]+)*   # a word: ducks, aren't
+    """,
+    regex.VERBOSE | regex.VERSION1,
+)
+_DROPPED = str.maketrans("", "", ",'’")
+
+
+def grams(text: str) -> list[str]:
+    r"""The grams of a text, in order.
+
+    >>> grams("Janet’s 1,250 ducks: $\\frac{1}{2}$ 还剩5页")
+    ['janets', '1250', 'ducks', '\\frac', '1', '2', '还', '剩', '5', '页']
+    """
+    folded = unicodedata.normalize("NFKC", text).lower()
+    return [gram.translate(_DROPPED) for gram in _GRAM.findall(folded)]
+
+
+def numbers(found: list[str]) -> tuple[str, ...]:
+    """The numbers among the grams, sorted: two problems with other numbers are other problems."""
+    return tuple(sorted(gram for gram in found if gram[0].isdigit()))
+
+
+def exact_key(text: str) -> int:
+    """Equal for texts that differ only in case, white space and Unicode form: 7+5 and 7-5 stay apart."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return xxhash.xxh3_128_intdigest("".join(folded.split()).encode())

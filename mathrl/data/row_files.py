@@ -1,0 +1,126 @@
+"""Rows of local files: jsonl, json, csv, parquet, and .gz of the first three."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row with its place ("gsm8k_test.jsonl, line 12"); `problem` says why it cannot be read."""
+
+    where: str
+    name: str
+    values: dict[str, Any]
+    problem: str | None = None
+
+
+def list_files(path: Path) -> list[Path]:
+    """The file itself, or the data files of a folder in the order of their names.
+
+    Raises:
+        UserError: nothing there, or nothing of a known format.
+    """
+    if path.is_file():
+        if _format(path) not in SUFFIXES:
+            raise UserError(
+                f"{path}: unknown format; known: {', '.join(SUFFIXES)} and .gz of the first three"
+            )
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder; correct the source's path in params/curate.yaml")
+    files = sorted(file for file in path.rglob("*") if file.is_file() and _format(file) in SUFFIXES)
+    if not files:
+        raise UserError(f"{path}: no {', '.join(SUFFIXES)} file in this folder")
+    return files
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of one file in order; a row that is not an object has its `problem` set.
+
+    Raises:
+        UserError: the file as a whole cannot be read.
+    """
+    kind = _format(file)
+    name = file.name.removesuffix(".gz").removesuffix(kind)
+    place = "line" if kind in (".jsonl", ".csv") else "row"
+    reader = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[kind]
+    try:
+        for number, values in reader(file):
+            row_name = f"{name}:{number}"
+            if isinstance(values, list):  # Open-Reasoner-Zero's turns: keys 0, 1, …
+                values = {str(index): value for index, value in enumerate(values)}
+            if isinstance(values, dict):
+                yield Row(f"{file}, {place} {number}", row_name, values)
+            else:
+                yield Row(f"{file}, {place} {number}", row_name, {}, str(values))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as {kind[1:]} ({error})") from None
+
+
+def _format(file: Path) -> str:
+    plain = Path(file.name.removesuffix(".gz")).suffix
+    return "" if plain == ".parquet" and file.suffix == ".gz" else plain
+
+
+def _open(file: Path) -> io.TextIOBase:
+    # utf-8-sig: a byte-order mark that Excel leaves is not part of the first field's name.
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")  # type: ignore[return-value]
+    return file.open(encoding="utf-8-sig", newline="")
+
+
+def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
+    with _open(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except json.JSONDecodeError as error:
+                values = f"not JSON ({error.msg} at column {error.colno})"
+            yield number, values if isinstance(values, dict | list | str) else "not a JSON object"
+
+
+def _json(file: Path) -> Iterator[tuple[int, Any]]:
+    with _open(file) as stream:
+        whole = json.load(stream)
+    if isinstance(whole, dict):
+        lists = [value for value in whole.values() if isinstance(value, list)]
+        if len(lists) != 1:
+            raise UserError(f"{file}: a list of rows is wanted, or an object with one list of rows in it")
+        whole = lists[0]
+    for number, values in enumerate(whole, start=1):
+        yield number, values if isinstance(values, dict | list) else "not a JSON object"
+
+
+def _csv(file: Path) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(1 << 30)
+    with _open(file) as stream:
+        reader = csv.DictReader(stream)
+        for values in reader:
+            extra = values.pop(None, None)  # type: ignore[call-overload]
+            yield reader.line_num, values if extra is None else "more columns than the heading"
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow.parquet as parquet  # 0.3 s, and only such files need it
+    from pyarrow.lib import ArrowException
+
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=4096):
+            for values in batch.to_pylist():
+                number += 1
+                yield number, values
+    except ArrowException as error:
+        raise UserError(f"{file}: cannot be read as parquet ({error})") from None

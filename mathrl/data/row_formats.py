@@ -1,0 +1,206 @@
+"""A row of any shape → `Problem`: named fields, RLinf rows, veRL rows, multiple choice, Countdown."""
+
+import random
+import re
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.data.answers import after_hashes, answer_tag, last_boxed
+
+RULES: dict[str, tuple[Callable[[str], str | None], str]] = {
+    "hash": (after_hashes, "no text after ####"),
+    "boxed": (last_boxed, r"no \boxed{} with balanced braces"),
+    "answer_tag": (answer_tag, "no <answer> tag"),
+}
+_TEMPLATED = re.compile(r"<\|im_start\|>|<｜(?:User|Assistant)｜>|<\|start_header_id\|>|\[INST\]|<think>\s*$")
+
+
+class BadRow(ValueError):
+    """A row that holds no problem; the message names the field."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which fields hold what; `prompt_key` may join fields (Body+Question), a dot goes inside (0.value)."""
+
+    format: str = "fields"
+    prompt_key: str = "question"
+    answer_key: str | None = "answer"
+    solution_key: str | None = None
+    id_key: str | None = None
+    level_key: str | None = None
+    subject_key: str | None = None
+    answer_rule: str = "field"
+    keep: Mapping[str, Any] = field(default_factory=dict)
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row has the fields that a problem needs."""
+        keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or "answer"]
+        return all(look_up(row, key) is not None for key in keys)
+
+
+def look_up(row: Mapping[str, Any], key: str) -> Any:
+    """The value under a key, or inside it: reward_model.ground_truth, 0.value."""
+    if key in row:
+        return row[key]
+    here: Any = row
+    for part in key.split("."):
+        if isinstance(here, list) and part.isdigit() and int(part) < len(here):
+            here = here[int(part)]
+        elif isinstance(here, Mapping) and part in here:
+            here = here[part]
+        else:
+            return None
+    return here
+
+
+def to_problem(
+    row: Mapping[str, Any], shape: Shape, *, name: str, source: str, split: str, seed: int
+) -> Problem:
+    """Read one row; `name` (file and number) is its id where the row has none.
+
+    Raises:
+        BadRow: a field is missing, empty or of the wrong kind.
+    """
+    reader = {"rlinf": _rlinf, "verl": _verl, "multiple_choice": _choice, "countdown": _countdown}
+    parts = reader.get(shape.format, _fields)(row, shape, seed, name)
+    answers = tuple(dict.fromkeys(parts["answers"]))
+    given = look_up(row, shape.id_key) if shape.id_key else None
+    given = parts.get("id") if given is None else given
+    used = {shape.prompt_key.split("+")[0], shape.answer_key, shape.solution_key, shape.id_key,
+            shape.level_key, shape.subject_key, *shape.prompt_key.split("+"), *parts.get("used", ()),
+            "source", "split"}  # fmt: skip
+    extra = {key: value for key, value in row.items() if key not in used and value not in (None, "", [], {})}
+    subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
+    return Problem(
+        id=f"{source}/{name}" if given is None else str(given),
+        question=parts["question"], answers=answers, source=source, split=split,
+        solution=parts.get("solution"), subject=str(subject) if subject is not None else None,
+        level=_level(look_up(row, shape.level_key)) if shape.level_key else None,
+        extra={**extra, **parts.get("extra", {})},
+    )  # fmt: skip
+
+
+def _fields(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+    question = " ".join(_ended(_text(row, key)) for key in shape.prompt_key.split("+")[:-1])
+    question = (question + " " + _text(row, shape.prompt_key.split("+")[-1])).strip()
+    solution = look_up(row, shape.solution_key) if shape.solution_key else None
+    if isinstance(solution, list):
+        solution = "\n\n".join(str(part) for part in solution)
+    return {"question": question, "answers": _answers(row, shape), "solution": solution or None}
+
+
+def _answers(row: Mapping[str, Any], shape: Shape) -> list[str]:
+    key = shape.answer_key or shape.solution_key
+    if key is None:
+        raise BadRow("neither answer_key nor solution_key is given")
+    if shape.answer_rule != "field":
+        rule, missing = RULES[shape.answer_rule]
+        answer = rule(_text(row, key))
+        if answer is None:
+            raise BadRow(f"field {key!r}: {missing}, so no answer (answer_rule {shape.answer_rule})")
+        return [answer]
+    value = look_up(row, key)
+    values = value if isinstance(value, list | tuple) else [value]
+    answers = [text for one in values if (text := _as_text(one))]
+    if not answers:
+        raise BadRow(f"field {key!r}: no answer (found {_shown(row, key)})")
+    return answers
+
+
+def _rlinf(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+    question = _text(row, "prompt")
+    answers = _answers(row, Shape(answer_key="solutions"))
+    extra = {"templated": True} if _TEMPLATED.search(question) else {}
+    return {"question": question, "answers": answers, "id": row.get("query_id"), "extra": extra,
+            "used": ("prompt", "solutions", "query_id")}  # fmt: skip
+
+
+def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+    prompt, extra = row.get("prompt"), {}
+    if isinstance(prompt, list):
+        try:
+            messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in prompt]
+            question = next(turn["content"] for turn in reversed(messages) if turn["role"] == "user")
+        except (KeyError, TypeError, StopIteration):
+            raise BadRow("field 'prompt': a chat list needs role and content, and a user turn") from None
+        extra["messages"] = messages
+    else:
+        question = _text(row, "prompt")
+    answers = _answers(row, Shape(answer_key="reward_model.ground_truth"))
+    info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
+    index = info.get("index") if info else None
+    source = row.get("data_source")
+    id = None if index is None else f"{source}/{info.get('split', 'row')}/{index}" if info else None
+    return {"question": question, "answers": answers, "id": id, "subject": row.get("ability"),
+            "extra": extra, "used": ("prompt", "ability")}  # fmt: skip
+
+
+def _choice(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+    """GPQA's columns, the options shuffled by a seed of their own for each row; the answer is a letter."""
+    question = _text(row, "Question")
+    right = _text(row, "Correct Answer").strip()
+    keys = sorted(key for key in row if re.fullmatch(r"Incorrect Answer \d+", key) and row[key])
+    if not keys:
+        raise BadRow("no field 'Incorrect Answer 1'")
+    options = [right, *(str(row[key]).strip() for key in keys)]
+    if len(set(options)) < len(options):
+        raise BadRow("two options are equal")
+    random.Random(derive_seed(seed, "options", question)).shuffle(options)
+    listed = "\n".join(
+        f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)
+    )
+    return {"question": f"{question.strip()}\n\n{listed}", "solution": row.get("Explanation") or None,
+            "answers": [string.ascii_uppercase[options.index(right)]], "id": row.get("Record ID"),
+            "extra": {"options": options, "task": "multiple_choice"},
+            "used": tuple(row)}  # fmt: skip
+
+
+def _countdown(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+    from mathrl.data.generators.countdown import problem_parts  # only such rows need the solver
+
+    numbers, target = row.get("nums"), row.get("target")
+    if not isinstance(numbers, list) or not numbers or not isinstance(target, int):
+        raise BadRow("fields 'nums' (a list of whole numbers) and 'target' are wanted")
+    parts = problem_parts([int(number) for number in numbers], target)
+    if parts is None:
+        raise BadRow(f"no way to make {target} from {numbers}")
+    return {**parts, "used": ("nums", "target")}
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    value = look_up(row, key)
+    if not isinstance(value, str) or not value.strip():
+        raise BadRow(f"field {key!r}: a text is wanted, found {_shown(row, key)}")
+    return value
+
+
+def _shown(row: Mapping[str, Any], key: str) -> str:
+    if look_up(row, key) is None and key.split(".")[0] not in row:
+        return f"no such field among {', '.join(sorted(row)) or 'none'}"
+    return repr(look_up(row, key))[:60]
+
+
+def _ended(text: str) -> str:
+    text = text.strip()
+    return text if text[-1] in ".?!" else text + "."
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, bool | Mapping):
+        return None
+    if isinstance(value, float):
+        return None if value != value else str(int(value)) if value.is_integer() else repr(value)
+    return str(value).strip() or None
+
+
+def _level(value: Any) -> int | None:
+    """5, "5" and MATH's "Level 5" are 5; "Level ?" is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value)
+    found = re.search(r"\d+", value) if isinstance(value, str) else None
+    return int(found.group()) if found else None
