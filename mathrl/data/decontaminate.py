@@ -119,10 +119,14 @@ def trained_texts(problem: Problem) -> Iterator[str]:
 
 
 def find_hits(
-    problems: Iterable[Problem], index: EvaluationIndex, *, min_share: float = 0.0
+    problems: Iterable[Problem],
+    index: EvaluationIndex,
+    *,
+    min_share: float = 0.0,
+    skip: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[Problem, Hit | None]]:
     """Each problem with its strongest hit; a hit of a smaller share than `min_share` does not count."""
     for problem in problems:
-        found = (index.look_up(problem.id, text) for text in trained_texts(problem))
+        found = (index.look_up(problem.id, text, skip) for text in trained_texts(problem))
         hits = [hit for hit in found if hit is not None and hit.share >= min_share]
         yield problem, max(hits, key=lambda hit: hit.share, default=None)

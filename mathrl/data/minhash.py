@@ -14,7 +14,6 @@ from mathrl.core.nouns import Problem
 from mathrl.data.grams import grams, numbers
 from mathrl.params.data import NearDuplicates
 
-_PRIME = np.uint64((1 << 61) - 1)
 _CHUNK = 4096
 # A bucket's rows are compared with this many cluster heads at most: boilerplate would make it quadratic.
 _HEADS = 64
@@ -71,19 +70,19 @@ def jaccard(one: np.ndarray, other: np.ndarray) -> float:
 def sign(shingled: Sequence[np.ndarray], permutations: int) -> np.ndarray:
     """MinHash signatures, shape (rows, permutations), 32 bits each; the hash functions are fixed."""
     rng = np.random.Generator(np.random.PCG64(20260101))
-    factors = rng.integers(1, 1 << 31, permutations, dtype=np.uint64)
-    offsets = rng.integers(0, 1 << 60, permutations, dtype=np.uint64)
+    # Multiply-shift hashing modulo 2^64 (numpy wraps around): odd factors, the upper 32 bits kept.
+    factors = rng.integers(0, 1 << 63, permutations, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    offsets = rng.integers(0, 1 << 63, permutations, dtype=np.uint64)
     signatures = np.full((len(shingled), permutations), np.iinfo(np.uint32).max, dtype=np.uint32)
     for start in range(0, len(shingled), _CHUNK):
         chunk = [(i, s) for i, s in enumerate(shingled[start : start + _CHUNK], start) if len(s)]
         if not chunk:
             continue
-        # 29 bits times 31 bits plus 60 bits stays below 2^61, so nothing overflows before the modulus.
-        flat = np.concatenate([s for _, s in chunk]) >> np.uint64(35)
+        flat = np.concatenate([s for _, s in chunk])
         starts = np.cumsum([0, *(len(s) for _, s in chunk[:-1])])
         rows = [i for i, _ in chunk]
         for p in range(permutations):
-            hashed = ((flat * factors[p] + offsets[p]) % _PRIME) & np.uint64(0xFFFFFFFF)
+            hashed = (flat * factors[p] + offsets[p]) >> np.uint64(32)
             signatures[rows, p] = np.minimum.reduceat(hashed, starts).astype(np.uint32)
     return signatures
 

@@ -1,0 +1,208 @@
+"""The curate stage's steps, in order: read → deduplicate → decontaminate → share out → check.
+
+Nothing is dropped silently: every row that is read ends in a split, in `dropped` or in `rejected`.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
+from mathrl.data.deduplicate import Dropped, deduplicate
+from mathrl.data.grams import exact_key
+from mathrl.data.sources import Rejected, Resolved, read_source, resolve_benchmark, resolve_source
+from mathrl.params.data import Curate, Decontaminate, FileSource
+
+SPLITS = ("sft", "rl", "dev", "test")
+TRAINED = ("sft", "rl")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be read: the sources, and the further evaluation sets of decontamination."""
+
+    sources: tuple[Resolved, ...]
+    evaluation: tuple[Resolved, ...]
+
+    def describe(self) -> list[str]:
+        return [r.describe() for r in self.sources] + [f"against {r.describe()}" for r in self.evaluation]
+
+
+@dataclass
+class Step:
+    """Rows in and out of one step."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Curated:
+    """The outcome: disjoint splits and an account of every row that is not in them."""
+
+    splits: dict[str, list[Problem]]
+    dropped: list[Dropped]
+    rejected: list[Rejected]
+    hits: list[Hit]
+    steps: list[Step]
+    too_short: list[str]
+    evaluation_sizes: dict[str, int]
+    generated: frozenset[str]
+
+
+def plan(curate: Curate) -> Plan:
+    """Find every file, or the hub id where no local file is.
+
+    Raises:
+        UserError: a file, a folder or a name that does not exist.
+    """
+    sources = tuple(resolve_source(source, curate.data_folder) for source in curate.sources)
+    clean = curate.decontaminate
+    further: list[Resolved] = []
+    if clean:
+        further += [resolve_benchmark(name, curate.data_folder) for name in clean.benchmarks]
+        for path in clean.files:
+            source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
+            further.append(resolve_source(source, curate.data_folder))
+    return Plan(sources, tuple(further))
+
+
+def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
+    """Curate.
+
+    Raises:
+        UserError: a source cannot be read, a bad row with on_bad_row stop, or nothing is left to use.
+    """
+    planned = planned or plan(curate)
+    generated = frozenset(r.name for r in planned.sources if r.generated)
+    out = Curated({}, [], [], [], [], [], {}, generated)
+    problems = _read(planned.sources, seed, curate.on_bad_row == "stop", out)
+    if not problems:
+        raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
+    kept, dropped = deduplicate(problems, curate.deduplicate)
+    _account(out, "deduplicate", problems, kept, dropped)
+    held_out = [p for p in kept if p.split in ("dev", "test")]
+    if curate.decontaminate:
+        against = [p for p in held_out if p.split in curate.decontaminate.against]
+        for resolved in planned.evaluation:
+            extra = _good(read_source(resolved, seed))
+            out.evaluation_sizes[resolved.name] = len(extra)
+            against += extra
+        kept = _decontaminate(kept, against, curate.decontaminate, "decontaminate", out)
+    kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
+    if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
+        dev = [p for p in kept if p.split == "dev"]
+        kept = _decontaminate(
+            kept, dev, curate.decontaminate, "decontaminate against the shared-out dev", out
+        )
+    kept, _ = share_out(kept, "sft", curate.sft_share, seed)
+    out.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
+    check_disjoint(out.splits)
+    return out
+
+
+def share_out(problems: Sequence[Problem], target: str, share: float, seed: int) -> tuple[list[Problem], int]:
+    """Move a seeded share of the rl rows to `target` where it is empty; the moved ones and their number."""
+    if not share or any(p.split == target for p in problems):
+        return list(problems), 0
+    at = [i for i, p in enumerate(problems) if p.split == "rl"]
+    moved = set(random.Random(derive_seed(seed, "share_out", target)).sample(at, round(share * len(at))))
+    return [p.with_(split=target) if i in moved else p for i, p in enumerate(problems)], len(moved)
+
+
+def check_disjoint(splits: dict[str, list[Problem]]) -> None:
+    """No question and no id in two splits, or twice in one.
+
+    Raises:
+        UserError: names both problems.
+    """
+    questions: dict[int, Problem] = {}
+    ids: dict[str, Problem] = {}
+    for problem in (p for rows in splits.values() for p in rows):
+        twin = questions.setdefault(exact_key(problem.question), problem)
+        if twin is not problem:
+            raise UserError(
+                f"curate: {twin.id} ({twin.split}) and {problem.id} ({problem.split}) ask the same question; "
+                "set deduplicate.exact to true"
+            )
+        if ids.setdefault(problem.id, problem) is not problem:
+            raise UserError(
+                f"curate: the id {problem.id} stands twice; give its source an id_key that is unique"
+            )
+
+
+def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> list[Problem]:
+    problems: list[Problem] = []
+    ids: set[str] = set()
+    for resolved in sources:
+        before = len(out.rejected)
+        taken: list[Problem] = []
+        for item in read_source(resolved, seed):
+            if isinstance(item, Rejected):
+                if stop:
+                    raise UserError(
+                        f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject"
+                    )
+                out.rejected.append(item)
+            else:
+                # The same rows in two sources keep ids that tell them apart.
+                taken.append(
+                    item if item.id not in ids else item.with_(id=f"{item.source}/{item.split}/{item.id}")
+                )
+        ids.update(p.id for p in taken)
+        problems += taken
+        bad = out.rejected[before:]
+        step = Step(f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else ""),
+                    len(taken) + len(bad), len(taken))  # fmt: skip
+        if bad:
+            step.reasons["bad row"] = len(bad)
+        out.steps.append(step)
+    return problems
+
+
+def _good(items: Iterable[Problem | Rejected]) -> list[Problem]:
+    return [item for item in items if isinstance(item, Problem)]
+
+
+def _decontaminate(
+    problems: Sequence[Problem], against: Sequence[Problem], how: Decontaminate, name: str, out: Curated
+) -> list[Problem]:
+    index = EvaluationIndex(how.ngram)
+    same: dict[str, frozenset[str]] = {}
+    for problem in against:
+        index.add_problem(problem)
+    if not how.within_generator:
+        same = {s: frozenset(p.id for p in against if p.source == s) for s in out.generated}
+    kept: list[Problem] = []
+    dropped: list[Dropped] = []
+    for problem in problems:
+        if problem.split not in TRAINED:
+            kept.append(problem)
+            continue
+        ((_, hit),) = find_hits(
+            [problem], index, min_share=how.min_share, skip=same.get(problem.source, frozenset())
+        )
+        if hit is None:
+            kept.append(problem)
+        else:
+            out.hits.append(hit)
+            kind = "evaluation text whole" if hit.whole else f"{how.ngram}-gram"
+            said = f"{kind} of its {hit.part}, share {hit.share:.2f}: {hit.ngram}"
+            dropped.append(Dropped(problem, "contaminated", hit.eval_id, said))
+    out.too_short += index.too_short
+    _account(out, name, problems, kept, dropped)
+    return kept
+
+
+def _account(
+    out: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]
+) -> None:
+    out.steps.append(Step(name, len(before), len(after), Counter(row.reason for row in dropped)))
+    out.dropped += dropped

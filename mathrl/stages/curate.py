@@ -1,0 +1,51 @@
+"""curate: from sources to disjoint splits. `python -m mathrl.stages.curate`.
+
+Writes data/curated/{sft,rl,dev,test}.jsonl, manifest.json, dropped.jsonl, rejected.jsonl, hits.jsonl, and
+the report in reports/curate/.
+"""
+
+import shutil
+from pathlib import Path
+
+from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.problems import write_problems
+from mathrl.data import curation, curation_report
+from mathrl.params import Params
+from mathrl.stages.entry import StageRun, run_stage
+
+CURATED, REPORT = Path("data/curated"), Path("reports/curate")
+
+
+def resolve(params: Params) -> list[str]:
+    """What would be read, one line a source: for a dry run.
+
+    Raises:
+        UserError: a file, a folder, a generator or a name that does not exist.
+    """
+    return curation.plan(params.curate).describe()
+
+
+def work(run: StageRun) -> None:
+    params = run.params
+    planned = curation.plan(params.curate)
+    curated = curation.run(params.curate, params.run.seed, planned)
+    with written_aside(REPORT) as folder:
+        curation_report.write_report(folder, curated, planned, params.curate, params.run.seed)
+        for file in folder.iterdir():
+            shutil.copy(file, run.artifacts / file.name)
+    with written_aside(CURATED) as folder:
+        folder.mkdir()
+        for split, problems in curated.splits.items():
+            write_problems(folder / f"{split}.jsonl", problems)
+        write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
+        rejected = ({"where": r.where, "source": r.source, "reason": r.reason} for r in curated.rejected)
+        write_jsonl(folder / "rejected.jsonl", rejected)
+        write_jsonl(folder / "hits.jsonl", (h.to_row() for h in sorted(curated.hits, key=lambda h: -h.share)))
+        account = curation_report.manifest(curated, planned, params.curate, params.run.seed)
+        write_json(folder / "manifest.json", account)
+    sizes = {f"problems_{split}": float(len(rows)) for split, rows in curated.splits.items()}
+    run.summary({**sizes, "dropped": float(len(curated.dropped)), "rejected": float(len(curated.rejected))})
+
+
+if __name__ == "__main__":
+    run_stage("curate", work, inputs=[], outputs=[CURATED, REPORT])
