@@ -1,20 +1,38 @@
-"""The in-process torch engine. (first form: replaced by the fast one)"""
+"""The in-process torch engine: the trainer's own model samples, so there are no weights to send.
+
+Shapes: B sequences in the batch; V tokens in the vocabulary.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mathrl.core.nouns import Completion
+from mathrl.core.seeding import derive_seed
+from mathrl.models.logprobs import takes_packed
 from mathrl.params.run import Rollout
+from mathrl.rollout.choose import choose
+from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
 from mathrl.rollout.engine import Sampling
+
+# Finished sequences stay until they are this part of the batch: leaving costs a copy of the cache.
+LEAVE_AT = 1 / 8
 
 
 class TorchEngine:
-    """Samples from a Hugging Face model in this process."""
+    """Samples from a Hugging Face model in this process, on its device.
+
+    A prompt is run once for all its samples; finished sequences leave the batch.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, rollout: Rollout) -> None:
         self.model, self.tokenizer, self.rollout = model, tokenizer, rollout
+        config = getattr(model, "generation_config", None)
+        listed = getattr(config, "eos_token_id", None)
+        ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
+        self.ends = sorted(int(end) for end in ends)
 
     @torch.no_grad()
     def generate(
@@ -24,28 +42,71 @@ class TorchEngine:
         seed: int,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Completion]]:
-        generator = torch.Generator().manual_seed(seed)
-        out = []
-        for prompt in prompts:
-            group = []
-            for _ in range(sampling.samples):
-                tokens: list[int] = []
-                logprobs: list[float] = []
-                while len(tokens) < sampling.max_tokens and self.tokenizer.eos_token_id not in tokens:
-                    ids = torch.tensor([[*prompt, *tokens]])
-                    logits = self.model(input_ids=ids).logits[0, -1].float()
-                    scores = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
-                    token = int(
-                        torch.multinomial(scores.exp(), 1, generator=generator)
-                        if sampling.temperature
-                        else scores.argmax()
-                    )
-                    tokens.append(token)
-                    logprobs.append(float(scores[token]))
-                ended = tokens[-1] == self.tokenizer.eos_token_id
-                text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-                group.append(Completion(tuple(tokens), tuple(logprobs), text, "stop" if ended else "length"))
-                if on_progress:
-                    on_progress(1)
-            out.append(group)
+        """See `RolloutEngine.generate`."""
+        training = self.model.training
+        self.model.eval()
+        at_a_time = max(1, self.rollout.max_sequences // sampling.samples)
+        # Prompts of similar length together: less padding in the cache.
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        out: list[list[Completion]] = [[] for _ in prompts]
+        for number, first in enumerate(range(0, len(order), at_a_time)):
+            chosen = order[first : first + at_a_time]
+            completions = self._batch(
+                [prompts[index] for index in chosen], sampling, derive_seed(seed, "batch", number), on_progress
+            )
+            for place, index in enumerate(chosen):
+                out[index] = completions[place * sampling.samples : (place + 1) * sampling.samples]
+        self.model.train(training)
         return out
+
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int,
+        on_progress: Callable[[int], None] | None,
+    ) -> list[Completion]:  # fmt: skip
+        device, count = self.model.device, len(prompts) * sampling.samples
+        decoder: Decoder = PackedDecoder(self.model) if takes_packed(self.model) else PlainDecoder(self.model)
+        generator = torch.Generator().manual_seed(seed)
+        ends = torch.tensor(self.ends, device=device)
+        tokens_BL = torch.full((count, sampling.max_tokens), self.ends[0], dtype=torch.long, device=device)
+        logprobs_BL = torch.zeros(count, sampling.max_tokens, device=device)
+        lengths_B = torch.full((count,), sampling.max_tokens, device=device)
+        ended_B = torch.zeros(count, dtype=torch.bool, device=device)
+        rows = torch.arange(count, device=device)  # which of the batch each decoded sequence is
+        logits = decoder.prefill(prompts, sampling.samples, sampling.max_tokens)
+        for column in range(sampling.max_tokens):
+            uniform = torch.rand(count, generator=generator).to(device).index_select(0, rows)
+            tokens, logprobs = choose(logits, uniform, sampling.temperature, sampling.top_p)
+            tokens_BL[rows, column] = tokens
+            logprobs_BL[rows, column] = logprobs
+            fresh = torch.isin(tokens, ends) & ~ended_B[rows]
+            finished = int(fresh.sum())
+            if finished:
+                done = rows[fresh]
+                ended_B[done] = True
+                lengths_B[done] = column + 1
+                if on_progress:
+                    on_progress(finished)
+            waiting = ended_B[rows]
+            idle = int(waiting.sum())
+            if idle == len(rows) or column + 1 == sampling.max_tokens:
+                break
+            if idle >= LEAVE_AT * len(rows):
+                staying = torch.nonzero(~waiting)[:, 0]
+                decoder.keep(staying)
+                rows, tokens = rows[staying], tokens[staying]
+            logits = decoder.step(tokens)
+        if on_progress and not bool(ended_B.all()):
+            on_progress(int((~ended_B).sum()))
+        return self._completions(tokens_BL, logprobs_BL, lengths_B, ended_B)
+
+    def _completions(
+        self, tokens_BL: Tensor, logprobs_BL: Tensor, lengths_B: Tensor, ended_B: Tensor
+    ) -> list[Completion]:
+        lengths = lengths_B.tolist()
+        tokens = [tuple(row[:length]) for row, length in zip(tokens_BL.tolist(), lengths, strict=True)]
+        logprobs = [tuple(row[:length]) for row, length in zip(logprobs_BL.tolist(), lengths, strict=True)]
+        texts = self.tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)
+        return [
+            Completion(tokens=row, logprobs=values, text=text, finish_reason="stop" if ended else "length")
+            for row, values, text, ended in zip(tokens, logprobs, texts, ended_B.tolist(), strict=True)
+        ]

@@ -1,0 +1,198 @@
+"""Attention over packed tokens, put under any Hugging Face model through its attention interface.
+
+A model's own code does everything but attention: it is given one row of T tokens without padding. Which
+token sees which is in a `Layout` (training, prefill) or a `DecodeCache` (one new token a sequence), handed
+through the model's forward as the keyword argument `layout`.
+
+Shapes: T packed tokens; H query heads, K key heads, R = H / K; d width of a head; in a block S sequences of
+q queries and k keys each; B sequences that are decoded, L columns of their cache.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mathrl.models.transformers_import import ALL_ATTENTION_FUNCTIONS
+
+NAME = "mathrl"
+
+
+@dataclass(frozen=True)
+class Block:
+    """S sequences padded to one length, whose queries see their prefix and their own past.
+
+    `query_rows_Sq` and `key_rows_Sk` are rows of the packed tokens (0 where there is padding);
+    `padding_rows` are the places of padding in the flattened queries; `hidden_Sqk` is True where a query
+    does not see a key (its first dimension is 1 where all sequences are alike).
+    """
+
+    query_rows_Sq: Tensor
+    key_rows_Sk: Tensor
+    padding_rows: Tensor
+    hidden_Sqk: Tensor
+
+
+@dataclass
+class Layout:
+    """Every packed token is a query in exactly one place of the blocks and a key in one or more.
+
+    `place_T` is that query's place in the blocks' flattened queries; `uses` and `use_starts_T` list, for each
+    token, its places in the blocks' flattened keys. With `capture`, keys and values of each layer are kept
+    in `captured` (as [T, K, d]).
+    """
+
+    blocks: list[Block]
+    place_T: Tensor
+    uses: Tensor
+    use_starts_T: Tensor
+    capture: bool = False
+    captured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
+        heads, tokens = query.shape[1], query.shape[2]
+        query_T, key_T, value_T = (each[0].transpose(0, 1) for each in (query, key, value))
+        if self.capture:
+            self.captured.append((key_T, value_T))
+        out: Tensor = _BlockAttention.apply(query_T, key_T, value_T, self, scale)  # type: ignore[no-untyped-call]
+        return out.view(1, tokens, heads, value.shape[-1])
+
+
+class _BlockAttention(torch.autograd.Function):
+    """softmax(q k^T scale) v within each block, in float32; backward written out (no double backward)."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query_THd: Tensor, key_TKd: Tensor, value_TKd: Tensor, layout: Layout, scale: float
+    ) -> Tensor:
+        query, key, value = (each.float() for each in (query_THd, key_TKd, value_TKd))
+        key_heads = key.shape[1]
+        outs, weights = [], []
+        for block in layout.blocks:
+            q = _rows(query, block.query_rows_Sq, key_heads)
+            k, v = (_rows(each, block.key_rows_Sk, key_heads) for each in (key, value))
+            scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale)
+            by_query = scores.view(*scores.shape[:2], block.query_rows_Sq.shape[1], -1, scores.shape[-1])
+            by_query.masked_fill_(block.hidden_Sqk[:, None, :, None, :], -torch.inf)
+            probabilities = torch.softmax(scores, dim=-1)
+            outs.append(_flat(torch.matmul(probabilities, v), block.query_rows_Sq))
+            weights.append(probabilities)
+        ctx.layout, ctx.scale, ctx.dtype = layout, scale, query_THd.dtype
+        ctx.save_for_backward(query, key, value, *weights)
+        out = _joined(outs).index_select(0, layout.place_T)
+        return out.view(query.shape[0], query.shape[1], value.shape[2]).to(query_THd.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_THd: Tensor) -> Any:  # type: ignore[override]
+        layout, scale = ctx.layout, ctx.scale
+        query, key, value, *weights = ctx.saved_tensors
+        key_heads, grad_out = key.shape[1], grad_THd.float()
+        grads_q, grads_k, grads_v = [], [], []
+        for block, probabilities in zip(layout.blocks, weights, strict=True):
+            q = _rows(query, block.query_rows_Sq, key_heads)
+            k, v = (_rows(each, block.key_rows_Sk, key_heads) for each in (key, value))
+            grad = _rows(grad_out, block.query_rows_Sq, key_heads, zeros=block.padding_rows)
+            grads_v.append(_flat(torch.matmul(probabilities.transpose(-1, -2), grad), block.key_rows_Sk))
+            grad_scores = torch._softmax_backward_data(
+                torch.matmul(grad, v.transpose(-1, -2)), probabilities, -1, torch.float32
+            ).mul_(scale)
+            grads_q.append(_flat(torch.matmul(grad_scores, k), block.query_rows_Sq))
+            grads_k.append(_flat(torch.matmul(grad_scores.transpose(-1, -2), q), block.key_rows_Sk))
+        grad_q = _joined(grads_q).index_select(0, layout.place_T).view(query.shape)
+        grad_k, grad_v = (_summed(each, layout) for each in (grads_k, grads_v))
+        return (
+            grad_q.to(ctx.dtype), grad_k.view(key.shape).to(ctx.dtype), grad_v.view(value.shape).to(ctx.dtype),
+            None, None,
+        )  # fmt: skip
+
+
+def _rows(packed_THd: Tensor, rows_Sn: Tensor, key_heads: int, zeros: Tensor | None = None) -> Tensor:
+    """Packed heads → [S, K, n R, d]: the R query heads of a key head side by side (R is 1 for keys)."""
+    tokens, heads, width = packed_THd.shape
+    rows = packed_THd.reshape(tokens, heads * width).index_select(0, rows_Sn.view(-1))
+    if zeros is not None:
+        rows.index_fill_(0, zeros, 0.0)
+    by_head = rows.view(*rows_Sn.shape, key_heads, heads // key_heads, width).transpose(1, 2)
+    return by_head.reshape(rows_Sn.shape[0], key_heads, -1, width)
+
+
+def _flat(heads_SKnd: Tensor, rows_Sn: Tensor) -> Tensor:
+    """The inverse of `_rows`' arrangement: [S, K, n R, d] → [S n, H d]."""
+    sequences, key_heads, _, width = heads_SKnd.shape
+    by_row = heads_SKnd.view(sequences, key_heads, rows_Sn.shape[1], -1, width).transpose(1, 2)
+    return by_row.reshape(rows_Sn.numel(), -1)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _summed(grads: list[Tensor], layout: Layout) -> Tensor:
+    """The gradient of each token's key: the sum over its places, in a fixed order (index_add is slower)."""
+    return torch.nn.functional.embedding_bag(layout.uses, _joined(grads), layout.use_starts_T, mode="sum")
+
+
+class DecodeCache:
+    """Keys and values of B sequences while they are decoded, one column a token, prompts padded on the left.
+
+    `column` is where the next token's key goes; `bias_BL` is -inf where a sequence has no token.
+    """
+
+    def __init__(self, layers: list[tuple[Tensor, Tensor]], bias_BL: Tensor, column: int) -> None:
+        self.layers, self.bias_BL, self.column = layers, bias_BL, column
+        self.padded = bool(torch.isinf(bias_BL).any())
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[1, H, B, d] and the new keys and values [1, K, B, d] → [1, B, H, d]."""
+        keys, values = self.layers[module.layer_idx]
+        width, key_heads = query.shape[-1], key.shape[1]
+        keys[:, :, self.column] = key[0].transpose(0, 1)
+        values[:, :, self.column] = value[0].transpose(0, 1)
+        seen = self.column + 1
+        sequences, heads = query.shape[2], query.shape[1]
+        q = query[0].transpose(0, 1).reshape(sequences * key_heads, heads // key_heads, width).float()
+        k = keys[:, :, :seen].flatten(0, 1)
+        v = values[:, :, :seen].flatten(0, 1)
+        scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+        if self.padded:
+            scores.view(sequences, heads, seen).add_(self.bias_BL[:, None, :seen])
+        out = torch.bmm(torch.softmax(scores, dim=-1), v)
+        return out.view(1, sequences, heads, -1).to(query.dtype)
+
+    def grow(self) -> None:
+        """Double the columns."""
+        self.layers = [(torch.cat([k, torch.zeros_like(k)], 2), torch.cat([v, torch.zeros_like(v)], 2))
+                       for k, v in self.layers]  # fmt: skip
+        self.bias_BL = torch.cat([self.bias_BL, torch.zeros_like(self.bias_BL)], 1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all sequences but `rows`."""
+        self.layers = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
+        self.bias_BL = self.bias_BL.index_select(0, rows)
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """What transformers calls in each layer in place of its own attention."""
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return kwargs["layout"].attend(module, query, key, value, scale), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+
+
+@contextmanager
+def packed_attention(model: Any) -> Iterator[None]:
+    """Within the block the model computes attention by the `layout` that its forward is given."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before

@@ -1,0 +1,130 @@
+"""Log-probs of response tokens, with a gradient: packed where the model allows it, padded where not.
+
+Shapes: N response tokens (groups, responses, tokens in order); R rows of logits; V tokens in the vocabulary;
+B responses padded to L tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mathrl.models.attention import packed_attention
+from mathrl.models.packing import Group, pack
+
+PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask is off by more than 0.1, bfloat16 products by less
+
+
+def response_logprobs(
+    model: Any, groups: Sequence[Group], temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (nats) of every response token under softmax(logits / temperature).
+
+    Returns:
+        logprobs_N and entropies_N, float32, in the order of groups, responses, tokens.
+    """
+    if not takes_packed(model):
+        return _padded_logprobs(model, groups, temperature)
+    batch = pack(groups, model.device)
+    with packed_attention(model):
+        logits_RV = model(
+            input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, use_cache=False,
+            layout=batch.layout, logits_to_keep=batch.rows_R,
+        ).logits[0]  # fmt: skip
+    logprobs_N, entropies_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        logits_RV, batch.row_of_N, batch.targets_N, temperature
+    )
+    return logprobs_N, entropies_N
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log softmax(z/T)[target] and the entropy of softmax(z/T), keeping one [R, V] table for the backward.
+
+    With p the softmax and H its entropy: d log p_y / dz = (1_y - p)/T and dH / dz = -p (log p + H)/T.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        logp_RV = torch.log_softmax(logits_RV.float() / temperature, dim=-1)
+        entropy_R = -(logp_RV.exp() * logp_RV).nan_to_num_(0.0).sum(-1)
+        ctx.save_for_backward(logp_RV, entropy_R, row_of_N, targets_N)
+        ctx.temperature, ctx.dtype = temperature, logits_RV.dtype
+        flat_N = row_of_N * logits_RV.shape[-1] + targets_N
+        return logp_RV.view(-1).index_select(0, flat_N), entropy_R.index_select(0, row_of_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor, grad_entropy_N: Tensor) -> Any:  # type: ignore[override]
+        logp_RV, entropy_R, row_of_N, targets_N = ctx.saved_tensors
+        grad_R = torch.zeros_like(entropy_R).index_add_(0, row_of_N, grad_N)
+        slope_RV = logp_RV.exp()
+        if grad_entropy_N.any():
+            grad_entropy_R = torch.zeros_like(entropy_R).index_add_(0, row_of_N, grad_entropy_N)
+            surprise_RV = (logp_RV + entropy_R[:, None]).mul_(grad_entropy_R[:, None])
+            slope_RV *= (surprise_RV + grad_R[:, None]).neg_()
+            slope_RV.nan_to_num_(0.0)
+        else:
+            slope_RV *= grad_R.neg()[:, None]
+        flat_N = row_of_N * logp_RV.shape[-1] + targets_N
+        slope_RV.view(-1).index_add_(0, flat_N, grad_N)
+        return slope_RV.div_(ctx.temperature).to(ctx.dtype), None, None, None
+
+
+def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
+    """The plain way: every response with its own copy of the prompt, padded on the right."""
+    pairs = [(list(group.prompt), list(response)) for group in groups for response in group.responses]
+    longest = max(len(prompt) + len(response) for prompt, response in pairs)
+    ids_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
+    real_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
+    response_BL = torch.zeros(len(pairs), longest, dtype=torch.bool)
+    for row, (prompt, response) in enumerate(pairs):
+        end = len(prompt) + len(response)
+        ids_BL[row, :end] = torch.tensor(prompt + response)
+        real_BL[row, :end] = 1
+        response_BL[row, len(prompt) : end] = True
+    ids_BL, real_BL, response_BL = (each.to(model.device) for each in (ids_BL, real_BL, response_BL))
+    logits = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
+    chosen = response_BL[:, 1:]
+    logp_NV = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)
+    entropies_N = -(logp_NV.exp() * logp_NV).sum(-1)
+    return logp_NV.gather(1, ids_BL[:, 1:][chosen][:, None])[:, 0], entropies_N
+
+
+def takes_packed(model: Any) -> bool:
+    """Whether the model computes the same with packed attention as with its own; tried once a model.
+
+    False for a model without an exchangeable attention, with sliding windows, or whose attention does more
+    than softmax(q k^T) v (soft-capping, sinks, position biases): a short trial finds the difference.
+    """
+    known = model.__dict__.get("_takes_packed")
+    if known is None:
+        known = bool(getattr(model, "_supports_attention_backend", False)) and _full_attention(model.config)
+        model.__dict__["_takes_packed"] = known
+        if known:
+            model.__dict__["_takes_packed"] = _trial(model)
+    return bool(model.__dict__["_takes_packed"])
+
+
+def _full_attention(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return all(kind == "full_attention" for kind in kinds) if kinds else window is None
+
+
+@torch.no_grad()
+def _trial(model: Any) -> bool:
+    size = int(model.get_input_embeddings().weight.shape[0])
+    ids = torch.randint(0, size, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+    groups = [Group(ids[:5], (ids[5:9], ids[9:16])), Group(ids[16:19], (ids[19:24],))]
+    training = model.training
+    model.eval()
+    try:
+        expected, _ = _padded_logprobs(model, groups, 1.0)
+        found, _ = response_logprobs(model, groups)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError):
+        return False  # its forward does not hand the layout through, or its shapes are its own
+    finally:
+        model.train(training)
+    return bool(((found - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())

@@ -1,0 +1,192 @@
+"""Groups of responses → one row of tokens without padding, the prompt of a group standing in it once.
+
+Shapes: T packed tokens; N response tokens, those that have a log-prob; R rows whose logits are needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mathrl.models.attention import Block, Layout
+
+# Sequences share a block as long as at least this part of the block's queries are real tokens.
+FULL_ENOUGH = 0.7
+FEWEST = 16  # and blocks smaller than this are not split off
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and responses to it, as token ids.
+
+    Example:
+        Group(prompt=(7, 10, 5, 14), responses=((5, 9, 2), (3, 2)))
+    """
+
+    prompt: Sequence[int]
+    responses: Sequence[Sequence[int]]
+
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens in a packed row: the last token of a response is predicted but never an input."""
+        return len(self.prompt) + sum(len(response) - 1 for response in self.responses)
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Inputs of one forward pass.
+
+    `rows_R` are the packed tokens whose logits are needed; the n-th response token (groups, responses,
+    tokens in order) is `targets_N[n]` and is predicted by logits row `row_of_N[n]`. The first tokens of all
+    responses of a group share the row of the prompt's last token.
+    """
+
+    input_ids_1T: Tensor
+    position_ids_1T: Tensor
+    layout: Layout
+    rows_R: Tensor
+    row_of_N: Tensor
+    targets_N: Tensor
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """Tokens start to start + length of the row, which also see the `prefix` tokens at `prefix_start`."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix: int = 0
+
+
+def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedBatch:
+    """Pack groups into one row; every group has a non-empty prompt and non-empty responses."""
+    tokens: list[int] = []
+    positions: list[np.ndarray[Any, Any]] = []
+    sequences: list[_Sequence] = []
+    rows: list[np.ndarray[Any, Any]] = []
+    row_of: list[np.ndarray[Any, Any]] = []
+    targets: list[int] = []
+    kept = 0
+    for group in groups:
+        start, prompt = len(tokens), len(group.prompt)
+        tokens.extend(group.prompt)
+        positions.append(np.arange(prompt))
+        rows.append(np.array([start + prompt - 1]))
+        last_of_prompt = kept
+        kept += 1
+        single = len(group.responses) == 1
+        if not single:
+            sequences.append(_Sequence(start, prompt))
+        for response in group.responses:
+            here, inputs = len(tokens), len(response) - 1
+            tokens.extend(response[:-1])
+            targets.extend(response)
+            positions.append(np.arange(prompt, prompt + inputs))
+            rows.append(np.arange(here, here + inputs))
+            row_of.append(np.array([last_of_prompt]))
+            row_of.append(np.arange(kept, kept + inputs))
+            kept += inputs
+            if single:
+                sequences.append(_Sequence(start, prompt + inputs))
+            elif inputs:
+                sequences.append(_Sequence(here, inputs, start, prompt))
+    tensors = [np.concatenate(each) if each else np.zeros(0, int) for each in (positions, rows, row_of)]
+    positions_T, rows_R, row_of_N = (torch.from_numpy(each).to(device) for each in tensors)
+    return PackedBatch(
+        input_ids_1T=torch.tensor(tokens, device=device)[None],
+        position_ids_1T=positions_T[None],
+        layout=make_layout(sequences, len(tokens), device),
+        rows_R=rows_R,
+        row_of_N=row_of_N,
+        targets_N=torch.tensor(targets, dtype=torch.long, device=device),
+    )
+
+
+def pack_prompts(
+    prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Layout, Tensor]:
+    """Prompts in one row: input_ids [1, T], position_ids [1, T], a capturing layout, last tokens' rows."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    layout = make_layout(
+        [_Sequence(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)],
+        int(lengths.sum()), device,
+    )  # fmt: skip
+    layout.capture = True
+    ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+    positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+    return ids[None], positions[None], layout, torch.from_numpy(starts + lengths - 1).to(device)
+
+
+def make_layout(sequences: list[_Sequence], tokens: int, device: torch.device | str) -> Layout:
+    """Blocks of sequences of similar length, and for each token its places in them."""
+    blocks: list[Block] = []
+    place = np.zeros(tokens, np.int64)
+    use_rows: list[np.ndarray[Any, Any]] = []
+    use_places: list[np.ndarray[Any, Any]] = []
+    query_base = key_base = 0
+    for members in _by_length(sequences):
+        start, length, prefix_start, prefix = (
+            np.array([getattr(each, name) for each in members])[:, None]
+            for name in ("start", "length", "prefix_start", "prefix")
+        )
+        longest, longest_prefix = int(length.max()), int(prefix.max())
+        query = np.arange(longest)[None]
+        real_query = query < length
+        query_rows = np.where(real_query, start + query, 0)
+        # Keys: the prefix, ending at column longest_prefix, then the sequence's own tokens.
+        column = np.arange(longest_prefix)[None] - (longest_prefix - prefix)
+        key_rows = np.concatenate([np.where(column >= 0, prefix_start + column, 0), query_rows], axis=1)
+        real_key = np.concatenate([column >= 0, real_query], axis=1)
+        later = np.concatenate(
+            [np.zeros((longest, longest_prefix), bool), np.triu(np.ones((longest, longest), bool), 1)], axis=1
+        )[None]
+        if longest_prefix and not (column >= 0).all():
+            no_prefix = np.concatenate([column < 0, np.zeros_like(real_query)], axis=1)
+            later = later | no_prefix[:, None, :]
+        place[query_rows[real_query]] = query_base + np.flatnonzero(real_query)
+        use_rows.append(key_rows[real_key])
+        use_places.append(key_base + np.flatnonzero(real_key))
+        query_base += query_rows.size
+        key_base += key_rows.size
+        blocks.append(
+            Block(
+                query_rows_Sq=torch.from_numpy(query_rows).to(device),
+                key_rows_Sk=torch.from_numpy(key_rows).to(device),
+                padding_rows=torch.from_numpy(np.flatnonzero(~real_query)).to(device),
+                hidden_Sqk=torch.from_numpy(later).to(device),
+            )
+        )
+    all_rows, all_places = np.concatenate(use_rows), np.concatenate(use_places)
+    order = np.argsort(all_rows, kind="stable")
+    counts = np.bincount(all_rows, minlength=tokens)
+    return Layout(
+        blocks=blocks,
+        place_T=torch.from_numpy(place).to(device),
+        uses=torch.from_numpy(all_places[order]).to(device),
+        use_starts_T=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]])).to(device),
+    )
+
+
+def _by_length(sequences: list[_Sequence]) -> list[list[_Sequence]]:
+    """Split into blocks of similar length, those with a prefix apart from those without."""
+    blocks: list[list[_Sequence]] = []
+    for with_prefix in (False, True):
+        chosen = [each for each in sequences if bool(each.prefix) == with_prefix]
+        chosen.sort(key=lambda each: (-each.length, each.start))
+        block: list[_Sequence] = []
+        real = 0
+        for each in chosen:
+            filled = (real + each.length) / ((len(block) + 1) * block[0].length) if block else 1.0
+            if len(block) >= FEWEST and filled < FULL_ENOUGH:
+                blocks.append(block)
+                block, real = [], 0
+            block.append(each)
+            real += each.length
+        if block:
+            blocks.append(block)
+    return blocks
