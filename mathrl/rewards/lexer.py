@@ -1,6 +1,6 @@
 r"""Characters to tokens, for LaTeX and for plain-text mathematics alike.
 
-    \frac12 cm  ->  cmd frac, num 1, num 2 (digits split by the parser), text "cm"
+\frac12 cm  ->  cmd frac, num 1, num 2 (digits split by the parser), text "cm"
 """
 
 from __future__ import annotations
@@ -37,13 +37,69 @@ _TOKEN = re.compile(
 )
 _OPS = {"**": "^", "==": "=", "=<": "<=", "!=": "\\ne"}
 _TEXT = frozenset(
-    "text textbf textit textrm textsf texttt mbox hbox textnormal mathrm operatorname mathbf boldsymbol mathit "
-    "mathsf mathcal bm rm emph fbox boxed bold".split()
+    [
+        "text",
+        "textbf",
+        "textit",
+        "textrm",
+        "textsf",
+        "texttt",
+        "mbox",
+        "hbox",
+        "textnormal",
+        "mathrm",
+        "operatorname",
+        "mathbf",
+        "boldsymbol",
+        "mathit",
+        "mathsf",
+        "mathcal",
+        "bm",
+        "rm",
+        "emph",
+        "fbox",
+        "boxed",
+        "bold",
+    ]
 )
 _CURRENCY = frozenset("$€£¥")
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log ln lg exp sqrt "
-    "max min gcd lcm det asin acos atan abs floor ceil cbrt arg".split()
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "arccot",
+        "arcsec",
+        "arccsc",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "log",
+        "ln",
+        "lg",
+        "exp",
+        "sqrt",
+        "max",
+        "min",
+        "gcd",
+        "lcm",
+        "det",
+        "asin",
+        "acos",
+        "atan",
+        "abs",
+        "floor",
+        "ceil",
+        "cbrt",
+        "arg",
+    ]
 )
 _WORDS = {"infinity": "infty", "inf": "infty", "oo": "infty", "pi": "pi", "theta": "theta", "alpha": "alpha",
           "beta": "beta", "union": "cup", "cup": "cup"}  # fmt: skip

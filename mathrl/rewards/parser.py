@@ -29,16 +29,32 @@ RELATIONS = {
 }  # fmt: skip
 _SET_OPS = {"cup": "union", "cap": "inter", "setminus": "minus", "backslash": "minus", "bigcup": "union"}
 _CONSTANTS = {"pi": Node("const", ("pi",)), "infty": INFINITY, "emptyset": EMPTY_SET, "varnothing": EMPTY_SET}
-_BIG = frozenset("sum prod int iint iiint oint lim bigcap limsup liminf".split())
-_TASK_FUNCTIONS = frozenset("gcd lcm det".split())
+_BIG = frozenset(["sum", "prod", "int", "iint", "iiint", "oint", "lim", "bigcap", "limsup", "liminf"])
+_TASK_FUNCTIONS = frozenset(["gcd", "lcm", "det"])
 _INVERSES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
 _DECORATIONS = frozenset(
-    "vec hat bar overline underline overrightarrow tilde widehat dot ddot widetilde boldsymbol pmb".split()
+    [
+        "vec",
+        "hat",
+        "bar",
+        "overline",
+        "underline",
+        "overrightarrow",
+        "tilde",
+        "widehat",
+        "dot",
+        "ddot",
+        "widetilde",
+        "boldsymbol",
+        "pmb",
+    ]
 )
-_MATRICES = frozenset("matrix pmatrix bmatrix Bmatrix smallmatrix array".split())
+_MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
 _OPENERS = {"(": ")", "[": "]", "langle": "rangle", "\\{": "\\}"}
 _APPLICABLE = frozenset("fghFGHPQ")
-_STOP_OPS = frozenset([")", "]", "}", "\\}", ",", ";", "&", "\\\\", "=", "<", ">", "<=", ">=", "\\ne", ":", "=>"])
+_STOP_OPS = frozenset(
+    [")", "]", "}", "\\}", ",", ";", "&", "\\\\", "=", "<", ">", "<=", ">=", "\\ne", ":", "=>"]
+)
 
 
 class _Parser:
@@ -47,6 +63,7 @@ class _Parser:
         self.i = 0
         self.depth = 0
         self.bars = 0
+        self.french = False
 
     # -- tokens ---------------------------------------------------------------------------------------------
 
@@ -105,7 +122,14 @@ class _Parser:
             if token.value == ";" and semicolons is not None:
                 semicolons.append(count)
             return True
-        if token.kind == "text" and token.value.strip(" ,;.").lower() in ("and", "or", "及", "和", "或", "与"):
+        if token.kind == "text" and token.value.strip(" ,;.").lower() in (
+            "and",
+            "or",
+            "及",
+            "和",
+            "或",
+            "与",
+        ):
             self.i += 1
             if semicolons is not None and self.pending_equation():
                 semicolons.append(count)
@@ -117,7 +141,10 @@ class _Parser:
 
     def pending_equation(self) -> bool:
         """After "and": whether an assignment follows, as in "p = 5, q = 2 and p = 7, q = 2"."""
-        return self.tokens[self.i].kind == "name" and self.tokens[min(self.i + 1, len(self.tokens) - 1)].value == "="
+        return (
+            self.tokens[self.i].kind == "name"
+            and self.tokens[min(self.i + 1, len(self.tokens) - 1)].value == "="
+        )
 
     def clause(self) -> Node:
         operators: list[str] = []
@@ -209,12 +236,15 @@ class _Parser:
         if token.kind in ("num", "name", "letter_text"):
             return True
         if token.kind == "op":
+            if token.value == "[" and self.french:
+                return False
             return token.value in ("(", "[", "{", "\\{") or (token.value == "|" and self.bars == 0)
         if token.kind == "cmd":
             return not (
                 token.value in RELATIONS
                 or token.value in _SET_OPS
-                or token.value in ("cdot", "times", "div", "pm", "mp", "rangle", "rfloor", "rceil", "rvert", "rVert")
+                or token.value
+                in ("cdot", "times", "div", "pm", "mp", "rangle", "rfloor", "rceil", "rvert", "rVert")
                 or token.value in ("end", "land", "lor", "wedge", "vee", "bmod", "mod", "pmod", "ast", "text")
             )
         return False
@@ -230,7 +260,10 @@ class _Parser:
         words: list[str] = []
         while self.unit_follows() or (
             words
-            and (self.at("/", "^", "cdot") or (self.tokens[self.i].kind == "name" and self.tokens[self.i].spaced))
+            and (
+                self.at("/", "^", "cdot")
+                or (self.tokens[self.i].kind == "name" and self.tokens[self.i].spaced)
+            )
         ):
             token = self.take()
             words.append(token.value)
@@ -287,7 +320,7 @@ class _Parser:
             sign = -1 if self.accept("-") else 1
             exponent = self.exponent_atom()
             exponent = neg(exponent) if sign < 0 else exponent
-        if node == sym("e"):
+        if node == Node("const", ("e",)):
             return Node("func", ("exp", exponent))
         return Node("pow", (node, exponent))
 
@@ -317,6 +350,8 @@ class _Parser:
             return _in_base(node, int(text))
         if node.kind == "mul" or node.kind == "num":
             raise ParseError("a subscript on a number")
+        if node.kind == "const":
+            node = sym(node.args[0])
         return sym(f"{node.args[0] if node.kind == 'sym' else node}_{text}")
 
     def raw(self, closer: str) -> str:
@@ -390,13 +425,17 @@ class _Parser:
             inside = self.items(")")
             self.expect(")")
             return Node("app", (token.value, inside))
-        if token.value == "i":
-            return Node("const", ("i",))
+        if token.value in ("i", "e"):
+            return Node("const", (token.value,))
         return sym(token.value)
 
     def text(self, token: Token) -> Node:
         label = token.value.strip()
-        if label.endswith((":", "=")) or label.lower().rstrip(" .:") in ("answer", "the answer is", "answer is"):
+        if label.endswith((":", "=")) or label.lower().rstrip(" .:") in (
+            "answer",
+            "the answer is",
+            "answer is",
+        ):
             return self.factor() if not self.at("-") else self.signed_factor()
         return Node("text", (label,))
 
@@ -508,7 +547,7 @@ class _Parser:
         node = Node("func", (name, argument) if base is None else (name, argument, base))
         if power is None:
             return node
-        if power == num(-1) and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+        if power.kind == "num" and power.args[0] == -1 and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
             return Node("func", ("arc" + name, argument))
         return Node("pow", (node, power))
 
@@ -604,7 +643,9 @@ class _Parser:
 
     def french_interval(self) -> Node:
         """]1, 2[ and ]1, 2]."""
+        self.french = True
         inside = self.items("[")
+        self.french = False
         closer = self.take().value
         if closer not in ("[", "]", ")") or inside.kind != "list" or len(inside.args[0]) != 2:
             raise ParseError("unbalanced brackets")
@@ -665,7 +706,12 @@ def _product(left: Node, right: Node) -> Node:
 
 def _adjacent(left: Node, right: Node, token: Token) -> Node:
     """Two factors side by side: a mixed number, a unit letter, or a product."""
-    if _is_integer(left) and right.kind == "div" and _is_integer(right.args[0]) and _is_integer(right.args[1]):
+    if (
+        _is_integer(left)
+        and right.kind == "div"
+        and _is_integer(right.args[0])
+        and _is_integer(right.args[1])
+    ):
         below = right.args[1].args[0]
         if below == 0:
             raise ParseError("a denominator of zero")
@@ -687,7 +733,7 @@ def _is_integer(node: Node) -> bool:
 def literal(text: str) -> Node:
     """A number token; exponents beyond any answer's size are refused."""
     mantissa, _, exponent = text.lower().partition("e")
-    if len(mantissa) > 2000 or len(exponent) > 5 or abs(int(exponent or 0)) > 5000:
+    if len(mantissa) > 2000 or len(exponent) > 6 or abs(int(exponent or 0)) > 2000:
         raise ParseError("a number too large")
     places = len(mantissa.partition(".")[2])
     digits = len(mantissa.replace(".", "").lstrip("0"))
