@@ -160,7 +160,7 @@ def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:
             axes.bar(at, heights, width, color=COLOURS[split], label=f"{split} ({len(splits[split]):,})")
         axes.set_xticks(range(len(levels)), ["none" if level < 0 else str(level) for level in levels])
         axes.set(xlabel="level", ylabel="share of the split", title="Levels")
-        axes.legend(frameon=False)
+        figure.legend(frameon=False, loc="outside right center")
         figure.savefig(folder / "levels.png", dpi=130, metadata={"Software": None})
         plt.close(figure)
 

@@ -22,7 +22,7 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
         UserError: a worked demonstration is asked of a problem without a solution.
     """
     tags = prompt.template in ("plain", "r1_zero")
-    answer = problem.answers[0]
+    answer = str(problem.extra.get("demonstrated_answer", problem.answers[0]))
     if terse:
         return f"<answer>{answer}</answer>" if tags else rf"\boxed{{{answer}}}"
     solution = worked_solution(problem)

@@ -13,6 +13,9 @@ class Evaluate(Section):
     benchmarks: tuple[str, ...] = Field(
         ("test",), min_length=1, description="test (the curated split), or names such as gsm8k, math500."
     )
+    data_folder: str | None = Field(
+        None, description="Local folder with the benchmarks' files (or $MATHRL_DATA); the hub otherwise."
+    )
     limit: int | None = Field(None, ge=1, description="Only so many problems a benchmark, seeded choice.")
     samples: int = Field(8, ge=1, description="Responses a problem.")
     ks: tuple[int, ...] = Field((1, 2, 4, 8), description="For pass@k and maj@k; none above samples.")

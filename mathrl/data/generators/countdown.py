@@ -1,5 +1,6 @@
 """Countdown: make the target from each given number once, with + - * /; a solver keeps one way."""
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -15,7 +16,11 @@ Term = tuple[Fraction, str, int]
 
 
 class Countdown(Section):
-    """Level: how many numbers are given. The answer is one expression; any other that is right counts too."""
+    """Level: how many numbers are given.
+
+    The accepted answer is the task itself as JSON, which the reward checks an expression against; the
+    expression that made it stands in `extra.demonstrated_answer`.
+    """
 
     numbers: tuple[int, ...] = Field((3, 4), min_length=1, description="How many numbers.")
     largest_number: int = Field(20, ge=2, description="Numbers are 1 to this.")
@@ -40,7 +45,7 @@ class Countdown(Section):
         if value.denominator != 1 or not 1 <= value <= self.largest_target or value in given:
             return None
         parts = _parts(given, int(value), expression)
-        return Draft(parts["question"], expression, "; ".join(steps), extra=parts["extra"])
+        return Draft(parts["question"], parts["answers"][0], "; ".join(steps), extra=parts["extra"])
 
 
 def problem_parts(given: Sequence[int], target: int) -> dict[str, Any] | None:
@@ -107,5 +112,6 @@ def _parts(given: Sequence[int], target: int, expression: str) -> dict[str, Any]
         f"Using the numbers [{listed}], make an expression that equals {target}. "
         "Use + - * / and brackets, and each number exactly once."
     )
-    extra = {"task": "countdown", "numbers": list(given), "target": target}
-    return {"question": question, "answers": [expression], "extra": extra}
+    truth = json.dumps({"numbers": list(given), "target": target})
+    extra = {"task": "countdown", "demonstrated_answer": expression}
+    return {"question": question, "answers": [truth], "extra": extra}

@@ -1,0 +1,97 @@
+"""Difficulty: the pass rate of a policy over k samples a problem, with its Wilson interval."""
+
+import random
+from collections.abc import Sequence
+from math import comb, sqrt
+from statistics import NormalDist
+from typing import Any
+
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+
+
+def wilson(correct: int, samples: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share (JASA 22, 1927); within 0 and 1 also for 0 of k and k of k.
+
+    >>> tuple(round(bound, 4) for bound in wilson(0, 8))
+    (0.0, 0.3244)
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share, z2 = correct / samples, z * z
+    middle = (share + z2 / (2 * samples)) / (1 + z2 / samples)
+    half = z / (1 + z2 / samples) * sqrt(share * (1 - share) / samples + z2 / (4 * samples**2))
+    # At 0 of k and k of k the bound is exactly 0 or 1; rounding must not put it a hair inside.
+    return (0.0 if correct == 0 else middle - half), (1.0 if correct == samples else middle + half)
+
+
+def pass_rate_row(problem: Problem, correct: int, samples: int) -> dict[str, Any]:
+    """One line of pass_rates.jsonl.
+
+    Example:
+        {"id": "chain/rl/00012", "correct": 3, "samples": 8, "pass_rate": 0.375, "low": 0.1368,
+         "high": 0.6943, "level": 3, "source": "chain"}
+    """
+    low, high = wilson(correct, samples)
+    return {
+        "id": problem.id, "source": problem.source, "level": problem.level, "correct": correct,
+        "samples": samples, "pass_rate": correct / samples, "low": round(low, 4), "high": round(high, 4),
+    }  # fmt: skip
+
+
+def choose(problems: Sequence[Problem], count: int | None, seed: int) -> list[Problem]:
+    """A seeded choice of `count` problems in their order; all of them when there are no more."""
+    if count is None or count >= len(problems):
+        return list(problems)
+    at = sorted(random.Random(derive_seed(seed, "difficulty", "choose")).sample(range(len(problems)), count))
+    return [problems[i] for i in at]
+
+
+def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Any]:
+    """Figures of a set of pass rates: pass_at_k, never and always solved, rank agreement with the levels."""
+    out: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
+    for k in ks:
+        if k <= out["samples"]:
+            out[f"pass_at_{k}"] = sum(_pass(row, k) for row in rows) / len(rows)
+    out["never_solved"] = sum(row["correct"] == 0 for row in rows) / len(rows)
+    out["always_solved"] = sum(row["correct"] == row["samples"] for row in rows) / len(rows)
+    levelled = [(row["level"], row["pass_rate"]) for row in rows if row["level"] is not None]
+    levels = sorted({level for level, _ in levelled})
+    out["by_level"] = {
+        str(level): {"problems": len(found), "pass_rate": sum(found) / len(found)}
+        for level in levels
+        if (found := [rate for other, rate in levelled if other == level])
+    }
+    out["level_agreement"] = rank_correlation(
+        [-level for level, _ in levelled], [rate for _, rate in levelled]
+    )
+    return out
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's rho with mean ranks for ties; None where one side is constant."""
+    a, b = _ranks(one), _ranks(other)
+    n = len(a)
+    if n < 2 or len(set(a)) == 1 or len(set(b)) == 1:
+        return None
+    mean_a, mean_b = sum(a) / n, sum(b) / n
+    shared = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    return shared / sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
+
+
+def _pass(row: dict[str, Any], k: int) -> float:
+    n, c = row["samples"], row["correct"]
+    return 1 - comb(n - c, k) / comb(n, k)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        stop = start
+        while stop < len(order) and values[order[stop]] == values[order[start]]:
+            stop += 1
+        for i in order[start:stop]:
+            ranks[i] = (start + stop - 1) / 2
+        start = stop
+    return ranks

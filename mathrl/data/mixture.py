@@ -1,0 +1,124 @@
+"""The RL training set: parts by source and pass rate, in exact and seeded proportions."""
+
+import random
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import floor
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.params.data import Component, Mix
+
+
+def mix(
+    problems: Sequence[Problem], rates: Mapping[str, float], how: Mix, seed: int
+) -> tuple[list[Problem], dict[str, Any]]:
+    """The mixture, with `pass_rate` set where it was measured, and its manifest.
+
+    A problem belongs to the first component that fits it. Components with a count give exactly so many;
+    those with a weight share the rest (`size`, or as much as the scarcest of them allows) in exact
+    proportion, by largest remainders.
+
+    Raises:
+        UserError: a component has fewer problems than asked for, or none at all.
+    """
+    pools = _pools(problems, rates, how.components)
+    sizes = _sizes([len(pool) for pool in pools], how)
+    chosen: list[Problem] = []
+    parts = []
+    for number, (component, pool, size) in enumerate(zip(how.components, pools, sizes, strict=True)):
+        rng = random.Random(derive_seed(seed, "mix", number))
+        taken = [pool[i] for i in sorted(rng.sample(range(len(pool)), size))]
+        chosen += taken
+        parts.append({"component": component.model_dump(mode="json"), "available": len(pool), "taken": size,
+                      "by_level": _levels(taken)})  # fmt: skip
+    if how.order == "easy_to_hard":
+        unmeasured = [problem.id for problem in chosen if problem.pass_rate is None and problem.level is None]
+        if unmeasured:
+            raise UserError(
+                f"mix.order easy_to_hard: {unmeasured[0]} has neither a pass rate nor a level; measure it "
+                "(difficulty.max_problems) or set mix.order to shuffled"
+            )
+        chosen.sort(key=lambda p: (-(p.pass_rate if p.pass_rate is not None else 0.5), p.level or 0, p.id))
+    else:
+        random.Random(derive_seed(seed, "mix", "order")).shuffle(chosen)
+    measured = sum(problem.id in rates for problem in problems)
+    return chosen, {
+        "problems": len(chosen), "order": how.order, "components": parts, "rl_split": len(problems),
+        "measured": measured, "left_out": len(problems) - len(chosen),
+    }  # fmt: skip
+
+
+def _pools(
+    problems: Sequence[Problem], rates: Mapping[str, float], components: Sequence[Component]
+) -> list[list[Problem]]:
+    pools: list[list[Problem]] = [[] for _ in components]
+    for problem in problems:
+        rate = rates.get(problem.id)
+        for pool, component in zip(pools, components, strict=True):
+            if _fits(problem, rate, component):
+                pool.append(problem.with_(pass_rate=rate) if rate is not None else problem)
+                break
+    for component, pool in zip(components, pools, strict=True):
+        if not pool:
+            band = f" with a pass rate in {list(component.band)}" if component.band else ""
+            known = ", ".join(sorted({problem.source for problem in problems}))
+            raise UserError(
+                f"mix: no problem of source {component.source}{band} in the rl split (its sources: {known}); "
+                "widen the band or correct the source in params/mix.yaml"
+            )
+    return pools
+
+
+def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
+    if component.source not in ("*", problem.source):
+        return False
+    if component.band is None:
+        return True
+    return rate is not None and component.band[0] <= rate <= component.band[1]
+
+
+def _sizes(available: Sequence[int], how: Mix) -> list[int]:
+    counts = [component.count for component in how.components]
+    for component, have, want in zip(how.components, available, counts, strict=True):
+        if want is not None and want > have:
+            raise UserError(f"mix: source {component.source} has {have} fitting problems, fewer than {want}")
+    weights = [Fraction(str(c.weight)) if c.weight is not None else Fraction(0) for c in how.components]
+    total = sum(weights)
+    fixed = sum(count or 0 for count in counts)
+    if not total:
+        return [count or 0 for count in counts]
+    room = min(
+        Fraction(have) * total / weight for have, weight in zip(available, weights, strict=True) if weight
+    )
+    rest = how.size - fixed if how.size is not None else floor(room)
+    if rest < 0:
+        raise UserError(f"mix.size is {how.size}, but the components with a count take {fixed} already")
+    shared = largest_remainders([weight * rest / total for weight in weights])
+    for component, have, want in zip(how.components, available, shared, strict=True):
+        if component.weight is not None and want > have:
+            raise UserError(
+                f"mix: source {component.source} has {have} fitting problems, its share of size "
+                f"{how.size} is {want}; lower mix.size to {fixed + floor(room)} or widen its band"
+            )
+    return [count if count is not None else part for count, part in zip(counts, shared, strict=True)]
+
+
+def largest_remainders(exact: Sequence[Fraction]) -> list[int]:
+    """Whole numbers with the sum of the exact ones (rounded down), each less than 1 away from its own.
+
+    >>> largest_remainders([Fraction(10, 3), Fraction(10, 3), Fraction(10, 3)])
+    [4, 3, 3]
+    """
+    whole = [floor(x) for x in exact]
+    left = floor(sum(exact, Fraction(0))) - sum(whole)
+    for i in sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))[:left]:
+        whole[i] += 1
+    return whole
+
+
+def _levels(problems: Sequence[Problem]) -> dict[str, int]:
+    levels = sorted({problem.level for problem in problems if problem.level is not None})
+    return {str(level): sum(problem.level == level for problem in problems) for level in levels}
