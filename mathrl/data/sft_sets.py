@@ -1,9 +1,11 @@
 """Demonstrations: the response that supervised fine-tuning teaches for a problem."""
 
 import re
+from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.nouns import Problem
+from mathrl.core.problems import read_problems
 from mathrl.data.answers import last_boxed
 from mathrl.params.run import Prompt
 
@@ -41,3 +43,19 @@ def worked_solution(problem: Problem) -> str:
             "to 0, or name the field with the solution (solution_key) in params/curate.yaml"
         )
     return _FINAL_LINE.sub("", _CALCULATOR.sub("", problem.solution)).strip()
+
+
+def few_shot_examples(prompt: Prompt, file: Path) -> list[Problem]:
+    """The first `prompt.few_shot` problems of the sft split that have a worked solution.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if not prompt.few_shot:
+        return []
+    found = [problem for problem in read_problems(file) if problem.solution][: prompt.few_shot]
+    if len(found) < prompt.few_shot:
+        raise UserError(
+            f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(found)} problems have a solution"
+        )
+    return found

@@ -1,0 +1,133 @@
+"""One model on one benchmark: every response kept, one `EvalRow` a problem."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import digest_path
+from mathrl.core.nouns import EvalRow, Problem
+from mathrl.core.problems import read_problems
+from mathrl.core.seeding import derive_seed
+from mathrl.data.sources import Rejected, read_source, resolve_benchmark
+from mathrl.params.run import Reward
+from mathrl.params.schema import Params
+
+TEST = "test"
+CURATED_TEST = Path("data/curated/test.jsonl")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What one model made of one benchmark.
+
+    `responses` are the rows of responses.jsonl; `dropped` counts problems whose prompt was too long.
+    """
+
+    model: str
+    benchmark: str
+    rows: list[EvalRow]
+    responses: list[dict[str, Any]]
+    dropped: int
+
+    def relabelled(self, model: str) -> "Evaluated":
+        """The same outcome under another name: for a model folder with the same bytes."""
+        rows = [
+            EvalRow(model, r.benchmark, r.problem_id, r.level, r.subject, r.correct, r.extracted, r.lengths,
+                    r.truncated)
+            for r in self.rows
+        ]  # fmt: skip
+        responses = [{**row, "model": model} for row in self.responses]
+        return Evaluated(model, self.benchmark, rows, responses, self.dropped)
+
+
+def benchmark_problems(name: str, params: Params) -> list[Problem]:
+    """The problems of `test` (the curated split) or of a named benchmark, `evaluate.limit` at most.
+
+    Raises:
+        UserError: no such benchmark, or its rows cannot be read.
+    """
+    how = params.evaluate
+    if name == TEST:
+        problems = read_problems(CURATED_TEST)
+    else:
+        problems = []
+        for item in read_source(resolve_benchmark(name, how.data_folder), params.run.seed):
+            if isinstance(item, Rejected):
+                raise UserError(f"{item.where}: {item.reason}; a benchmark is read whole or not at all")
+            problems.append(item)
+    if how.limit is not None and how.limit < len(problems):
+        rng = random.Random(derive_seed(params.run.seed, "evaluate", "limit", name))
+        problems = [problems[i] for i in sorted(rng.sample(range(len(problems)), how.limit))]
+    return problems
+
+
+def evaluate_model(
+    folder: Path | str,
+    benchmark: str,
+    problems: Sequence[Problem],
+    params: Params,
+    *,
+    label: str,
+    few_shot: Sequence[Problem] = (),
+    state: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Evaluated | None:
+    """Sample and grade; None at ranks other than 0.
+
+    Reads the sections run, model, prompt, rollout and evaluate. The same parameters, folder and number of
+    processes give the same outcome.
+
+    Raises:
+        UserError: the folder is no model, or every prompt is too long.
+    """
+    # torch and transformers: seconds to import, and not needed for reading a finished evaluation.
+    from mathrl.evaluation.device import device_name
+    from mathrl.evaluation.sharded import sample_all, usable
+    from mathrl.rewards.compose import build_reward
+    from mathrl.rollout.engine import Sampling
+    from mathrl.rollout.open import open_engine
+    from mathrl.rollout.sampler import Sampler
+
+    how = params.evaluate
+    engine, tokenizer = open_engine(folder, params.model, params.rollout, device_name(params.run.device))
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    sampling = Sampling(how.samples, how.temperature, how.max_tokens, how.top_p)
+    samples = sample_all(
+        sampler, problems, sampling, build_reward(Reward(extraction=how.extraction)),
+        seed=derive_seed(params.run.seed, "evaluate", benchmark), name=f"{label}.{benchmark}",
+        chunk_size=max(1, params.rollout.max_sequences // how.samples), state=_keyed(state, folder),
+        on_progress=on_progress,
+    )  # fmt: skip
+    if samples is None:
+        return None
+    usable(problems, samples)
+    rows, responses = [], []
+    for problem, group in zip(problems, samples, strict=True):
+        if group is None:
+            continue
+        rows.append(_eval_row(label, benchmark, problem, group))
+        asked = {"question": problem.question, "answers": list(problem.answers)}
+        for number, sample in enumerate(group):
+            place = {"model": label, "benchmark": benchmark, "problem_id": problem.id, "sample": number}
+            responses.append({**place, **asked, **sample})
+    return Evaluated(label, benchmark, rows, responses, sum(group is None for group in samples))
+
+
+def _eval_row(model: str, benchmark: str, problem: Problem, group: Sequence[dict[str, Any]]) -> EvalRow:
+    return EvalRow(
+        model, benchmark, problem.id, problem.level, problem.subject,
+        correct=tuple(s["correct"] for s in group),
+        extracted=tuple(s["extracted"] for s in group),
+        lengths=tuple(s["length"] for s in group),
+        truncated=tuple(s["truncated"] for s in group),
+    )  # fmt: skip
+
+
+def _keyed(state: Path | None, folder: Path | str) -> Path | None:
+    """Partial results belong to the bytes of a model folder, not to its name."""
+    if state is None:
+        return None
+    return state / (digest_path(Path(folder)) if Path(folder).is_dir() else str(folder).replace("/", "--"))

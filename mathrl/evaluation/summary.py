@@ -1,0 +1,82 @@
+"""Figures of evaluated models: accuracy with its interval, pass@k, maj@k, lengths, by level and subject."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mathrl.core.nouns import EvalRow
+from mathrl.evaluation.intervals import cluster_interval
+from mathrl.evaluation.paired import Comparison, compare
+from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
+from mathrl.params.evaluate import Evaluate
+from mathrl.rewards.compare import compare as compare_answers
+
+PAIRS = (("sft", "rl"), ("base", "rl"))
+
+
+def accuracies(rows: Sequence[EvalRow]) -> dict[str, float]:
+    """pass@1 of each problem: the mean over its samples."""
+    return {row.problem_id: sum(row.correct) / len(row.correct) for row in rows}
+
+
+def summarise(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, Any]:
+    """The figures of one model on one benchmark; metric names take no @.
+
+    Example:
+        {"problems": 500, "samples": 8, "pass_at_1": 0.884, "pass_at_1_low": 0.861, "pass_at_1_high": 0.906,
+         "pass_at_8": 0.945, "maj_at_8": 0.913, "response_length": 34.1, "truncated_share": 0.002,
+         "no_answer_share": 0.001, "by_level": {"2": {"problems": 100, "pass_at_1": 0.97, …}},
+         "by_subject": {}}
+    """
+    samples = len(rows[0].correct)
+    out: dict[str, Any] = {"problems": len(rows), "samples": samples}
+    out |= _accuracy(rows, how, seed)
+    classes = [answer_classes(row.extracted, row.correct, same_answer) for row in rows]
+    for k in sorted({k for k in how.ks if k <= samples}):
+        if k > 1:
+            values = [pass_at_k(samples, sum(row.correct), k) for row in rows]
+            out |= _named(f"pass_at_{k}", values, how, seed)
+            votes = [maj_at_k(right, wrong, silent, k) for right, wrong, silent in classes]
+            out |= _named(f"maj_at_{k}", votes, how, seed)
+    every = len(rows) * samples
+    out["response_length"] = sum(sum(row.lengths) for row in rows) / every
+    out["truncated_share"] = sum(sum(row.truncated) for row in rows) / every
+    out["no_answer_share"] = sum(answer is None for row in rows for answer in row.extracted) / every
+    out["by_level"] = _broken_down(rows, lambda row: row.level, how, seed)
+    out["by_subject"] = _broken_down(rows, lambda row: row.subject, how, seed)
+    return out
+
+
+def comparisons(models: Mapping[str, Sequence[EvalRow]], how: Evaluate, seed: int) -> dict[str, Comparison]:
+    """The paired tests sft → rl and base → rl where both were evaluated: {"sft_to_rl": …}."""
+    return {
+        f"{before}_to_{after}": compare(
+            before, after, accuracies(models[before]), accuracies(models[after]),
+            confidence=how.confidence, resamples=how.resamples, seed=seed,
+        )
+        for before, after in PAIRS
+        if before in models and after in models
+    }  # fmt: skip
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two extracted answers are the same answer, by the grader's cheap exact steps."""
+    return compare_answers(one, other).equal is True
+
+
+def _accuracy(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, float]:
+    return _named("pass_at_1", list(accuracies(rows).values()), how, seed)
+
+
+def _named(name: str, values: Sequence[float], how: Evaluate, seed: int) -> dict[str, float]:
+    found = cluster_interval(values, confidence=how.confidence, resamples=how.resamples, seed=seed)
+    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def _broken_down(
+    rows: Sequence[EvalRow], key: Callable[[EvalRow], Any], how: Evaluate, seed: int
+) -> dict[str, Any]:
+    groups: dict[Any, list[EvalRow]] = {}
+    for row in rows:
+        if key(row) is not None:
+            groups.setdefault(key(row), []).append(row)
+    return {str(k): {"problems": len(groups[k]), **_accuracy(groups[k], how, seed)} for k in sorted(groups)}

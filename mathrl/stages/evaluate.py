@@ -1,0 +1,160 @@
+"""evaluate: base, SFT and RL models on held-out problems. `python -m mathrl.stages.evaluate`.
+
+Writes reports/summary.json (figures, paired tests, verdict) and reports/evaluate/: responses.jsonl (every
+response), examples.md, accuracy.png, pass_at_k.png, levels.png. Resumes from the chunks that an interrupted
+run finished.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
+from mathrl.core.hashing import digest_path
+from mathrl.core.launch import launch_ranks, rank, world_size
+from mathrl.core.nouns import Problem
+from mathrl.core.progress import progress
+from mathrl.data.sft_sets import few_shot_examples
+from mathrl.evaluation.benchmark import TEST, Evaluated, benchmark_problems, evaluate_model
+from mathrl.evaluation.report import examples_markdown, side_by_side, table_rows
+from mathrl.evaluation.summary import comparisons, summarise
+from mathrl.params import Params
+from mathrl.stages.entry import StageRun, run_stage
+
+MODELS = {name: Path("models") / name for name in ("base", "sft", "rl")}
+EXAMPLES = Path("data/curated/sft.jsonl")
+SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
+
+
+def work(run: StageRun) -> None:
+    params = run.params
+    launch_ranks(params.run.processes)
+    few_shot = few_shot_examples(params.prompt, EXAMPLES)
+    found: dict[str, list[Evaluated]] = {}
+    for benchmark in params.evaluate.benchmarks:
+        problems = benchmark_problems(benchmark, params)
+        found[benchmark] = _evaluate_all(problems, benchmark, params, few_shot, run.state)
+    if rank() != 0:
+        return
+    summary = summary_of(found, params)
+    responses = [row for results in found.values() for result in results for row in result.responses]
+    headline = params.evaluate.benchmarks[0]
+    shown = [row for row in responses if row["benchmark"] == headline]
+    examples = side_by_side(shown, list(MODELS), params.evaluate.examples, params.run.seed)
+    with written_aside(REPORT) as folder:
+        folder.mkdir()
+        write_jsonl(folder / "responses.jsonl", responses)
+        write_text(folder / "examples.md", examples_markdown(examples, list(MODELS), headline))
+        draw(summary, folder)
+        for file in sorted(folder.glob("*.png")):
+            shutil.copy(file, run.artifacts / file.name)
+    write_json(run.artifacts / "examples.json", examples)
+    write_json(SUMMARY, summary)
+    run.summary(flat(summary))
+
+
+def _evaluate_all(
+    problems: Sequence[Problem],
+    benchmark: str,
+    params: Params,
+    few_shot: Sequence[Problem],
+    state: Path | None,
+) -> list[Evaluated]:
+    """Every model on one benchmark; folders with the same bytes are sampled once."""
+    done: dict[str, Evaluated] = {}
+    results: list[Evaluated] = []
+    for model, folder in MODELS.items():
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no model there; run the stage that makes it (mathrl run pipeline)")
+        key = digest_path(folder)
+        if key in done:
+            results.append(done[key].relabelled(model))
+            continue
+        with progress(f"evaluate {model} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
+            result = evaluate_model(
+                folder, benchmark, problems, params, label=model, few_shot=few_shot, state=state,
+                on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
+            )  # fmt: skip
+        if result is not None:
+            done[key] = result
+            results.append(result)
+    return results
+
+
+def summary_of(found: dict[str, list[Evaluated]], params: Params) -> dict[str, Any]:
+    """reports/summary.json: the first benchmark's figures at the top, all under `benchmarks`."""
+    how, seed = params.evaluate, params.run.seed
+    benchmarks: dict[str, Any] = {}
+    for benchmark, results in found.items():
+        tests = comparisons({r.model: r.rows for r in results}, how, seed)
+        benchmarks[benchmark] = {
+            "models": {
+                r.model: summarise(r.rows, how, seed) | {"prompts_too_long": r.dropped} for r in results
+            },
+            "comparisons": {name: test.to_row() for name, test in tests.items()},
+        }
+    headline = how.benchmarks[0]
+    tests = benchmarks[headline]["comparisons"]
+    verdict = tests["sft_to_rl"]["verdict"] if "sft_to_rl" in tests else "one model: nothing to compare"
+    sampling = {"samples": how.samples, "temperature": how.temperature, "top_p": how.top_p,
+                "max_tokens": how.max_tokens, "confidence": how.confidence}  # fmt: skip
+    others = {name: figures for name, figures in benchmarks.items() if name != headline}
+    head = {"benchmark": headline, "verdict": verdict, "sampling": sampling}
+    return {**head, **benchmarks[headline], "benchmarks": others}
+
+
+def draw(summary: dict[str, Any], folder: Path) -> None:
+    """The pictures of the first benchmark, and of the others under their names."""
+    from mathrl.evaluation.pictures import draw_accuracy, draw_levels, draw_pass_at_k  # matplotlib
+
+    named = {summary["benchmark"]: summary, **summary["benchmarks"]}
+    for place, (benchmark, figures) in enumerate(named.items()):
+        models, end = figures["models"], "" if place == 0 else f"_{benchmark}"
+        draw_accuracy(models, folder / f"accuracy{end}.png", f"Accuracy on {benchmark}")
+        draw_pass_at_k(models, folder / f"pass_at_k{end}.png", f"pass@k and maj@k on {benchmark}")
+        for by, name in (("by_level", "levels"), ("by_subject", "subjects")):
+            if any(model[by] for model in models.values()):
+                draw_levels(models, folder / f"{name}{end}.png", f"pass@1 on {benchmark}", by)
+
+
+def flat(summary: dict[str, Any]) -> dict[str, float]:
+    """Figures for the tracker: rl/pass_at_1, rl/response_length, sft_to_rl/difference, …"""
+    out: dict[str, float] = {}
+    for model, figures in summary["models"].items():
+        out |= {f"{model}/{k}": float(v) for k, v in figures.items() if isinstance(v, int | float)}
+    for name, test in summary["comparisons"].items():
+        out |= {f"{name}/{k}": float(test[k]) for k in ("difference", "low", "high", "p_value")}
+    return out
+
+
+def evaluate_once(model: Path | str, benchmark: str, params: Params, output: Path) -> dict[str, Any]:
+    """Any Hugging Face model folder on one benchmark, outside the pipeline: summary.json, responses.jsonl and
+    pictures in `output`. Returns the figures, with the printable row under `row`.
+
+    Raises:
+        UserError: no such benchmark, no model there, or every prompt too long.
+    """
+    problems = benchmark_problems(benchmark, params)
+    few_shot = few_shot_examples(params.prompt, EXAMPLES)
+    label = Path(str(model)).name
+    with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
+        result = evaluate_model(model, benchmark, problems, params, label=label, few_shot=few_shot,
+                                on_progress=bar.advance)  # fmt: skip
+    assert result is not None, "evaluate_once runs in one process"
+    figures = summarise(result.rows, params.evaluate, params.run.seed) | {"prompts_too_long": result.dropped}
+    summary = {"benchmark": benchmark, "models": {label: figures}, "comparisons": {}, "benchmarks": {}}
+    with written_aside(output) as folder:
+        folder.mkdir()
+        write_json(folder / "summary.json", summary)
+        write_jsonl(folder / "responses.jsonl", result.responses)
+        examples = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
+        write_text(folder / "examples.md", examples_markdown(examples, [label], benchmark))
+        draw(summary, folder)
+    return figures | {"model": label, "benchmark": benchmark, "row": table_rows({label: figures})[0]}
+
+
+if __name__ == "__main__":
+    inputs = [*MODELS.values(), Path("data/curated") / f"{TEST}.jsonl", EXAMPLES]
+    run_stage("evaluate", work, inputs=inputs, outputs=[SUMMARY, REPORT])
