@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-HIDDEN = ("sklearn", "scipy", "pandas")
+HIDDEN = ("sklearn", "scipy", "pandas", "deepspeed")
 
 
 @contextmanager

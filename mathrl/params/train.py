@@ -34,7 +34,8 @@ class Sft(Section):
     lr: float = Field(3e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: Optimizer = Optimizer(schedule="flat_linear")
     gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
-    eval_every: int = Field(0, ge=0, description="Dev pass@1 every n steps; 0: only the loss.")
+    tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
+    eval_every: int = Field(100, ge=0, description="Loss on dev demonstrations every n steps; 0: at the end.")
     checkpoint_every: int = Field(100, ge=1, description="Steps between resume points.")
 
 
@@ -77,6 +78,7 @@ class Rl(Section):
     min_pass_at_8: float = Field(0.3, ge=0, le=1, description="The SFT model's pass@8 must reach this first.")
     eval_every: int = Field(10, ge=0, description="Dev pass@1 every n steps; 0: only at the end.")
     eval_samples: int = Field(4, ge=1, description="Responses a dev problem.")
+    eval_temperature: float = Field(0.7, ge=0, description="Of the dev responses; 0 is greedy.")
     checkpoint_every: int = Field(10, ge=1, description="Steps between resume points.")
 
     @model_validator(mode="after")

@@ -75,6 +75,6 @@ class Sampler:
             length=len(completion.tokens),
             max_length=sampling.max_tokens,
             truncated=completion.finish_reason == "length",
-            row=problem.extra,
+            row={"source": problem.source, **problem.extra},
         )
 

@@ -1,0 +1,62 @@
+"""Data-parallel processes: gloo on CPUs, nccl on GPUs; nothing at all with one process."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mathrl.core.errors import UserError
+from mathrl.core.launch import check_ranks, rank, rendezvous, world_size
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this process: `auto` takes a GPU where there is one.
+
+    Raises:
+        UserError: cuda is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device is cuda, but torch finds no GPU; set run.device to cpu or auto")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+class Backend:
+    """What a trainer needs of the other processes. All of them call the same methods in the same order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.rank, self.world = device, rank(), world_size()
+        if self.world > 1:
+            if device.type == "cpu":
+                torch.set_num_threads(1)  # a process a core
+            kind = "nccl" if device.type == "cuda" else "gloo"
+            folder = rendezvous()
+            where = f"file://{folder}/torch" if folder else "env://"
+            dist.init_process_group(kind, init_method=where, rank=self.rank, world_size=self.world)
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replace the tensor by its sum over the processes, in place."""
+        if self.world > 1:
+            self._guarded(lambda: dist.all_reduce(tensor))
+
+    def gather(self, value: Any) -> list[Any]:
+        """The picklable `value` of every process, in order of rank, at every process."""
+        if self.world == 1:
+            return [value]
+        out: list[Any] = [None] * self.world
+        self._guarded(lambda: dist.all_gather_object(out, value))
+        return out
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            call()
+        except RuntimeError:
+            check_ranks()  # name the dead rank, if that is why
+            raise
+
+    def close(self) -> None:
+        if self.world > 1:
+            dist.destroy_process_group()

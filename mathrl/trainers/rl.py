@@ -1,0 +1,333 @@
+"""Reinforcement learning with verifiable rewards, one flat loop:
+sample → grade → advantages → loss → step → log.
+
+GRPO, Dr.GRPO, RLOO and DAPO's loss are settings of the functions it calls. What differs from DeepSeekMath's
+GRPO: the sampler is the trainer's own model, so the sampled log-probs are the old ones and no forward pass
+computes them; without a KL weight there is no reference model; the weights that are evaluated and exported
+are an exponential average of those that are trained.
+
+Shapes: P groups of G responses in the global batch, S = P G; N response tokens of a micro-batch.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mathrl.algorithms.advantages import group_advantages, uniform_groups
+from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.alignment import logprob_alignment
+from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.policy_loss import clipped_policy_loss
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import MetricSink
+from mathrl.core.nouns import Problem
+from mathrl.core.progress import progress
+from mathrl.core.seeding import derive_seed
+from mathrl.models.logprobs import response_logprobs
+from mathrl.params.train import Rl
+from mathrl.rewards.compose import RewardFunction
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
+from mathrl.trainers.demonstrations import Stream
+from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
+from mathrl.trainers.partition import balanced, filled
+from mathrl.trainers.rollouts import RolloutGroup, rollout_group, rollout_metrics
+from mathrl.trainers.stopping import Stopped, StopRequest
+
+MOST_BAD_UPDATES = 10
+
+
+@dataclass(frozen=True)
+class RlResult:
+    """Steps done, tokens sampled and tokens trained on (packed, prompts once a group), last dev accuracy."""
+
+    steps: int
+    sampled_tokens: int
+    trained_tokens: int
+    dev_accuracy: float | None
+
+
+def train_rl(
+    model: Any,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    dev: Sequence[Problem],
+    reward: RewardFunction,
+    params: Rl,
+    seed: int,
+    backend: Backend,
+    state: Path,
+    open_metrics: Callable[[int | None], MetricSink],
+) -> RlResult:
+    """Train `model`, which `sampler`'s engine samples from, in place; resumes from `state`.
+
+    At the end the model holds the averaged weights where `params.ema` is set.
+
+    Raises:
+        UserError: no problem whose prompt fits, or too many updates that are not a number.
+        Stopped: after a signal, once the checkpoint is written.
+    """
+    flat = FlatParameters(model)
+    optimizer = OptimizerSet(
+        model, flat, params.optimizer, params.lr, params.steps * params.epochs * params.minibatches
+    )
+    reference = copy.deepcopy(model).requires_grad_(False) if params.kl_coef else None
+    prompts = [sampler.prompt_tokens(problem) for problem in problems]
+    usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
+    if not usable:
+        raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
+    stream = Stream(len(usable), derive_seed(seed, "rl order"))
+    averaged = flat.weights.clone() if params.ema else None
+    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
+    done, counts = 0, {"updates": 0, "bad": 0, "sampled": 0, "trained": 0}
+    dev_accuracy: float | None = None
+    saved = checkpoints.latest()
+    if saved is not None:
+        flat.set_weights(saved.tensors.pop("weights").to(backend.device))
+        if averaged is not None:
+            averaged.copy_(saved.tensors.pop("averaged"))
+        optimizer.load_state(saved.tensors)
+        done, stream.cursor, counts = saved.step, saved.values["cursor"], dict(saved.values["counts"])
+        dev_accuracy = saved.values["dev_accuracy"]
+    metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
+
+    def save() -> None:
+        if backend.rank == 0:
+            tensors = {"weights": flat.weights, **optimizer.state()}
+            if averaged is not None:
+                tensors["averaged"] = averaged
+            values = {"cursor": stream.cursor, "counts": counts, "dev_accuracy": dev_accuracy}
+            checkpoints.save(Checkpoint(done, tensors, values))
+
+    if params.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    sampling = Sampling(params.group_size, params.temperature, params.max_tokens)
+    with progress("rl", params.steps, done) as bar:
+        while done < params.steps:
+            start = time.perf_counter()
+            step_seed = derive_seed(seed, "rl", done, backend.rank)
+            torch.manual_seed(step_seed)
+
+            # Sample and grade: each process its share of the prompts; then every process knows all.
+            chosen = [usable[stream.take()] for _ in range(params.prompts_per_step)]
+            mine = chosen[backend.rank :: backend.world]
+            graded = sampler.sample([problems[index] for index in mine], sampling, reward, step_seed)
+            own = [
+                rollout_group(index, prompts[index] or (), group)
+                for index, group in zip(mine, graded, strict=True) if group is not None
+            ]  # fmt: skip
+            sampled_at = time.perf_counter()
+            shares = backend.gather((own, stop.asked))
+            groups = [group for share, _ in shares for group in share]
+            stopping = any(asked for _, asked in shares)
+
+            # Advantages: of the whole batch, at every process.
+            rewards_PG = torch.tensor([group.rewards for group in groups])
+            advantages_PG = group_advantages(
+                rewards_PG, params.advantage, ddof=params.std_ddof, eps=params.std_eps
+            )
+            uniform = int(uniform_groups(rewards_PG).sum())
+
+            # Loss and step.
+            model.train()
+            update = UpdateFigures()
+            for epoch in range(params.epochs):
+                for part in minibatches(
+                    len(groups), params.minibatches, derive_seed(seed, "split", done, epoch)
+                ):
+                    figures = update_gradient(
+                        model, reference, flat, params, backend,
+                        [groups[index] for index in part], advantages_PG[part],
+                    )  # fmt: skip
+                    norm = optimizer.clip()
+                    if math.isfinite(norm) and math.isfinite(figures.loss):
+                        factor = optimizer.step(counts["updates"])
+                        if averaged is not None and params.ema:
+                            averaged.lerp_(flat.weights, 1 - params.ema)
+                    else:
+                        factor, counts["bad"] = 0.0, counts["bad"] + 1
+                        if counts["bad"] > MOST_BAD_UPDATES:
+                            raise UserError(
+                                f"rl: {counts['bad']} updates had a loss or gradient that is not a number; "
+                                "lower rl.lr or rl.optimizer.muon_lr"
+                            )
+                    counts["updates"] += 1
+                    counts["trained"] += figures.trained
+                    update.add(figures, norm)
+            model.eval()
+            done += 1
+            tokens = sum(len(response) for group in groups for response in group.responses)
+            counts["sampled"] += tokens
+
+            # Log.
+            end = time.perf_counter()
+            row = {
+                **rollout_metrics(groups, uniform), **update.metrics(params), "lr_factor": factor,
+                "skipped_updates": counts["bad"], "rollout/dropped_prompts": len(problems) - len(usable),
+                "time/step": end - start, "time/rollout": sampler.seconds["generation"],
+                "time/reward": sampler.seconds["reward"], "time/update": end - sampled_at,
+                "throughput/tokens_per_second": tokens / (end - start),
+            }  # fmt: skip
+            last = done == params.steps
+            if dev and (last or (params.eval_every and done % params.eval_every == 0)):
+                dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, flat, averaged)
+                dev_accuracy = dev_row["dev/accuracy"]
+                row |= dev_row | {"time/eval": time.perf_counter() - end}
+            if metrics is not None:
+                metrics.log(done, row)
+            bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
+            if last or stopping or done % params.checkpoint_every == 0:
+                save()
+            if stopping and not last:
+                raise Stopped
+    stop.close()
+    if averaged is not None:
+        flat.set_weights(averaged)
+    return RlResult(done, counts["sampled"], counts["trained"], dev_accuracy)
+
+
+@dataclass
+class UpdateFigures:
+    """Sums over the updates of a step; shares are by token weight."""
+
+    loss: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    alignment: float = 0.0
+    tokens: float = 0.0
+    trained: int = 0
+    norm: float = 0.0
+    updates: int = 0
+
+    def add(self, other: "UpdateFigures", norm: float) -> None:
+        for name in ("loss", "kl", "entropy", "clipped", "alignment", "tokens", "trained"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.norm += norm
+        self.updates += 1
+
+    def metrics(self, params: Rl) -> dict[str, float]:
+        tokens = max(1.0, self.tokens)
+        figures = {
+            "actor_loss": self.loss / self.updates,
+            "grad_norm": self.norm / self.updates,
+            "entropy": self.entropy / tokens,
+            "clip_fraction": self.clipped / tokens,
+            "rollout/logprob_alignment": self.alignment / tokens if self.tokens else 1.0,
+            "trained_tokens": float(self.trained),
+        }
+        return figures | ({"kl": self.kl / tokens} if params.kl_coef else {})
+
+
+def minibatches(groups: int, parts: int, seed: int) -> list[list[int]]:
+    """Group numbers in `parts` seeded parts; one part keeps their order."""
+    if parts == 1:
+        return [list(range(groups))]
+    order = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)).tolist()
+    return [order[part::parts] for part in range(parts)]
+
+
+def update_gradient(
+    model: Any,
+    reference: Any,
+    flat: FlatParameters,
+    params: Rl,
+    backend: Backend,
+    groups: Sequence[RolloutGroup],
+    advantages_PG: Tensor,
+) -> UpdateFigures:
+    """Fill `flat.gradients` with the gradient of the global batch's loss; return its figures.
+
+    Each process takes groups of about equal numbers of tokens. Groups in which all advantages are 0 have no
+    gradient: they get no forward pass where nothing but the surrogate is in the loss; the denominators count
+    them all the same.
+    """
+    lengths_PG = torch.tensor([[len(response) for response in group.responses] for group in groups])
+    if params.truncated == "mask":
+        lengths_PG[torch.tensor([group.truncated for group in groups])] = 0
+    weights_PG = token_weights(lengths_PG.flatten(), params.aggregation, params.max_tokens).view_as(
+        lengths_PG
+    )
+    skipping = params.skip_zero_variance and not params.kl_coef and not params.entropy_coef
+    useful = [i for i in range(len(groups)) if not skipping or bool(advantages_PG[i].any())]
+    share = balanced([groups[i].group.packed_tokens for i in useful], backend.world)[backend.rank]
+    mine = [useful[place] for place in share]
+    flat.gradients.zero_()
+    sums = torch.zeros(7, device=backend.device)
+    for micro in filled(mine, [groups[i].group.packed_tokens for i in mine], params.tokens_per_microbatch):
+        packed = [groups[index].group for index in micro]
+        logprobs_N, entropies_N = response_logprobs(model, packed, params.temperature)
+        lengths_S = torch.tensor([len(response) for group in packed for response in group.responses])
+        weights_N, advantages_N = (
+            spread(values[micro].flatten(), lengths_S).to(backend.device)
+            for values in (weights_PG, advantages_PG)
+        )
+        old_N = torch.tensor(
+            [value for index in micro for row in groups[index].logprobs for value in row],
+            device=backend.device,
+        )
+        loss_N, clipped_N = clipped_policy_loss(
+            logprobs_N, old_N, advantages_N, params.clip_low, params.clip_high
+        )
+        kl = 0.0
+        if reference is not None:
+            with torch.no_grad():
+                reference_N, _ = response_logprobs(reference, packed, params.temperature)
+            kl_N = kl_estimate(logprobs_N, reference_N, params.kl_estimator)
+            loss_N = loss_N + params.kl_coef * kl_N
+            kl = float(kl_N.detach().sum())
+        if params.entropy_coef:
+            loss_N = loss_N - params.entropy_coef * entropies_N
+        loss = (weights_N * loss_N).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        tokens = len(old_N)
+        sums += torch.tensor([
+            float(loss.detach()), kl, float(entropies_N.detach().sum()), float(clipped_N.sum()),
+            logprob_alignment(logprobs_N.detach(), old_N) * tokens, tokens,
+            sum(group.packed_tokens for group in packed),
+        ], device=backend.device)  # fmt: skip
+    backend.sum_(flat.gradients)
+    backend.sum_(sums)
+    *figures, trained = sums.tolist()
+    return UpdateFigures(*figures, trained=int(trained))
+
+
+def evaluate_dev(
+    sampler: Sampler,
+    dev: Sequence[Problem],
+    reward: RewardFunction,
+    params: Rl,
+    seed: int,
+    backend: Backend,
+    flat: FlatParameters,
+    averaged: Tensor | None,
+) -> dict[str, float]:
+    """Accuracy and length on the dev problems, with the averaged weights where there are any.
+
+    The same random numbers at every evaluation, so that two of them differ by the weights alone.
+    """
+    trained = flat.weights.clone()
+    if averaged is not None:
+        flat.set_weights(averaged)
+    sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
+    mine = list(dev[backend.rank :: backend.world])
+    dropped = sampler.dropped
+    graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
+    sampler.dropped = dropped
+    flat.set_weights(trained)
+    rows = [(each.correct, len(each.completion.tokens)) for group in graded if group for each in group]
+    gathered = [row for share in backend.gather(rows) for row in share]
+    count = max(1, len(gathered))
+    return {
+        "dev/accuracy": sum(correct for correct, _ in gathered) / count,
+        "dev/response_length": sum(length for _, length in gathered) / count,
+    }

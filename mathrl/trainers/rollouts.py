@@ -1,0 +1,91 @@
+"""One step's graded roll-outs as the trainer needs them: token ids, log-probs, rewards.
+
+Shapes: P groups (prompts) of G responses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mathrl.core.nouns import Graded, Problem
+from mathrl.models.packing import Group
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """The responses to one prompt.
+
+    Example:
+        RolloutGroup(problem=17, prompt=(7, 10, 5, 14), responses=((5, 9, 2), (3, 2)),
+                     logprobs=((-0.1, -0.7, 0.0), (-2.3, 0.0)), rewards=(1.0, 0.0), correct=(True, False),
+                     truncated=(False, False), parts=({"accuracy": 1.0}, {"accuracy": 0.0}))
+
+    `problem` is the number of the problem in the training set.
+    """
+
+    problem: int
+    prompt: tuple[int, ...]
+    responses: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    rewards: tuple[float, ...]
+    correct: tuple[bool, ...]
+    truncated: tuple[bool, ...]
+    parts: tuple[dict[str, float], ...]
+
+    @property
+    def group(self) -> Group:
+        return Group(self.prompt, self.responses)
+
+
+def rollout_group(problem: int, prompt: Sequence[int], graded: Sequence[Graded]) -> RolloutGroup:
+    return RolloutGroup(
+        problem=problem,
+        prompt=tuple(prompt),
+        responses=tuple(each.completion.tokens for each in graded),
+        logprobs=tuple(each.completion.logprobs for each in graded),
+        rewards=tuple(each.reward for each in graded),
+        correct=tuple(each.correct for each in graded),
+        truncated=tuple(each.completion.finish_reason == "length" for each in graded),
+        parts=tuple(dict(each.parts) for each in graded),
+    )
+
+
+def rollout_metrics(groups: Sequence[RolloutGroup], uniform: int) -> dict[str, float]:
+    """What a step's roll-outs were like, under the field's names."""
+    rewards = torch.tensor([group.rewards for group in groups])
+    lengths = [len(response) for group in groups for response in group.responses]
+    count = len(lengths)
+    figures = {
+        "reward/overall": float(rewards.mean()),
+        "reward/overall_std": float(rewards.std()) if count > 1 else 0.0,
+        "reward/accuracy": sum(sum(group.correct) for group in groups) / count,
+        "response_length": sum(lengths) / count,
+        "response_length_max": float(max(lengths)),
+        "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
+        "rollout/zero_variance_share": uniform / len(groups),
+    }
+    parts = [part for group in groups for part in group.parts]
+    for name in sorted({name for part in parts for name in part}):
+        # Where a response has no such part (another route), it counts nowhere.
+        values = [part[name] for part in parts if name in part]
+        figures.setdefault(f"reward/{name}", sum(values) / len(values))
+    return figures
+
+
+def example_rows(
+    problems: Sequence[Problem], groups: Sequence[RolloutGroup], tokenizer: Any, count: int
+) -> list[dict[str, Any]]:
+    """A few responses to look at: the first of each of `count` groups."""
+    return [
+        {
+            "problem_id": problems[group.problem].id,
+            "prompt": tokenizer.decode(group.prompt),
+            "response": tokenizer.decode(group.responses[0]),
+            "ground_truth": list(problems[group.problem].answers),
+            "reward": group.rewards[0],
+            "correct": group.correct[0],
+        }
+        for group in groups[:count]
+    ]

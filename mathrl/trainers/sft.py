@@ -1,0 +1,150 @@
+"""Supervised fine-tuning: one flat loop over packed demonstrations, loss on the response's tokens only.
+
+Shapes: N response tokens of a micro-batch.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import MetricSink
+from mathrl.core.progress import progress
+from mathrl.core.seeding import derive_seed
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.params.train import Sft
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
+from mathrl.trainers.demonstrations import Stream, next_batch
+from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
+from mathrl.trainers.partition import balanced, filled
+from mathrl.trainers.stopping import Stopped, StopRequest
+
+MOST_BAD_STEPS = 10
+
+
+@dataclass(frozen=True)
+class SftResult:
+    """Tokens that went through the model (each forward and backward), and the last losses."""
+
+    steps: int
+    tokens: int
+    loss: float
+    dev_loss: float | None
+
+
+def train_sft(
+    model: Any,
+    demonstrations: Sequence[Group],
+    dev: Sequence[Group],
+    params: Sft,
+    seed: int,
+    backend: Backend,
+    state: Path,
+    open_metrics: Callable[[int | None], MetricSink],
+    *,
+    title: str = "sft",
+) -> SftResult:
+    """Minimise the mean negative log-likelihood of response tokens, in place.
+
+    Resumes from `state`. The loss and its gradient are those of the global batch, whatever the number of
+    processes and micro-batches.
+
+    Raises:
+        UserError: ten steps had a loss or gradient that is not a number.
+        Stopped: after a signal, once the checkpoint is written.
+    """
+    flat = FlatParameters(model)
+    optimizer = OptimizerSet(model, flat, params.optimizer, params.lr, params.steps)
+    stream = Stream(len(demonstrations), derive_seed(seed, "sft order"))
+    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
+    done, tokens_seen, bad = 0, 0, 0
+    saved = checkpoints.latest()
+    if saved is not None:
+        flat.set_weights(saved.tensors.pop("weights").to(backend.device))
+        optimizer.load_state(saved.tensors)
+        done, stream.cursor = saved.step, saved.values["cursor"]
+        tokens_seen, bad = saved.values["tokens_seen"], saved.values["bad"]
+    metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
+
+    def save() -> None:
+        if backend.rank == 0:
+            tensors = {"weights": flat.weights, **optimizer.state()}
+            values = {"cursor": stream.cursor, "tokens_seen": tokens_seen, "bad": bad}
+            checkpoints.save(Checkpoint(done, tensors, values))
+
+    if params.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    loss, dev_loss = math.nan, None
+    with progress(title, params.steps, done) as bar:
+        while done < params.steps:
+            start = time.perf_counter()
+            torch.manual_seed(derive_seed(seed, "sft", done, backend.rank))
+            batch = next_batch(stream, demonstrations, params.tokens_per_step)
+            tokens_seen += sum(group.packed_tokens for group in batch)
+            predicted = sum(len(group.responses[0]) for group in batch)
+
+            mine = [batch[i] for i in balanced([g.packed_tokens for g in batch], backend.world)[backend.rank]]
+            flat.gradients.zero_()
+            total = torch.zeros(2, device=backend.device)  # loss, and whether a stop was asked for
+            for micro in filled(mine, [g.packed_tokens for g in mine], params.tokens_per_microbatch):
+                logprobs_N, _ = response_logprobs(model, micro)
+                micro_loss = -logprobs_N.sum() / predicted
+                micro_loss.backward()  # type: ignore[no-untyped-call]
+                total[0] += micro_loss.detach()
+            total[1] = float(stop.asked)
+            backend.sum_(flat.gradients)
+            backend.sum_(total)
+            loss, stopping = (float(value) for value in total)
+            norm = optimizer.clip()
+            if math.isfinite(loss) and math.isfinite(norm):
+                factor = optimizer.step(done)
+            else:
+                factor, bad = 0.0, bad + 1
+                if bad > MOST_BAD_STEPS:
+                    raise UserError(
+                        f"sft: {bad} steps had a loss or gradient that is not a number; lower sft.lr"
+                    )
+            done += 1
+
+            seconds = time.perf_counter() - start
+            figures = {
+                "loss": loss, "grad_norm": norm, "lr_factor": factor, "tokens_seen": tokens_seen,
+                "skipped_updates": bad, "time/step": seconds,
+                "throughput/tokens_per_second": sum(g.packed_tokens for g in batch) / seconds,
+            }  # fmt: skip
+            last = done == params.steps
+            if dev and (last or (params.eval_every and done % params.eval_every == 0)):
+                dev_loss = demonstration_loss(model, dev, params.tokens_per_microbatch, backend)
+                figures["dev/loss"] = dev_loss
+            if metrics is not None:
+                metrics.log(done, figures)
+            bar.advance(loss=loss)
+            if last or stopping or done % params.checkpoint_every == 0:
+                save()
+            if stopping and not last:
+                raise Stopped
+    stop.close()
+    model.eval()
+    return SftResult(done, tokens_seen, loss, dev_loss)
+
+
+@torch.no_grad()
+def demonstration_loss(model: Any, groups: Sequence[Group], budget: int, backend: Backend) -> float:
+    """Mean negative log-likelihood (nats) of the response tokens of held-out demonstrations."""
+    mine = groups[backend.rank :: backend.world]
+    sums = torch.zeros(2, device=backend.device)
+    model.eval()
+    for micro in filled(mine, [group.packed_tokens for group in mine], budget):
+        logprobs_N, _ = response_logprobs(model, micro)
+        sums += torch.stack([-logprobs_N.sum(), torch.tensor(float(len(logprobs_N)), device=sums.device)])
+    model.train()
+    backend.sum_(sums)
+    return float(sums[0] / sums[1])
