@@ -1,0 +1,1 @@
+"""The verbs: each module parses, wires and runs one stage."""

@@ -1,0 +1,190 @@
+"""How every stage starts and ends: parameters, resume state, the record mirrored to MLflow, errors.
+
+A stage is `python -m mathrl.stages.<stage>`, called alike by `dvc repro`, a flow and a sweep; it does not know
+by whom. It leaves a record in home()/records: run.json, metrics.jsonl and artifacts/, which
+`mathrl.tracking.mirror` uploads; stages themselves import no tracker.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.files import write_json
+from mathrl.core.hashing import digest, digest_path
+from mathrl.core.launch import rank
+from mathrl.core.metrics import JsonlSink
+from mathrl.core.places import home, state_root
+from mathrl.params import Params, load_params, stage_params
+from mathrl.params.schema import READS, STAGES
+
+MIRROR = "MATHRL_MIRROR"  # set by whoever already runs a mirror process
+MIRROR_PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class StageRun:
+    """What a stage's work is given.
+
+    `params` shows only the sections that dvc.yaml names for the stage; `state` is an absolute folder that
+    survives a kill and is found again by the same stage with the same parameters and inputs; what is put
+    into `artifacts` (pictures, tables) goes to MLflow.
+    """
+
+    name: str
+    params: Params
+    state: Path
+    record: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def artifacts(self) -> Path:
+        return self.record / "artifacts"
+
+    def open_metrics(self, resume_after: int | None = None) -> JsonlSink:
+        """The live metrics file; `resume_after` is the step of the checkpoint that the run goes on from."""
+        return JsonlSink(self.record / "metrics.jsonl", resume_after=resume_after)
+
+    def summary(self, figures: Mapping[str, float]) -> None:
+        """Final figures, shown with the MLflow run."""
+        self._note(summary={**self.facts.get("summary", {}), **figures})
+
+    def dataset(self, name: str, path: Path) -> None:
+        """An input of the run that MLflow shows as a dataset, with its digest."""
+        known = {**self.facts.get("datasets", {}), name: {"path": str(path), "digest": digest_path(path)}}
+        self._note(datasets=known)
+
+    def _note(self, **facts: Any) -> None:
+        self.facts.update(facts)
+        if rank() == 0:
+            write_json(self.record / "run.json", self.facts)
+
+
+def run_stage(
+    name: str,
+    work: Callable[[StageRun], None],
+    *,
+    inputs: Sequence[str | Path],
+    outputs: Sequence[str | Path],
+) -> None:
+    """Run `work` as the stage `name` and end the process: 0, 2 for a user's error, 75 when it was stopped
+    and can go on, 130 for Ctrl-C.
+
+    Every rank of the stage calls this; ranks above 0 leave locks, records and clean-up to rank 0.
+    """
+    exit_on_user_error(lambda: _run(name, work, [Path(i) for i in inputs], [Path(o) for o in outputs]))
+
+
+def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], outputs: list[Path]) -> None:
+    params = stage_params(name)
+    given = {str(path): digest_path(_present(path, name)) for path in inputs}
+    shown = load_params().model_dump(mode="json", by_alias=True)
+    own = {section: shown[section] for section in READS[name]}
+    key = digest([name, own, given])
+    state = state_root() / f"{name}-{key}"
+    state.mkdir(parents=True, exist_ok=True)
+    if rank() != 0:
+        work(StageRun(name, params, state, Path(os.environ["MATHRL_RECORD"])))
+        return
+    with _only_one(state, name):
+        record = _open_record(name, key)
+        os.environ["MATHRL_RECORD"] = str(record)
+        run = StageRun(name, params, state, record)
+        run._note(
+            stage=name, key=key, status="running", started=time.time(), params=own, inputs=given, outputs={},
+            pipeline=digest({s: shown[s] for stage in STAGES for s in READS[stage]}), git=_git(),
+            prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""), workspace=str(Path.cwd()),
+        )  # fmt: skip
+        with _mirror():
+            try:
+                work(run)
+            except BaseException as error:
+                run._note(status=_status(error), ended=time.time(), error=str(error) or type(error).__name__)
+                raise
+            made = {str(path): digest_path(path) for path in outputs}
+            run._note(status="finished", ended=time.time(), outputs=made)
+        shutil.rmtree(state)
+
+
+def _present(path: Path, stage: str) -> Path:
+    if not path.exists():
+        raise UserError(f"{path}: not there yet; `mathrl run {stage}` or `dvc repro {stage}` makes it first")
+    return path
+
+
+@contextmanager
+def _only_one(state: Path, name: str) -> Iterator[None]:
+    lock = FileLock(state.with_suffix(".lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"stage {name} with these parameters and inputs is running already ({state}); "
+            "wait for it or stop it"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _open_record(name: str, key: str) -> Path:
+    """The record of an unfinished run of this key, so that a resumed run stays one run, or a new one."""
+    root = home() / "records"
+    root.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 10_000):
+        record = root / f"{name}-{key}-{number}"
+        try:
+            finished = json.loads((record / "run.json").read_text())["status"] == "finished"
+        except (FileNotFoundError, json.JSONDecodeError):
+            finished = False
+        if not finished:
+            (record / "artifacts").mkdir(parents=True, exist_ok=True)
+            return record
+    raise UserError(f"{root}: ten thousand runs of {name}-{key}; remove old ones")
+
+
+@contextmanager
+def _mirror() -> Iterator[None]:
+    """A mirror process of the stage's own, unless the flow that started the stage has one."""
+    if os.environ.get(MIRROR):
+        yield
+        return
+    command = [sys.executable, "-m", "mathrl.tracking.mirror"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    mirror = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    try:
+        yield
+    finally:
+        assert mirror.stdin is not None
+        mirror.stdin.close()  # the signal to upload the rest and end
+        try:
+            mirror.wait(timeout=MIRROR_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            mirror.kill()
+            print("MLflow did not take everything in time; `mathrl sync` uploads the rest", file=sys.stderr)
+
+
+def _status(error: BaseException) -> str:
+    stopped = isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemExit) and error.code in (75, 130, 128 + signal.SIGTERM)
+    )
+    return "stopped" if stopped else "failed"
+
+
+def _git() -> dict[str, Any]:
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
