@@ -7,13 +7,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from mathrl.rewards.evaluate import Refused, start_clock
+from mathrl.rewards.exact import Refused, start_clock
 from mathrl.rewards.extract import last_value, prose_words
 from mathrl.rewards.normalize import canonical, has_comma_groups, merge_thousands, squeezed
 from mathrl.rewards.parser import parse
 from mathrl.rewards.scalar import Restated
 from mathrl.rewards.structure import same
-from mathrl.rewards.words import number_in_words, option, plain_words, same_words
+from mathrl.rewards.words import number_in_words, option, plain_words, same_words, unwrapped
 
 MAX_ANSWER = 4000
 TIME_LIMIT = 0.4
@@ -86,16 +86,18 @@ def _compare_texts(truth: str, answer: str) -> Comparison:
     words = same_words(truth, answer)
     if words is not None:
         return Comparison(words, "words", "" if words else "different words")
+    spoken = number_in_words(plain_words(answer) or "")
+    if spoken is not None:
+        answer = str(spoken)
     try:
         verdict = _compare_trees(truth, answer)
     except (Refused, Restated) as error:
         return Comparison(False, "structure", str(error))
     if verdict is not None and verdict.equal is not None:
         return verdict
-    spoken = _spoken(truth, answer)
-    if spoken is not None:
-        return spoken
-    return verdict or Comparison(None, "structure", "not in the grammar")
+    if _as_text(truth) == _as_text(answer):
+        return Comparison(True, "same text", "")
+    return _spoken(truth, answer) or verdict or Comparison(None, "structure", "not in the grammar")
 
 
 def _readings(text: str) -> tuple[str, ...]:
@@ -134,14 +136,22 @@ def _compare_trees(truth: str, answer: str) -> Comparison | None:
     return result
 
 
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
+_LONG_WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+def _as_text(text: str) -> str:
+    """Letters and digits only, \\text{} looked through; capitals count unless there are words."""
+    inner = _BETWEEN_DIGITS.sub("_", unwrapped(text).replace("\\", ""))
+    inner = "".join(inner.split())
+    return inner.lower() if _LONG_WORD.search(inner) else inner
+
+
 def _spoken(truth: str, answer: str) -> Comparison | None:
     """An answer in words for a truth in mathematics: forty-two, or a sentence that ends in a number."""
     words = plain_words(answer)
     tree = parse(truth)
     if words is not None:
-        number = number_in_words(words)
-        if number is not None and tree is not None:
-            return Comparison(bool(same(tree, parse(str(number)) or tree)), "number in words", "")
         if option(truth) is None:
             return Comparison(False, "words", "words where mathematics was expected")
         return Comparison(False, "words", "no option letter")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mathrl.core.errors import UserError
-from mathrl.rewards.evaluate import hash_text
+from mathrl.rewards.field import hash_text
 from mathrl.rewards.workers import Engine
 
 _QUESTION = (

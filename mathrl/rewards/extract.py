@@ -41,16 +41,19 @@ _PHRASE = re.compile(
 )
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct.*", re.IGNORECASE | re.DOTALL)
 _SPECIAL = re.compile(r"<\|[a-z_]{1,30}\|>.*", re.DOTALL)
-_SENTENCE_END = re.compile(r"(?<!\bno)[.!?](?=\s|$)|[。！？]|\n\s*\n")
+_SENTENCE_END = re.compile(r",?\s+(?:since|because|so that|which)\b|(?<!\bno)[.!?](?=\s|$)|[。！？]|\n\s*\n")
 _FORMULA = re.compile(
-    r"\$\$([^$]{1,800})\$\$|\$([^$\n]{1,800})\$|\\\[(.{1,800}?)\\\]|\\\((.{1,800}?)\\\)", re.DOTALL
+    r"\$\$([^$]{1,800})\$\$|\$((?:\\\$|[^$\n]){1,800}?)(?<!\\)\$|\\\[(.{1,800}?)\\\]|\\\((.{1,800}?)\\\)",
+    re.DOTALL,
 )
 _NUMBER = re.compile(
-    r"(?<![A-Za-z\d_])(?<![\d.,]\d)[-−+]?\s?[$€£¥]?(?:\\frac\{-?\d+\}\{\d+\}|"
-    r"\d{1,3}(?:(?:,|\{\s*,\s*\}|,\\!)\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?|\.\d+)"
+    r"(?<![A-Za-z\d_^])(?<![\^_]\{)(?<![\d.,]\d)[-−+]?\s?[$€£¥]?(?:\\frac\{-?\d+\}\{\d+\}|"
+    r"\d{1,3}(?:(?:,|\{\s*,\s*\}|,\\!)\d{3})+(?:\.\d+)?(?!\d)|(?<!,)\d+,\d{1,2}(?!\d|,\d)|\d+(?:\.\d+)?|\.\d+)"
     r"(?:\s?/\s?\d+(?![\d/]))?(?:[eE][-+]?\d+)?(?:\s?\\?%)?(?![A-Z])"
 )
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z*]+\}(?:\{[lcr| ]+\})?")
+_HAN = re.compile(r"[\u3400-\u9fff]")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])|[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f]{2,}")
 _MATH_WORDS = frozenset(
     [
         "sqrt",
@@ -79,7 +82,10 @@ _MATH_WORDS = frozenset(
 
 def prose_words(text: str) -> int:
     r"""How many ordinary words stand in a text, commands and \text{} looked over."""
-    return sum(1 for word in _PROSE.findall(text) if word.lower() not in _MATH_WORDS)
+    if "\\begin" in text:
+        text = _ENVIRONMENT.sub(" ", text)
+    words = sum(1 for word in _PROSE.findall(text) if word.lower() not in _MATH_WORDS)
+    return words if text.isascii() else words + len(_HAN.findall(text))
 
 
 def without_think(response: str) -> str | None:
@@ -169,6 +175,9 @@ def _box_content(text: str, start: int) -> tuple[int, str] | None:
             if depth == 0:
                 return i + 1, text[begin:i]
         i += 1
+    end = text.find("\\}", begin)  # \boxed{185\}: the closing brace was escaped
+    if end >= 0 and end - begin < 60 and "{" not in text[begin:end]:
+        return end + 2, text[begin:end]
     return None
 
 
@@ -190,7 +199,7 @@ def _hashes(text: str) -> Extraction | None:
         return None
     line = text[start + 4 :].lstrip(" #\t")
     end = line.find("\n")
-    line = (line if end < 0 else line[:end]).strip()
+    line = _SPECIAL.sub("", line if end < 0 else line[:end]).strip()
     return Extraction(line, "hashes") if line else None
 
 
@@ -229,16 +238,22 @@ def _inside(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
 
 
+_WORKING = re.compile(r"[\d\s.+*/()x×÷−-]+=[\d\s.+*/()=;,x×÷−-]+")  # 7+5=12;12*3=36 claims its last number
+
+
+def _is_bare(text: str) -> bool:
+    """Whether a short response is an answer by itself, not a sentence around one."""
+    if _WORKING.fullmatch(text):
+        return False
+    words = prose_words(text)
+    return words == 0 or (words <= 2 and (text[0] in "-$\\([{0123456789" or not re.search(r"[\d$]", text)))
+
+
 def _unmarked(text: str) -> Extraction:
     text = _SPECIAL.sub("", text[-TAIL:]).strip()
     if not text:
         return NOTHING
-    if (
-        len(text) <= 80
-        and "\n" not in text
-        and prose_words(text) <= 2
-        and not _SENTENCE_END.search(text[:-1])
-    ):
+    if len(text) <= 80 and "\n" not in text and _is_bare(text) and not _SENTENCE_END.search(text[:-1]):
         return Extraction(text, "whole")
     formula = None
     for match in _FORMULA.finditer(text):

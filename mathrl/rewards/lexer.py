@@ -26,12 +26,13 @@ class Token(NamedTuple):
 MAX_TOKENS = 1200
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!\ ]|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\})+)
-    |(?P<num>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE](?:-?\d+|\+\d{2,})(?![\d.]|\w))?)
+    |(?P<num>(?:\d+\.(?=\\(?:overline|bar)\{)|\d+(?:\.\d+)?|\.\d+)(?:[eE](?:-?\d+|\+\d{2,})(?![\d.]|\w))?)
     |(?P<cmd>\\[a-zA-Z]+)
     |(?P<escape>\\[^a-zA-Z])
     |(?P<name>[a-zA-Z]+)
     |(?P<ell>\.\.\.+)
     |(?P<op>\*\*|<=|>=|!=|==|=<|=>|[-+*/^_!=<>()\[\]{}|,;:&'%$"€£¥.])
+    |(?P<han>[\u3400-\u9fff]+)
     |(?P<letter>[^\W\d_])""",
     re.VERBOSE,
 )
@@ -164,6 +165,8 @@ def tokenize(text: str) -> list[Token]:
                 raise ParseError(f"unknown command {value!r}")
         elif kind == "name":
             tokens.extend(_name_tokens(value, spaced, tokens))
+        elif kind == "han":
+            tokens.append(Token("text", value, spaced))
         elif kind in ("letter", "num"):
             tokens.append(Token("num" if kind == "num" else "name", value, spaced))
         elif kind == "ell":

@@ -84,6 +84,12 @@ _SIZING = re.compile(
     r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|huge|bf|rm|it|cal)(?![a-zA-Z])"
 )
 _SET_BRACE = re.compile(r"\\(?:left|right)\s*\\([{}])")
+_ORDINAL = re.compile(
+    r"(?<=\d)\s?(?:\^\s*\{\s*\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}|\^\s*\{\s*(?:st|nd|rd|th)\s*\}|"
+    r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![a-zA-Z]))"
+)
+_HAS_SUFFIX = re.compile(r"(?:st|nd|rd|th|\.\s?m)\b", re.IGNORECASE)
+_NOON = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _TRAILING = " \t\n.,;:"
 
 
@@ -139,6 +145,8 @@ def canonical(text: str) -> str:
     '( -1 , 2 )'
     """
     text = strip_wrappers(ascii_math(text))
+    if _HAS_SUFFIX.search(text):
+        text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:
         text = _SET_BRACE.sub(r"\\\1", text)
         text = _SIZING.sub(" ", text)
@@ -147,7 +155,7 @@ def canonical(text: str) -> str:
     return text
 
 
-_SPACE = re.compile(r"\s+|\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)|\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
 
 
 @lru_cache(maxsize=16384)

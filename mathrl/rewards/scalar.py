@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from mathrl.rewards.evaluate import TASK_OPERATORS, Refused, exact, numeric_value, same_expression
+from mathrl.rewards.evaluate import TASK_OPERATORS, same_expression
+from mathrl.rewards.exact import Refused, exact
+from mathrl.rewards.numeric import numeric_value
 from mathrl.rewards.sets import infinite
 from mathrl.rewards.syntax import Node, key, kinds, num, symbols
 from mathrl.rewards.units import SINGLE_LETTER_UNITS, scale

@@ -8,7 +8,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from mathrl.rewards.evaluate import Refused, exact, numeric_value
+from mathrl.rewards.exact import Refused, exact
+from mathrl.rewards.numeric import numeric_value
 from mathrl.rewards.syntax import Node, children, key, neg, num, symbols
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -173,6 +174,9 @@ def _relation(node: Node) -> list[Piece]:
             raise NotASet("not in one variable")
         if not symbols(left):
             left, right, op = right, left, _FLIP[op]
+        if left.kind == "abs":
+            outside += _absolute(op, left.args[0], right)
+            continue
         slope, shift = _linear(left)
         if slope < 0:
             op = _FLIP[op]
@@ -192,6 +196,17 @@ def _relation(node: Node) -> list[Piece]:
         else:
             outside += _complement([Piece(end, closed, _INF, False)])
     return _complement(outside)
+
+
+def _absolute(op: str, inside: Node, bound: Node) -> list[Piece]:
+    """What |inside| < bound (or >, …) leaves out."""
+    if op in ("<", "<="):
+        pair = _relation(Node("rel", ((op, op), (neg(bound), inside, bound))))
+        return _complement(pair)
+    if op == "!=":
+        raise NotASet("not an interval")
+    low = _relation(Node("rel", ((_FLIP[op],), (inside, neg(bound)))))
+    return _complement(low + _relation(Node("rel", ((op,), (inside, bound)))))
 
 
 def _linear(node: Node) -> tuple[Fraction, Fraction]:

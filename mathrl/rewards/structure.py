@@ -7,15 +7,13 @@ tuple's own order may stand for the tuple; ``k=1`` may stand for 1, ``0<x<1`` fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from mathrl.rewards.evaluate import Refused, check_clock, modular, same_expression
+from mathrl.rewards.exact import Refused, check_clock
+from mathrl.rewards.relations import is_assignment, same_relation
 from mathrl.rewards.scalar import refuse_restated, same_scalar
 from mathrl.rewards.sets import INEQUALITIES, NotASet, real_set, same_real_set
-from mathrl.rewards.syntax import MINUS_ONE, Node, key, kinds, neg, num, symbols
+from mathrl.rewards.syntax import Node, key, kinds, neg, num, symbols
 
-_NAMES = frozenset(["sym", "app", "text"])
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 MAX_ITEMS = 200
 
 
@@ -37,7 +35,7 @@ def same(truth: Node, answer: Node) -> bool | None:
     if verdict is not None:
         return verdict
     if truth.kind == "rel" or answer.kind == "rel":
-        return _relations(truth, answer)
+        return same_relation(truth, answer, same)
     mine, theirs = _items(truth), _items(answer)
     if truth.kind == "tuple" or answer.kind == "tuple":
         return _tuples(truth, answer)
@@ -66,15 +64,11 @@ def _plain(node: Node) -> Node:
             return Node("matrix", (rows,))
     if node.kind == "list":
         first, *rest = node.args[0]
-        if _is_assignment(first) and all(part.kind not in ("rel", "list") for part in rest):
+        if is_assignment(first) and all(part.kind not in ("rel", "list") for part in rest):
             return Node("list", ((first.args[1][1], *rest),))
     if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
         return node.args[1][1]  # type: ignore[no-any-return]
     return node
-
-
-def _is_assignment(node: Node) -> bool:
-    return node.kind == "rel" and node.args[0] == ("=",) and node.args[1][0].kind in _NAMES
 
 
 def _as_real_sets(truth: Node, answer: Node) -> bool | None:
@@ -102,9 +96,6 @@ def _as_real_sets(truth: Node, answer: Node) -> bool | None:
     return same_real_set(mine, theirs)
 
 
-# -- collections ----------------------------------------------------------------------------------------------
-
-
 def _items(node: Node) -> list[Node] | None:
     """The elements of a list or set, plus-minus written out; None for a single value."""
     if node.kind in ("list", "set"):
@@ -120,7 +111,7 @@ def _signs(node: Node) -> list[Node]:
     """Both values of an expression with a plus-minus sign in it."""
     if "pm" not in kinds(node):
         return [node]
-    if node.kind == "rel" and _is_assignment(node):
+    if node.kind == "rel" and is_assignment(node):
         return _signs(node.args[1][1])
     if node.kind in ("tuple", "matrix", "rel", "list", "set", "union"):
         return [node]
@@ -151,7 +142,7 @@ def _signed(node: Node, minus: bool) -> Node:
 def _collections(truth: Node, answer: Node, mine: list[Node], theirs: list[Node]) -> bool | None:
     if len(mine) > MAX_ITEMS or len(theirs) > MAX_ITEMS:
         raise Refused("a list too long")
-    if all(_is_assignment(part) for part in (*mine, *theirs)):
+    if all(is_assignment(part) for part in (*mine, *theirs)):
         return _unordered(mine, theirs)
     mine, theirs = _values(mine), _values(theirs)
     if "set" in (truth.kind, answer.kind):
@@ -163,7 +154,7 @@ def _values(items: list[Node]) -> list[Node]:
     """x_1 = 2, x_2 = 3 as 2, 3; groups of assignments as tuples of their values."""
     out = []
     for item in items:
-        if _is_assignment(item):
+        if is_assignment(item):
             out.append(item.args[1][1])
         elif item.kind == "list":
             out.append(Node("tuple", ("(", ")", tuple(_assigned(item.args[0]) or item.args[0]))))
@@ -174,7 +165,7 @@ def _values(items: list[Node]) -> list[Node]:
 
 def _assigned(items: Sequence[Node]) -> list[Node] | None:
     """The values of assignments to different names, in the order of the names."""
-    if not all(_is_assignment(item) for item in items):
+    if not all(is_assignment(item) for item in items):
         return None
     named = sorted((key(item.args[1][0]), i) for i, item in enumerate(items))
     if len({name for name, _ in named}) < len(items):
@@ -270,166 +261,3 @@ def _matrices(truth: Node, answer: Node) -> bool | None:
     if [len(row) for row in mine] != [len(row) for row in theirs]:
         return False
     return _ordered([cell for row in mine for cell in row], [cell for row in theirs for cell in row])
-
-
-# -- relations ------------------------------------------------------------------------------------------------
-
-
-def _relations(truth: Node, answer: Node) -> bool | None:
-    if truth.kind == answer.kind:
-        return _two_relations(truth, answer)
-    relation, other = (truth, answer) if truth.kind == "rel" else (answer, truth)
-    operators = relation.args[0]
-    if operators == ("in",):
-        return same(relation.args[1][1], other) if relation is truth else same(other, relation.args[1][1])
-    if not set(operators) <= {"=", "~", "->", "=>"}:
-        return False
-    candidates = _chain_values(relation, from_answer=relation is answer)
-    result: bool | None = False
-    for i, value in enumerate(candidates):
-        if i and not _has_decimal(other):
-            break  # the approximate member counts only against a decimal
-        verdict = same(value, other) if relation is truth else same(other, value)
-        if verdict:
-            return True
-        result = None if verdict is None else result
-    return result
-
-
-def _has_decimal(node: Node) -> bool:
-    return node.kind == "num" and bool(node.args[1])
-
-
-def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
-    """What a chain of equalities claims: its last exact member, then an approximate one.
-
-    ``x = 5``, ``f(x) = 5``, ``m+n = 5`` and ``2+3 = 5`` claim 5; ``a^2+b = 0`` is an equation and claims nothing.
-    """
-    operators, members = relation.args
-    cut = operators.index("~") + 1 if "~" in operators else len(members)
-    exact_members, rough = members[:cut], members[cut:]
-    out = []
-    if len(exact_members) > 1:
-        first, last = exact_members[0], exact_members[-1]
-        if last.kind == "sym" and first.kind != "sym":
-            first, last = last, first
-        closed = not symbols(first)
-        if len(exact_members) > 2 or closed or _is_label(first) or (from_answer and _is_total(first)):
-            out.append(last)
-    elif not _is_label(exact_members[0]):
-        out.append(exact_members[0])
-    else:
-        return [rough[-1]]
-    return out + list(rough[-1:])
-
-
-def _is_label(node: Node) -> bool:
-    """A name, f(x), an angle, a ratio or product of capital letters: the left side of an assignment."""
-    if node.kind in _NAMES or node.kind == "unit":
-        return True
-    if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add"):
-        names = symbols(node)
-        capitals = bool(names) and all(name[:1].isupper() for name in names)
-        return (capitals and "num" not in kinds(node)) or (node.kind == "tuple" and "num" not in kinds(node))
-    return False
-
-
-def _is_total(node: Node) -> bool:
-    """m + n, a b c: several names and no numbers."""
-    return (
-        len(symbols(node)) > 1
-        and not ({"num", "pow", "root", "func"} & kinds(node) - {"num"})
-        and not _numbers(node)
-    )
-
-
-def _numbers(node: Node) -> bool:
-    return "num" in kinds(node)
-
-
-def _two_relations(truth: Node, answer: Node) -> bool | None:
-    mine, theirs = truth.args, answer.args
-    if mine[0] == theirs[0]:
-        verdict = _ordered(mine[1], theirs[1])
-        if verdict:
-            return True
-    flipped = tuple(_FLIP.get(op, op) for op in reversed(theirs[0]))
-    if mine[0] == flipped and _ordered(mine[1], list(reversed(theirs[1]))):
-        return True
-    if mine[0] == theirs[0] == ("=",):
-        return _equations(mine[1], theirs[1])
-    if set(mine[0]) | set(theirs[0]) <= {"=", "~"}:
-        left = _chain_values(truth, from_answer=False)
-        right = _chain_values(answer, from_answer=True)
-        if left and right and key(mine[1][0]) == key(theirs[1][0]):
-            return same(left[0], right[0])
-        return False
-    if len(mine[0]) == len(theirs[0]) == 1 and mine[0][0] in _FLIP and theirs[0][0] in _FLIP:
-        return _inequalities(truth, answer)
-    return False
-
-
-def _equations(mine: tuple[Node, Node], theirs: tuple[Node, Node]) -> bool | None:
-    left, right = mine[0], theirs[0]
-    if left.kind in _NAMES and right.kind in _NAMES:
-        if key(left) == key(right):
-            return same(mine[1], theirs[1])
-        if (
-            (left.kind == "app" or right.kind == "app")
-            and symbols(mine[1])
-            and symbols(mine[1]) == symbols(theirs[1])
-        ):
-            return same(mine[1], theirs[1])
-    if not (symbols(mine[0]) | symbols(mine[1])) & (symbols(theirs[0]) | symbols(theirs[1])):
-        return False
-    return _proportional(_difference(*mine), _difference(*theirs), positive=False)
-
-
-def _difference(left: Node, right: Node) -> Node:
-    return Node("add", ((left, Node("mul", ((MINUS_ONE, right),))),))
-
-
-def _inequalities(truth: Node, answer: Node) -> bool | None:
-    """2x + 3y < 6 against 4x + 6y < 12: differences in the direction of ">" in a positive constant ratio."""
-    sides = []
-    for (op,), (left, right) in (truth.args, answer.args):
-        if op in ("<", "<="):
-            left, right = right, left
-        sides.append((op.strip("<>"), _difference(left, right)))
-    if sides[0][0] != sides[1][0]:
-        return False
-    return _proportional(sides[0][1], sides[1][1], positive=True)
-
-
-_PRIME = (1 << 61) - 1
-
-
-def _proportional(a: Node, b: Node, positive: bool) -> bool | None:
-    """Whether a = c b for a constant c that is not zero (and positive, if asked)."""
-    if {"op", "pm", "ellipsis"} & (kinds(a) | kinds(b)):
-        return None
-    try:
-        values = [(modular(a, point), modular(b, point)) for point in (1, 2, 3)]
-        if any(x == 0 or y == 0 for x, y in values):
-            return all(x == y for x, y in values)
-        same_ratio = all(p[0] * q[1] % _PRIME == q[0] * p[1] % _PRIME for p, q in pairwise(values))
-        if not same_ratio or not positive:
-            return same_ratio
-        ratio = values[0][0] * pow(values[0][1], -1, _PRIME) % _PRIME
-        for below in range(1, 1001):
-            above = ratio * below % _PRIME
-            if above <= 10**6:
-                return True
-            if _PRIME - above <= 10**6:
-                return False
-        return None
-    except Refused:
-        pass
-    verdict = same_expression(a, b)
-    if verdict:
-        return True
-    shifted = Node("div", (a, b))
-    for factor in (num(2), num(3), num(-1)) if not positive else (num(2), num(3)):
-        if same_expression(shifted, factor) or same_expression(Node("div", (b, a)), factor):
-            return True
-    return verdict

@@ -115,8 +115,22 @@ def _key_of(arg: Any) -> str:
 
 
 _STRUCTURES = frozenset(
-    ["list", "tuple", "set", "matrix", "rel", "union", "inter", "minus", "ratio", "base", "text", "unit"]
-    + ["ellipsis", "reals"]
+    [
+        "list",
+        "tuple",
+        "set",
+        "matrix",
+        "rel",
+        "union",
+        "inter",
+        "minus",
+        "ratio",
+        "base",
+        "text",
+        "unit",
+        "ellipsis",
+        "reals",
+    ]
 )
 
 

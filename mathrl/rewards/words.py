@@ -129,6 +129,21 @@ def leading_option(text: str) -> str | None:
 _LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])([A-J])(?![A-Za-z'’])")
 
 
+_SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+")
+
+
+def option_set(text: str, contiguous: bool = False) -> str | None:
+    """The sorted letters of an answer that names several options: A, C or A and C; AC only if `contiguous`."""
+    inner = _SPACING.sub(" ", unwrapped(text)).strip(" {}")
+    if _SEVERAL.fullmatch(inner):
+        letters = re.findall(r"[A-H]", inner)
+    elif contiguous and re.fullmatch(r"[A-H]{2,8}", inner):
+        letters = list(inner)
+    else:
+        return None
+    return "".join(sorted(set(letters)))
+
+
 def last_option(text: str) -> str | None:
     """The last capital letter A to J that stands alone in prose ("I think it's B")."""
     letters = _LONE_CAPITAL.findall(text[-400:])
@@ -147,6 +162,9 @@ def same_words(truth: str, answer: str) -> bool | None:
     >>> same_words("\\text{Evelyn}", "evelyn"), same_words("\\text{even}", "\\text{even or odd}")
     (True, False)
     """
+    several = option_set(truth) or option_set(answer)
+    if several is not None:
+        return option_set(truth, True) == option_set(answer, True)
     mine, theirs = plain_words(truth), plain_words(answer)
     if mine is None:
         if truth.strip() in ("\\emptyset", "\\varnothing", "\\{\\}") and theirs is not None:

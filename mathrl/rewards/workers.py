@@ -98,6 +98,7 @@ class Engine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # nothing half-written that a forked child could flush
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             start_new_session=True,
         )
@@ -114,7 +115,6 @@ class Engine:
         assert process is not None and process.stdin is not None
         try:
             process.stdin.write(line)
-            process.stdin.flush()
             reply = self._read_line(self.limit + _GRACE)
         except (BrokenPipeError, ValueError):
             reply = None
@@ -150,7 +150,7 @@ class Engine:
         if process is not None:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    os.close(pipe.detach().fileno()) if hasattr(pipe, "detach") else None
+                    pipe.close()
             process.returncode = 0  # not our child: nothing to wait for
 
     def _stop(self) -> None:
