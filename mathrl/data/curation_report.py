@@ -73,7 +73,7 @@ def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str
     )  # fmt: skip
     parts += ["", "![levels](levels.png)", "", "![lengths](lengths.png)", ""]
     parts += ["## Sources and licences", ""]
-    licences = {r.describe(): r.licence for r in (*planned.sources, *planned.evaluation)}
+    licences = {r.describe(places=False): r.licence for r in (*planned.sources, *planned.evaluation)}
     parts += _table(("what was read", "licence"), sorted(licences.items()))
     parts += ["", *_overlap(curated, curate), *_dropped_examples(curated, seed)]
     if curated.rejected:

@@ -1,8 +1,9 @@
-"""DeepSeekMath's rule (arXiv:2402.03300, section 2.1): what shares an n-gram with an evaluation text goes.
+r"""DeepSeekMath's rule (arXiv:2402.03300, section 2.1): what shares an n-gram with an evaluation text goes.
 
 A training text with any n-gram (10 by default) that stands in an evaluation question or answer text is a
 hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones cannot be told from chance and are
-left to exact deduplication. `grams.py` says what a gram is.
+left to exact deduplication. A bare answer of fewer than n grams is a text only when three of them are words:
+matched whole, \frac{1}{2} or 1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
 """
 
 from collections import defaultdict
@@ -66,12 +67,13 @@ class EvaluationIndex:
             self._where[window].append(len(self.texts) - 1)
 
     def add_problem(self, problem: Problem) -> None:
-        """Its question, its worked solution and its answers, each a text of its own."""
+        """Its question, its worked solution and its answers as far as they are texts, each on its own."""
         self.add(problem.id, "question", problem.question)
         if problem.solution:
             self.add(problem.id, "solution", problem.solution)
         for answer in problem.answers:
-            if len(grams(answer)) >= SHORTEST:
+            found = grams(answer)
+            if len(found) >= self.ngram or sum(map(_is_word, found)) >= SHORTEST:
                 self.add(problem.id, "answer", answer)
 
     def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
@@ -99,6 +101,10 @@ class EvaluationIndex:
             whole=size < self.ngram, share=shares[best], ngrams_shared=len({tuple(ids[i : i + s])
             for i, s in shared[best]}), others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
         )  # fmt: skip
+
+
+def _is_word(gram: str) -> bool:
+    return gram[0].isalpha() and (len(gram) > 1 or not gram.isascii())
 
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:

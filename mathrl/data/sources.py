@@ -35,11 +35,11 @@ class Resolved:
     limit: int | None = None
     generated: GeneratedSource | None = None
 
-    def describe(self) -> str:
-        """One line for `--dry-run` and the report."""
+    def describe(self, *, places: bool = True) -> str:
+        """One line for a dry run; the report leaves out the places, so that it is equal on any machine."""
         if self.generated:
             return f"{self.name}: generator {self.generated.generator} {dict(self.generated.counts)}"
-        what = ", ".join(str(file) for file in self.files)
+        what = ", ".join(str(file) if places else file.name for file in self.files)
         if self.hub:
             what = (
                 f"hub {self.hub}" + (f" ({self.subset})" if self.subset else "") + f", split {self.hub_split}"
