@@ -102,7 +102,7 @@ def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], output
         os.environ["MATHRL_RECORD"] = str(record)
         run = StageRun(name, params, state, record)
         run._note(
-            stage=name, key=key, status="running", started=time.time(), params=own, inputs=given, outputs={},
+            stage=name, key=key, status="running", pid=os.getpid(), started=time.time(), params=own, inputs=given, outputs={},
             pipeline=digest({s: shown[s] for stage in STAGES for s in READS[stage]}), git=_git(),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""), workspace=str(Path.cwd()),
         )  # fmt: skip
@@ -112,9 +112,14 @@ def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], output
             except BaseException as error:
                 run._note(status=_status(error), ended=time.time(), error=str(error) or type(error).__name__)
                 raise
-            made = {str(path): digest_path(path) for path in outputs}
-            run._note(status="finished", ended=time.time(), outputs=made)
+            run._note(status="finished", ended=time.time(), outputs=_digests(outputs))
         shutil.rmtree(state)
+
+
+def _digests(outputs: list[Path]) -> dict[str, str]:
+    """Of every output and of the files directly in it, which later stages name as their inputs."""
+    files = [file for path in outputs if path.is_dir() for file in path.iterdir() if file.is_file()]
+    return {str(path): digest_path(path) for path in [*outputs, *sorted(files)]}
 
 
 def _present(path: Path, stage: str) -> Path:

@@ -1,0 +1,1 @@
+"""The mirror of the stages' records in MLflow, lineage tags, registry aliases."""

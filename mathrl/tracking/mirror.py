@@ -1,0 +1,150 @@
+"""One process that follows the stages' records and uploads them: `python -m mathrl.tracking.mirror`.
+
+It goes on until its standard input is closed, then uploads the rest and ends. Records are the truth; what was
+uploaded is kept in each record's mirror.json, so that nothing is sent twice and what a server missed while it
+was down is sent by the next mirror. A record is locked by the mirror that has it.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
+from mathrl.core.places import home
+from mathrl.tracking.client import connect
+from mathrl.tracking.upload import Upload
+
+EVERY_SECONDS = 1.0
+
+
+def main() -> None:
+    """Follow until end of input. A server that does not answer is said once and tried again."""
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    mirror = Mirror()
+    while not ended.wait(EVERY_SECONDS):
+        mirror.sweep()
+    mirror.sweep()
+
+
+class Mirror:
+    """Uploads records; keeps a record's lock for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.records = home() / "records"
+        self.locks: dict[Path, FileLock] = {}
+        self.done: set[Path] = set()
+        self.upload: Upload | None = None
+        self.said = False
+
+    def sweep(self) -> int:
+        """Bring every record up to date; returns how many are now complete in MLflow."""
+        for record in self._open_records():
+            try:
+                self.upload = self.upload or Upload(*connect())
+                self._bring_up_to_date(record)
+            except Exception as error:  # the tracker must never stop a run, whatever it raises
+                self.upload = None
+                if not self.said:
+                    print(f"tracking: {error}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
+                self.said = True
+                return len(self.done)
+        return len(self.done)
+
+    def _open_records(self) -> Iterator[Path]:
+        for run in sorted(self.records.glob("*/run.json"), key=lambda file: file.stat().st_mtime):
+            record = run.parent
+            if record in self.done or not self._mine(record):
+                continue
+            if _read(record / "mirror.json").get("complete") == _read(run).get("started"):
+                self._finish(record)
+                continue
+            yield record
+
+    def _mine(self, record: Path) -> bool:
+        if record not in self.locks:
+            lock = FileLock(record / ".lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout:
+                return False
+            self.locks[record] = lock
+        return True
+
+    def _finish(self, record: Path) -> None:
+        self.done.add(record)
+        self.locks.pop(record).release()
+
+    def _bring_up_to_date(self, record: Path) -> None:
+        facts, known = _read(record / "run.json"), _read(record / "mirror.json")
+        status = facts.get("status", "running")
+        if status == "running" and not _alive(int(facts.get("pid", 0))):
+            status = "killed"
+        assert self.upload is not None
+        if "run_id" not in known:
+            known["run_id"], known["parent"] = self.upload.start(facts, record.name)
+            write_json(record / "mirror.json", known)
+        known["step"] = self.upload.metrics(
+            known["run_id"], _whole_rows(record / "metrics.jsonl"), after=known.get("step")
+        )
+        write_json(record / "mirror.json", known)
+        if status != "running":
+            self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")
+            known["complete"] = facts.get("started")
+            write_json(record / "mirror.json", known)
+            self._finish(record)
+
+
+def sync() -> int:
+    """Upload everything that is missing now; returns the number of complete records.
+
+    Raises:
+        UserError: the server does not answer.
+    """
+    connect()
+    mirror = Mirror()
+    complete = mirror.sweep()
+    if mirror.said:
+        raise UserError("not everything could be uploaded; see the message above")
+    return complete
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return value
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def _whole_rows(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):  # the last line may be half written yet
+            rows.append(json.loads(line))
+    return rows
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+if __name__ == "__main__":
+    started = time.time()
+    main()

@@ -1,0 +1,198 @@
+"""One record → one MLflow run under the pipeline's parent run, with the links that make lineage.
+
+Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (hash of the resolved parameters), `output.<path>` and
+`input.<path>` (content digests). A stage that DVC skipped is linked by them: whoever made the input of a run
+that did happen is found by its output's digest, and its run stands in the parent's tag `stage.<name>`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from mathrl.core.places import home
+
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
+METRICS_A_CALL = 900
+
+
+class Upload:
+    """Calls of one MLflow client on one experiment."""
+
+    def __init__(self, client: Any, experiment: str) -> None:
+        self.client, self.experiment = client, experiment
+
+    def start(self, facts: Mapping[str, Any], record: str) -> tuple[str, str]:
+        """The MLflow run of a record and its parent's; both are made only where they do not exist yet."""
+        with FileLock(home() / "tracking.lock"):
+            parent = self._parent(facts)
+            found = self._find(f"tags.`mathrl.record` = '{record}'")
+            if found:
+                return found.info.run_id, parent
+            run = self.client.create_run(
+                self.experiment, run_name=facts["stage"], start_time=_milliseconds(facts["started"]),
+                tags={"mlflow.parentRunId": parent, "mathrl.record": record, **_tags(facts)},
+            )  # fmt: skip
+        run_id = str(run.info.run_id)
+        self._log_params(run_id, facts["params"])
+        self._log_datasets(run_id, facts)
+        self.client.set_tag(parent, f"stage.{facts['stage']}", run_id)
+        self._link_makers(parent, facts["inputs"], run_id)
+        self._describe(parent)
+        return run_id, parent
+
+    def metrics(self, run_id: str, rows: Sequence[Mapping[str, Any]], after: int | None) -> int | None:
+        """Send the rows of later steps than `after`; returns the last step sent."""
+        from mlflow.entities import Metric
+
+        batch: list[Any] = []
+        for row in rows:
+            step = int(row["step"])
+            if after is not None and step <= after:
+                continue
+            at = _milliseconds(row["at"])
+            batch += [
+                Metric(_name(name), value, at, step)
+                for name, value in row.items()
+                if name not in ("step", "at")
+            ]
+            after = step
+        for start in range(0, len(batch), METRICS_A_CALL):
+            self.client.log_batch(run_id, metrics=batch[start : start + METRICS_A_CALL])
+        return after
+
+    def finish(
+        self, run_id: str, parent: str, facts: Mapping[str, Any], status: str, artifacts: Path
+    ) -> None:
+        """Final figures, files, output digests, status."""
+        for name, value in facts.get("summary", {}).items():
+            self.client.log_metric(run_id, _name(f"final/{name}"), value)
+        for path, digest in facts.get("outputs", {}).items():
+            self.client.set_tag(run_id, f"output.{path}", digest)
+        if facts.get("error"):
+            self.client.set_tag(run_id, "mathrl.error", facts["error"][:5000])
+        if any(artifacts.iterdir()):
+            self._log_files(run_id, artifacts)
+        end = _milliseconds(facts.get("ended", facts["started"]))
+        self.client.set_terminated(run_id, STATUS[status], end)
+        if facts["stage"] in ("evaluate", "register") and status == "finished":
+            for name, value in facts.get("summary", {}).items():
+                self.client.log_metric(parent, _name(name), value)
+        self.client.set_terminated(parent, STATUS[status], end)
+
+    def _parent(self, facts: Mapping[str, Any]) -> str:
+        pipeline = facts["pipeline"]
+        found = self._find(f"tags.`mathrl.pipeline` = '{pipeline}' and tags.`mathrl.role` = 'pipeline'")
+        if found:
+            return str(found.info.run_id)
+        tags = {"mathrl.pipeline": pipeline, "mathrl.role": "pipeline", **_origin(facts)}
+        run = self.client.create_run(
+            self.experiment, run_name=f"pipeline {pipeline[:6]}", start_time=_milliseconds(facts["started"]),
+            tags=tags,
+        )  # fmt: skip
+        return str(run.info.run_id)
+
+    def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
+        """Tag the parent with the runs that made `inputs`, and with the runs that made theirs."""
+        for path, digest in inputs.items():
+            maker = self._find(f"tags.`output.{path}` = '{digest}'")
+            if maker is None:
+                continue
+            self.client.set_tag(reader, f"made_by.{path}", maker.info.run_id)
+            stage = maker.data.tags["dvc.stage"]
+            known = self.client.get_run(parent).data.tags.get(f"stage.{stage}")
+            if known == maker.info.run_id:
+                continue
+            self.client.set_tag(parent, f"stage.{stage}", maker.info.run_id)
+            tags = maker.data.tags
+            theirs = {k.removeprefix("input."): v for k, v in tags.items() if k.startswith("input.")}
+            self._link_makers(parent, theirs, maker.info.run_id)
+
+    def _describe(self, parent: str) -> None:
+        """The parent's note: a link to each stage's run, wherever it was made."""
+        tags = self.client.get_run(parent).data.tags
+        stages = {name.removeprefix("stage."): run for name, run in tags.items() if name.startswith("stage.")}
+        lines = [f"- [{name}](#/experiments/{self.experiment}/runs/{run})" for name, run in stages.items()]
+        self.client.set_tag(
+            parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines)
+        )
+
+    def _log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        flat = [Param(name, text[:6000]) for name, text in flatten(params).items()]
+        for start in range(0, len(flat), 100):
+            self.client.log_batch(run_id, params=flat[start : start + 100])
+
+    def _log_datasets(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        named = {path: digest for path, digest in facts["inputs"].items() if path.startswith("data/")} | {
+            name: each["digest"] for name, each in facts.get("datasets", {}).items()
+        }
+        inputs = [
+            DatasetInput(
+                Dataset(name=path, digest=digest, source_type="dvc", source=json.dumps({"path": path})),
+                [InputTag("mlflow.data.context", facts["stage"])],
+            )
+            for path, digest in named.items()
+        ]
+        if inputs:
+            self.client.log_inputs(run_id, datasets=inputs)
+
+    def _log_files(self, run_id: str, artifacts: Path) -> None:
+        """Pictures and texts as files; examples.json, a list of rows, as a table."""
+        table = artifacts / "examples.json"
+        if table.exists():
+            rows = json.loads(table.read_text(encoding="utf-8"))
+            if rows:
+                columns = {name: [str(row.get(name, "")) for row in rows] for name in rows[0]}
+                self.client.log_table(run_id, columns, "examples_table.json")
+        self.client.log_artifacts(run_id, str(artifacts))
+
+    def _find(self, query: str) -> Any | None:
+        found = self.client.search_runs([self.experiment], query, max_results=1)
+        return found[0] if found else None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"rl": {"lr": 0.1, "ks": [1]}} → {"rl.lr": "0.1", "rl.ks": "[1]"}."""
+    out: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            out |= flatten(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return out
+
+
+def _tags(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        **_origin(facts),
+        "dvc.stage": facts["stage"],
+        "mathrl.pipeline": facts["pipeline"],
+        "mathrl.key": facts["key"],
+        **{f"input.{path}": digest for path, digest in facts["inputs"].items()},
+    }
+
+
+def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
+    git = facts.get("git", {})
+    tags = {
+        "mlflow.source.git.commit": git.get("commit", ""),
+        "git.dirty": str(git.get("dirty", False)).lower(),
+        "mathrl.workspace": facts.get("workspace", ""),
+    }
+    if facts.get("prefect_flow_run"):
+        tags["prefect.flow_run_id"] = facts["prefect_flow_run"]
+    return tags
+
+
+def _name(name: str) -> str:
+    return name.replace("@", "_at_")
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
