@@ -1,7 +1,7 @@
 """How every stage starts and ends: parameters, resume state, the record mirrored to MLflow, errors.
 
-A stage is `python -m mathrl.stages.<stage>`, called alike by `dvc repro`, a flow and a sweep; it does not know
-by whom. It leaves a record in home()/records: run.json, metrics.jsonl and artifacts/, which
+A stage is `python -m mathrl.stages.<stage>`, called alike by `dvc repro`, a flow and a sweep; it does not
+know by whom. It leaves a record in home()/records: run.json, metrics.jsonl and artifacts/, which
 `mathrl.tracking.mirror` uploads; stages themselves import no tracker.
 """
 
@@ -102,9 +102,10 @@ def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], output
         os.environ["MATHRL_RECORD"] = str(record)
         run = StageRun(name, params, state, record)
         run._note(
-            stage=name, key=key, status="running", pid=os.getpid(), started=time.time(), params=own, inputs=given, outputs={},
+            stage=name, key=key, status="running", pid=os.getpid(), started=time.time(), params=own,
             pipeline=digest({s: shown[s] for stage in STAGES for s in READS[stage]}), git=_git(),
-            prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""), workspace=str(Path.cwd()),
+            inputs=given, outputs={}, workspace=str(Path.cwd()),
+            prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
         )  # fmt: skip
         with _mirror():
             try:

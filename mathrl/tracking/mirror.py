@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,12 @@ EVERY_SECONDS = 1.0
 def main() -> None:
     """Follow until end of input. A server that does not answer is said once and tried again."""
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     mirror = Mirror()
     while not ended.wait(EVERY_SECONDS):
         mirror.sweep()
@@ -146,5 +150,4 @@ def _alive(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    started = time.time()
     main()

@@ -1,8 +1,9 @@
 """One record → one MLflow run under the pipeline's parent run, with the links that make lineage.
 
-Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (hash of the resolved parameters), `output.<path>` and
-`input.<path>` (content digests). A stage that DVC skipped is linked by them: whoever made the input of a run
-that did happen is found by its output's digest, and its run stands in the parent's tag `stage.<name>`.
+Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (hash of the resolved parameters),
+`output.<path>` and `input.<path>` (content digests). A stage that DVC skipped is linked by them: whoever made
+the input of a run that did happen is found by its output's digest, and its run stands in the parent's tag
+`stage.<name>`.
 """
 
 import json

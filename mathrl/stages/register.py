@@ -1,0 +1,56 @@
+"""register: the RL model becomes a version in MLflow's registry. `python -m mathrl.stages.register`.
+
+A model whose bytes are registered already keeps its version; the alias moves to it. Writes
+reports/registered.json.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.files import read_json, write_json
+from mathrl.core.hashing import digest_path
+from mathrl.params.load import parse_yaml
+from mathrl.stages.entry import StageRun, run_stage
+
+MODEL, SUMMARY, REGISTERED = Path("models/rl"), Path("reports/summary.json"), Path("reports/registered.json")
+
+
+def work(run: StageRun) -> None:
+    from mathrl.tracking.client import connect  # MLflow: 1.4 s
+    from mathrl.tracking.registry import find_version, register_version
+    from mathrl.tracking.upload import Upload
+
+    wanted, digest, summary = run.params.register_, digest_path(MODEL), read_json(SUMMARY)
+    figures = summary["models"]["rl"]
+    client, experiment = connect()
+    version = find_version(client, wanted.name, digest)
+    if version is None:
+        run_id, _ = Upload(client, experiment).start(run.facts, run.record.name)
+        tags = {
+            "mathrl.digest": digest,
+            "dvc.md5": dvc_md5(str(MODEL)),
+            "mathrl.pipeline": run.facts["pipeline"],
+            "git.commit": run.facts["git"]["commit"],
+            "pass_at_1": f"{figures['pass_at_1']:.4f}",
+            "verdict": summary["verdict"],
+        }
+        version = register_version(client, wanted.name, run_id, MODEL, tags)
+    client.set_registered_model_alias(wanted.name, wanted.alias, version)
+    entry = {"name": wanted.name, "version": int(version), "alias": wanted.alias, "digest": digest}
+    write_json(REGISTERED, entry)
+    run.summary({"pass_at_1": figures["pass_at_1"], "version": float(version)})
+
+
+def dvc_md5(path: str) -> str:
+    """The digest under which DVC keeps an output, from dvc.lock; empty where the stage ran outside DVC."""
+    lock = Path("dvc.lock")
+    locked: dict[str, Any] = parse_yaml(lock.read_text(), "dvc.lock") if lock.exists() else {}
+    for stage in locked.get("stages", {}).values():
+        for out in stage.get("outs", []):
+            if out["path"] == path:
+                return str(out["md5"])
+    return ""
+
+
+if __name__ == "__main__":
+    run_stage("register", work, inputs=[MODEL, SUMMARY], outputs=[REGISTERED])

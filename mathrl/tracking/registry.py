@@ -1,0 +1,27 @@
+"""MLflow's model registry: versions by the digest of their bytes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def find_version(client: Any, name: str, digest: str) -> str | None:
+    """The version of the registered model `name` whose bytes have this digest."""
+    for version in client.search_model_versions(f"name = '{name}'"):
+        if version.tags.get("mathrl.digest") == digest:
+            return str(version.version)
+    return None
+
+
+def register_version(client: Any, name: str, run_id: str, folder: Path, tags: Mapping[str, str]) -> str:
+    """Upload a Hugging Face folder to the run and make it the newest version of `name`."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    client.log_artifacts(run_id, str(folder), "model")
+    version = client.create_model_version(name, f"runs:/{run_id}/model", run_id, tags=dict(tags))
+    return str(version.version)
