@@ -10,6 +10,7 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
+from mathrl.data.difficulty import wilson
 from mathrl.evaluation.intervals import bootstrap_means
 
 POWER = 0.8
@@ -77,15 +78,19 @@ def compare(
             "evaluate both on the same benchmark"
         )
     differences = np.array([after_values[id] - before_values[id] for id in common])
-    means = bootstrap_means(differences, resamples, seed)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    mean = float(differences.mean())
+    if np.all(differences == differences[0]):
+        # No spread to resample: as many problems could still hide a share of others up to Wilson's bound.
+        detectable = wilson(0, len(common), confidence)[1]
+        low, high = max(-1.0, mean - detectable), min(1.0, mean + detectable)
+    else:
+        means = bootstrap_means(differences, resamples, seed)
+        low, high = (float(q) for q in np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
+        error = float(differences.std(ddof=1)) / len(common) ** 0.5
+        detectable = (NormalDist().inv_cdf(0.5 + confidence / 2) + NormalDist().inv_cdf(POWER)) * error
     p_value = sign_flip_p(differences, resamples, seed)
-    normal = NormalDist()
-    error = float(differences.std(ddof=1)) / len(common) ** 0.5
-    detectable = (normal.inv_cdf(0.5 + confidence / 2) + normal.inv_cdf(POWER)) * error
-    shown = bool((low > 0 or high < 0) and p_value < 1 - confidence)
-    return Comparison(before, after, len(common), float(differences.mean()), float(low), float(high),
-                      p_value, detectable, shown)  # fmt: skip
+    shown = (low > 0 or high < 0) and p_value < 1 - confidence
+    return Comparison(before, after, len(common), mean, low, high, p_value, detectable, shown)
 
 
 def sign_flip_p(differences: Sequence[float] | np.ndarray, resamples: int, seed: int) -> float:

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from mathrl.data.difficulty import wilson
+from mathrl.evaluation.intervals import cluster_interval
+
+
+def test_the_interval_of_a_known_spread_is_the_normal_one() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.binomial(8, 0.6, size=500) / 8
+    found = cluster_interval(values.tolist(), resamples=20_000, seed=3)
+    error = 1.96 * values.std(ddof=1) / 500**0.5
+    # Monte-Carlo error of a 20,000-fold quantile is about 2 % of the half width; 6 % is three times that.
+    assert found.low == pytest.approx(values.mean() - error, abs=0.06 * error)
+    assert found.high == pytest.approx(values.mean() + error, abs=0.06 * error)
+
+
+def test_the_problem_is_the_unit_and_not_the_response() -> None:
+    """Eight equal samples a problem tell as much as one: pooled responses would claim a third of the width."""
+    values = [1.0, 0.0] * 50
+    found = cluster_interval(values, resamples=5_000, seed=0)
+    pooled = 2 * 1.96 * (0.25 / 800) ** 0.5
+    assert found.high - found.low > 2.5 * pooled
+
+
+def test_nine_in_ten_intervals_hold_the_truth() -> None:
+    rng = np.random.default_rng(5)
+    inside = 0
+    for trial in range(200):
+        abilities = rng.beta(2, 2, size=60)
+        values = rng.binomial(4, abilities) / 4
+        found = cluster_interval(values.tolist(), confidence=0.9, resamples=400, seed=trial)
+        inside += found.low <= 0.5 <= found.high
+    # 0.9 x 200 with a standard deviation of 4.2; four of them either way.
+    assert 163 <= inside <= 197
+
+
+def test_all_wrong_and_all_right_still_have_a_width() -> None:
+    none = cluster_interval([0.0] * 40)
+    assert (none.mean, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(wilson(0, 40)[1])
+    assert cluster_interval([1.0] * 40).low == pytest.approx(wilson(40, 40)[0])
+    assert cluster_interval([0.5] * 40).low < 0.5 < cluster_interval([0.5] * 40).high
+
+
+def test_equal_seeds_give_equal_intervals() -> None:
+    values = [0.0, 0.25, 1.0, 0.5, 0.75]
+    assert cluster_interval(values, seed=4) == cluster_interval(values, seed=4)
+
+
+@pytest.mark.parametrize(("correct", "samples", "low", "high"), [
+    (0, 8, 0.0, 0.3244), (8, 8, 0.6756, 1.0), (4, 8, 0.2152, 0.7848), (3, 10, 0.1078, 0.6032),
+])  # fmt: skip
+def test_wilson_by_table(correct: int, samples: int, low: float, high: float) -> None:
+    assert wilson(correct, samples) == pytest.approx((low, high), abs=5e-5)
