@@ -1,0 +1,113 @@
+import pytest
+
+from mathrl.core.nouns import Problem
+from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.data.grams import exact_key, grams, numbers
+
+
+def row(id: str, question: str, split: str = "rl", solution: str | None = None, answer: str = "1") -> Problem:
+    return Problem(id, question, (answer,), "made", split, solution=solution)
+
+
+def index(*problems: Problem, ngram: int = 10) -> EvaluationIndex:
+    made = EvaluationIndex(ngram)
+    for problem in problems:
+        made.add_problem(problem)
+    return made
+
+
+def hits(train: Problem, against: EvaluationIndex, min_share: float = 0.0) -> list[str]:
+    return [hit.eval_id for _, hit in find_hits([train], against, min_share=min_share) if hit]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("Janet’s ducks, lay 16 EGGS!", ["janets", "ducks", "lay", "16", "eggs"]),
+    ("don't dont", ["dont", "dont"]),
+    (r"$\frac{1}{2}$ of \Delta x", [r"\frac", "1", "2", "of", r"\delta", "x"]),
+    ("小明有1,250个苹果", ["小", "明", "有", "1250", "个", "苹", "果"]),
+    ("ＡＢ １２ ½", ["ab", "12", "1", "2"]),
+    ("3.50 and 1,2,3", ["3.50", "and", "1", "2", "3"]),
+    ("x_1^2", ["x", "1", "2"]),
+    ("?!", []),
+])  # fmt: skip
+def test_grams_are_words_han_characters_numbers_and_commands(text: str, expected: list[str]) -> None:
+    assert grams(text) == expected
+
+
+def test_the_exact_key_keeps_signs_and_forgets_spaces_and_case() -> None:
+    assert exact_key("7 + 5 =") == exact_key("7+5=") != exact_key("7-5=")
+    assert exact_key("Find X") == exact_key("find  x")
+    assert numbers(grams("9 and 3, 12")) == ("12", "3", "9")
+
+
+TEN = "one two three four five six seven eight nine ten"
+
+
+def test_ten_grams_in_a_row_are_a_hit_and_nine_are_none() -> None:
+    against = index(row("e", f"{TEN} eleven"))
+    assert hits(row("t", f"before {TEN} after"), against) == ["e"]
+    assert hits(row("t", f"before {TEN.removesuffix(' ten')} after"), against) == []
+    assert hits(row("t", TEN.replace(" five", " x five")), against) == []
+
+
+def test_case_punctuation_and_width_do_not_hide_a_hit() -> None:
+    against = index(row("e", TEN))
+    assert hits(row("t", "ONE, two; three-four (five) six. Seven: eight “nine” ｔｅｎ"), against) == ["e"]
+
+
+def test_a_solution_counts_as_an_evaluation_text_and_a_trained_one_only_in_sft() -> None:
+    against = index(row("e", "short question here now", solution=TEN))
+    assert hits(row("t", TEN), against) == ["e"]
+    assert hits(row("t", "other", solution=TEN), against) == []
+    assert hits(row("t", "other", split="sft", solution=TEN), against) == ["e"]
+
+
+def test_short_evaluation_texts_are_matched_whole() -> None:
+    against = index(row("e", "compute seven plus five"), row("two", "compute this"))
+    assert hits(row("t", "please compute seven plus five now"), against) == ["e"]
+    assert hits(row("t", "compute seven plus six"), against) == []
+    assert hits(row("t", "compute this"), against) == []
+    assert against.too_short == ["two (question)"]
+
+
+def test_a_short_question_of_training_is_no_hit_inside_a_long_one() -> None:
+    assert hits(row("t", "two three four five"), index(row("e", TEN))) == []
+
+
+def test_a_bare_formula_is_no_text_but_a_worded_answer_is() -> None:
+    formula = index(row("e", TEN, answer=r"\frac{1}{2}"))
+    assert hits(row("t", r"add \frac{1}{2} and 3"), formula) == []
+    words = index(row("e", TEN, answer="the red bicycle shop"))
+    assert hits(row("t", "who owns the red bicycle shop today"), words) == ["e"]
+
+
+def test_chinese_questions_are_caught_that_white_space_would_let_through() -> None:
+    question = "芳芳买了一本书有99页，看了90页，她还剩多少页没有看？"
+    assert len(question.split()) < 3
+    against = index(row("cmath/dev/0000", question))
+    assert hits(row("t", f"题目：{question}"), against) == ["cmath/dev/0000"]
+    assert hits(row("t", "小勇拍皮球，第一次拍了77下，第二次比第一次少了9下"), against) == []
+
+
+def test_other_n() -> None:
+    against = index(row("e", TEN), ngram=5)
+    assert hits(row("t", "two three four five six"), against) == ["e"]
+    assert hits(row("t", "two three four five"), against) == []
+    assert hits(row("t", TEN), index(row("e", TEN + " x y z"), ngram=13)) == []
+
+
+def test_the_share_is_of_the_smaller_texts_distinct_grams() -> None:
+    against = index(row("e", f"{TEN} a b c d e f g h i j"))  # 20 distinct
+    train = row("t", f"{TEN} one two zero")  # 11 distinct, 10 of them shared
+    ((_, hit),) = find_hits([train], against)
+    assert hit is not None and hit.share == pytest.approx(10 / 11) and hit.ngrams_shared == 1
+    assert hit.ngram == TEN and not hit.whole
+    assert hits(train, against, min_share=0.91) == []
+    assert hits(train, against, min_share=0.90) == ["e"]
+
+
+def test_the_strongest_hit_is_reported_with_the_others() -> None:
+    against = index(row("weak", f"{TEN} a b c d e f g h i j k l"), row("same", f"{TEN} p q r"))
+    ((_, hit),) = find_hits([row("t", f"{TEN} p q r s t u v w x")], against)
+    assert hit is not None and hit.eval_id == "same" and hit.others == ("weak",)
+    assert hit.to_row()["others"] == ["weak"]

@@ -1,0 +1,114 @@
+import random
+import re
+import time
+from fractions import Fraction
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.data.generators import GENERATORS, generate
+from mathrl.data.generators.countdown import solve
+from mathrl.rewards.countdown import countdown_correct, read_truth
+
+COUNTS = {"sft": 60, "rl": 40, "dev": 10, "test": 20}
+
+
+@pytest.mark.parametrize("name", sorted(GENERATORS))
+def test_every_generator_fills_its_splits_with_different_problems(name: str) -> None:
+    problems = list(generate(name, COUNTS, {}, seed=3))
+    assert {s: sum(p.split == s for p in problems) for s in COUNTS} == COUNTS
+    assert len({p.question for p in problems}) == len(problems) == len({p.id for p in problems})
+    assert all(p.solution and p.answers and p.level is not None for p in problems)
+    assert problems == list(generate(name, COUNTS, {}, seed=3))
+    assert [p.question for p in problems] != [p.question for p in generate(name, COUNTS, {}, seed=4)]
+
+
+@pytest.mark.parametrize("name", sorted(GENERATORS))
+def test_levels_are_dealt_evenly_in_every_split(name: str) -> None:
+    problems = [p for p in generate(name, {"rl": 120}, {}, seed=0)]
+    counts = [sum(p.level == level for p in problems) for level in {p.level for p in problems}]
+    assert max(counts) - min(counts) <= 1 and len(counts) > 1
+
+
+@pytest.mark.parametrize("name", sorted(GENERATORS))
+def test_more_training_problems_leave_the_test_split_as_it_is(name: str) -> None:
+    few = [p for p in generate(name, {"rl": 10, "test": 20}, {}, seed=0) if p.split == "test"]
+    many = [p for p in generate(name, {"rl": 100, "sft": 30, "test": 20}, {}, seed=0) if p.split == "test"]
+    assert few == many
+
+
+def left_to_right(question: str) -> list[int]:
+    tokens = re.findall(r"\d+|[-+*]", question)
+    values = [int(tokens[0])]
+    for sign, number in zip(tokens[1::2], tokens[2::2], strict=True):
+        values.append({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[sign](values[-1], int(number)))
+    return values
+
+
+def test_chains_are_right_by_an_evaluation_of_their_own() -> None:
+    for problem in generate("chain", {"rl": 300}, {"steps": [1, 4], "largest_result": 40}, seed=0):
+        values = left_to_right(problem.question)
+        assert problem.level == len(values) - 1
+        assert problem.answers == (str(values[-1]),)
+        assert all(0 <= value <= 40 for value in values)
+        steps = (problem.solution or "").split(";")
+        assert [int(step.split("=")[1]) for step in steps] == values[1:]
+        assert [re.match(r"\d+", step).group() for step in steps] == [str(v) for v in values[:-1]]  # type: ignore[union-attr]
+
+
+def test_left_to_right_is_not_the_usual_precedence() -> None:
+    assert left_to_right("7+5-3*4=") == [7, 12, 9, 36]
+
+
+def test_every_countdown_expression_passes_the_reward() -> None:
+    for problem in generate("countdown", {"rl": 200}, {}, seed=1):
+        truth = read_truth(problem.answers[0])
+        assert truth is not None
+        numbers, target = truth
+        correct, reason = countdown_correct(problem.extra["demonstrated_answer"], numbers, target)
+        assert correct, (problem, reason)
+
+
+def test_the_solver_finds_what_there_is_and_nothing_else() -> None:
+    rng = random.Random(0)
+    for _ in range(60):
+        given, target = [rng.randint(1, 12) for _ in range(3)], rng.randint(1, 60)
+        found = solve(given, target)
+        assert (found is not None) == (Fraction(target) in all_values([Fraction(n) for n in given]))
+        if found:
+            assert countdown_correct(found, given, target)[0]
+    assert solve([1, 1, 1], 50) is None
+
+
+def all_values(terms: list[Fraction]) -> set[Fraction]:
+    if len(terms) == 1:
+        return set(terms)
+    values: set[Fraction] = set()
+    for i, a in enumerate(terms):
+        for j, b in enumerate(terms):
+            if i != j:
+                rest = [t for k, t in enumerate(terms) if k not in (i, j)]
+                for made in [a + b, a - b, a * b, *([a / b] if b else [])]:
+                    values |= all_values([*rest, made])
+    return values
+
+
+@pytest.mark.parametrize(("name", "counts", "options", "said"), [
+    ("chian", {"rl": 1}, {}, "no generator 'chian'"),
+    ("chain", {"rl": 1}, {"stepz": [2]}, "stepz"),
+    ("chain", {"rl": 1}, {"steps": []}, "steps"),
+    ("chain", {"rl": 30}, {"steps": [1], "largest_number": 2, "largest_result": 3}, "ask for fewer"),
+])  # fmt: skip
+def test_what_cannot_be_made_is_said_in_one_sentence(
+    name: str, counts: dict[str, int], options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        list(generate(name, counts, options, seed=0))
+
+
+@pytest.mark.parametrize("name", sorted(GENERATORS))
+def test_a_thousand_problems_take_no_time_to_speak_of(name: str) -> None:
+    """100,000 in a minute is 0.6 s a thousand; the timing itself is benchmarks/curation.py's."""
+    start = time.process_time()
+    list(generate(name, {"rl": 1_000}, {}, seed=0))
+    assert time.process_time() - start < 3
