@@ -13,7 +13,15 @@ from mathrl.rewards.normalize import canonical, has_comma_groups, merge_thousand
 from mathrl.rewards.parser import parse
 from mathrl.rewards.scalar import Restated
 from mathrl.rewards.structure import same
-from mathrl.rewards.words import number_in_words, option, plain_words, same_words, unwrapped
+from mathrl.rewards.words import (
+    labelled_option,
+    leading_option,
+    number_in_words,
+    option,
+    plain_words,
+    same_words,
+    unwrapped,
+)
 
 MAX_ANSWER = 4000
 TIME_LIMIT = 0.4
@@ -83,12 +91,15 @@ def compare(truth: str, answer: str) -> Comparison:
 
 def _compare_texts(truth: str, answer: str) -> Comparison:
     start_clock(TIME_LIMIT)
+    labelled = labelled_option(truth)
+    if labelled is not None:
+        letter, content = labelled
+        claimed = option(answer) or leading_option(answer)
+        return Comparison(claimed == letter, "option", "") if claimed else compare(content, answer)
     words = same_words(truth, answer)
     if words is not None:
         return Comparison(words, "words", "" if words else "different words")
-    spoken = number_in_words(plain_words(answer) or "")
-    if spoken is not None:
-        answer = str(spoken)
+    truth, answer = _digits_of_words(truth), _digits_of_words(answer)
     try:
         verdict = _compare_trees(truth, answer)
     except (Refused, Restated) as error:
@@ -107,7 +118,15 @@ def _readings(text: str) -> tuple[str, ...]:
     return merged, merge_thousands(text, commas=False)
 
 
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
+_POINT = re.compile(r"-?\d*\.\d+")
+
+
+def _pointed(text: str, other: str) -> str:
+    """A decimal comma written as a point, where the other side is a decimal: 1 000,5 as 1000.5."""
+    if _DECIMAL_COMMA.fullmatch(text) and _POINT.fullmatch(other.replace(",", "")):
+        return text.replace(" ", "").replace(".", "").replace(",", ".")
+    return text
 
 
 def _compare_trees(truth: str, answer: str) -> Comparison | None:
@@ -129,8 +148,12 @@ def _compare_trees(truth: str, answer: str) -> Comparison | None:
             result = Comparison(
                 equal, "structure", "not equal" if equal is False else "not settled by evaluation"
             )
-    if _DECIMAL_COMMA.fullmatch(answer) and "." in truth:
-        left_tree, right_tree = parse(truth), parse(answer.replace(",", "."))
+    pointed = _pointed(truth, answer), _pointed(answer, truth)
+    if pointed != (truth, answer):
+        left_tree, right_tree = (
+            parse(merge_thousands(pointed[0], True)),
+            parse(merge_thousands(pointed[1], True)),
+        )
         if left_tree is not None and right_tree is not None and same(left_tree, right_tree):
             return Comparison(True, "decimal comma", "")
     return result
@@ -138,6 +161,11 @@ def _compare_trees(truth: str, answer: str) -> Comparison | None:
 
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+def _digits_of_words(text: str) -> str:
+    number = number_in_words(plain_words(text) or "")
+    return text if number is None else str(number)
 
 
 def _as_text(text: str) -> str:

@@ -45,7 +45,7 @@ class RewardInput:
     """What is scored.
 
     Example:
-        RewardInput(response="<think>1+1</think><answer>2</answer>", ground_truth=("2",), length=9, max_length=64)
+        RewardInput(response="<answer>2</answer>", ground_truth=("2",), length=9, max_length=64)
 
     `length` and `max_length` in tokens; `row` is the problem's row, for routing and for a user's function.
     """
@@ -103,7 +103,7 @@ def _part(source: Any, where: str) -> Part:
 
 
 def build_reward(params: Any = None) -> RewardFunction:
-    """The reward function that `params` describes: an object or mapping with the fields of the Reward section.
+    """The reward function that `params` describes: an object or mapping with the Reward section's fields.
 
     Raises:
         UserError: an unknown part, option or judge, or a function that cannot be imported.
@@ -116,7 +116,7 @@ def build_reward(params: Any = None) -> RewardFunction:
 
 
 class RewardFunction:
-    """Scores batches. Built by `build_reward`; `counters` reports what the verifier did since the last call."""
+    """Scores batches. Built by `build_reward`; `counters` says what the verifier did since the last call."""
 
     def __init__(self, params: Any) -> None:
         self.extraction = _read(params, "extraction", "lenient")
@@ -244,7 +244,7 @@ def _countdown(item: RewardInput, extraction: Any) -> bool:
     game = read_truth(truths if isinstance(truths, str) else next(iter(truths), ""))
     if game is None:
         raise UserError(
-            'countdown part: the row has no numbers and target; give it fields "nums" and "target", or the truth '
+            'countdown part: a row has no numbers and target; give it fields "nums" and "target" or a truth '
             '{"numbers": [4, 6], "target": 24}'
         )
     return countdown_correct(extract(item.response, extraction).text or "", *game)[0]
@@ -266,7 +266,7 @@ def _user_function(path: str) -> Callable[..., Any]:
 def _called(
     function: Callable[..., Any], item: RewardInput, verdict: Verdict, options: dict[str, Any]
 ) -> tuple[float, dict[str, float]]:
-    """Calls `f(response, ground_truth, **row)`, `f(reward_input, **kwargs)` or veRL's `f(data_source, solution_str, …)`."""
+    """Calls `f(response, ground_truth, **row)`, `f(reward_input, **kwargs)` or veRL's `f(data_source, …)`."""
     options.pop("path")
     truth = item.ground_truth[0] if len(item.ground_truth) == 1 else list(item.ground_truth)
     names = list(inspect.signature(function).parameters)

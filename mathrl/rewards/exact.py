@@ -54,11 +54,21 @@ def exact(node: Node) -> Fraction | None:
             check_size(total)
         return total
     if kind == "base":
-        return Fraction(int(args[0], args[1]))
+        return in_base(args[0], args[1])
     values = [exact(arg) for arg in args if isinstance(arg, Node)]
     if any(value is None for value in values) or not values:
         return None
     return _exact_of(node, [value for value in values if value is not None])
+
+
+def in_base(digits: str, base: int) -> Fraction:
+    """The value of digits in a base, with or without a point.
+
+    >>> in_base("0.11", 2)
+    Fraction(3, 4)
+    """
+    whole, _, rest = digits.partition(".")
+    return Fraction(int(whole + rest, base), base ** len(rest))
 
 
 def _exact_of(node: Node, values: list[Fraction]) -> Fraction | None:

@@ -1,9 +1,10 @@
 r"""Where the answer of a response is, and by which rule it was found.
 
-Order: (1) the last balanced \boxed{} outside think, or a run of boxes joined by commas or "and"; (2) <answer>;
-(3) ####; (4) "answer is", "Answer:", 答案; then, only when lenient: (5) a short response as a whole, (6) the last
-formula or number. House rules: what stays inside think is no answer; an unclosed think swallows all; an empty
-box is an empty answer, and nothing later in the list replaces it; an unclosed box is no box.
+Order: (1) the last balanced \boxed{} outside think, or a run of boxes joined by commas or "and";
+(2) <answer>; (3) ####; (4) "answer is", "Answer:", 答案; then, only when lenient: (5) a short response as a
+whole, (6) the last formula or number. House rules: what stays inside think is no answer; an unclosed think
+swallows all; an empty box is an empty answer, and nothing later in the list replaces it; an unclosed box is
+no box.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ class Extraction(NamedTuple):
     r"""What was found: Extraction("\\frac{1}{2}", "boxed"), or Extraction(None, "none").
 
     `rule` is one of boxed, boxed run, answer tag, hashes, answer phrase, whole, last formula, last number,
-    think (the answer never left it), none. All but the three lenient ones are marked answers.
+    think (the answer never left it), none. All but the three lenient ones are marked answers. `boxes` are the
+    contents of a run, one by one.
     """
 
     text: str | None
     rule: str
+    boxes: tuple[str, ...] = ()
 
 
 NOTHING = Extraction(None, "none")
@@ -31,7 +34,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])")
 _AFTER_BOX = re.compile(r"\s*\{")
 _UNBRACED = re.compile(r"\s+(\\frac\{[^{}]*\}\{[^{}]*\}|-?\d[\d,.]*|[A-Za-z](?![A-Za-z]))")
 _GLUE = re.compile(
-    r"(?:\s|\$|,|;|、|，|\\[,;:! ()\[\]]|\\q?quad(?![a-z])|\\(?:text|mbox|textrm)\s*\{|\}|and\b|or\b|和|或|&|\*)*"
+    r"(?:\s|\$|,|;|、|，|\\[,;:! ()\[\]]|\\q?quad(?![a-z])|\\(?:text|mbox|textrm)\s*\{|\}|"
+    r"and\b|or\b|和|或|&|\*|=)*"
 )
 _PHRASE = re.compile(
     r"(?:(?:final|correct|right)\s+)?answer\s*(?:\*\*|\*)?\s*(?:is\s*:?|are\s*:?|=|:|：)|"
@@ -107,9 +111,9 @@ def extract(response: str, mode: ExtractionMode = "lenient") -> Extraction:
     r"""The answer of a response and the rule that found it.
 
     >>> extract("so $\\boxed{1}$ and $\\boxed{2}$")
-    Extraction(text='1, 2', rule='boxed run')
-    >>> extract("<think>5</think><answer>9</answer>", "strict")
-    Extraction(text='9', rule='answer tag')
+    Extraction(text='1, 2', rule='boxed run', boxes=('1', '2'))
+    >>> extract("<think>5</think><answer>9</answer>", "strict").text
+    '9'
     """
     rest = without_think(response)
     if rest is None:
@@ -152,7 +156,7 @@ def _boxed(text: str) -> Extraction | None:
     contents = list(dict.fromkeys(content.strip() for _, _, content in boxes))
     if len(contents) == 1:
         return Extraction(contents[0], "boxed")
-    return Extraction(", ".join(contents), "boxed run")
+    return Extraction(", ".join(contents), "boxed run", tuple(contents))
 
 
 def _box_content(text: str, start: int) -> tuple[int, str] | None:

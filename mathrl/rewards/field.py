@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
 
-from mathrl.rewards.exact import Refused, exact
+from mathrl.rewards.exact import Refused, exact, in_base
 from mathrl.rewards.syntax import Node, key
 
 PRIME = (1 << 61) - 1
@@ -64,5 +64,6 @@ def modular(node: Node, point: int) -> int:
     if kind == "percent":
         return modular(args[0], point) * pow(100, -1, PRIME) % PRIME
     if kind == "base":
-        return int(args[0], args[1]) % PRIME
+        value = in_base(args[0], args[1])
+        return value.numerator * pow(value.denominator, -1, PRIME) % PRIME
     raise Refused(kind)

@@ -65,9 +65,9 @@ def grade(
 
     Args:
         response: What the policy wrote; any text at all.
-        ground_truth: One accepted answer or several. A JSON object with "numbers" and "target" is a Countdown.
-        extraction: "strict" wants a marked answer (box, answer tag, ####, "answer is"); "lenient" takes a short
-            response whole, the last formula or the last number too.
+        ground_truth: One accepted answer or several. JSON with "numbers" and "target" is a Countdown.
+        extraction: "strict" wants a marked answer (box, answer tag, ####, "answer is"); "lenient" takes a
+            short response whole, the last formula or the last number too.
         engine: The symbolic engine to use; this process's own by default.
 
     Never raises on any text and never takes much longer than a second.
@@ -93,7 +93,7 @@ def grade(
 
 
 def _encodable(response: object) -> str:
-    """The response as text that any log and pipe can carry: what is no string is empty, lone surrogates go."""
+    """The response as text that any log and pipe can carry: no string is empty, lone surrogates go."""
     if not isinstance(response, str):
         return ""
     return response if response.isascii() else response.encode("utf-8", "replace").decode("utf-8")
@@ -121,7 +121,10 @@ def _judge(
         return Comparison(False, "", reason), found
     if not found.text.strip():
         return Comparison(False, "", "an empty answer"), found
-    return _settled(found.text, truth, engine), found
+    result = _settled(found.text, truth, engine)
+    if not result.equal and found.boxes and all(_settled(box, truth, engine).equal for box in found.boxes):
+        result = Comparison(True, "the same in every box", "")
+    return result, found
 
 
 def _settled(extracted: str, truth: str, engine: Engine | Literal[False] | None) -> Comparison:

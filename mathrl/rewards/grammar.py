@@ -5,9 +5,11 @@ from __future__ import annotations
 from mathrl.rewards.syntax import EMPTY_SET, INFINITY, Node
 
 RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "le": "<=", "leq": "<=", "leqslant": "<=", "leqq": "<=",
+    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "le": "<=", "leq": "<=", "leqslant": "<=",
+    "leqq": "<=",
     "ge": ">=", "geq": ">=", "geqslant": ">=", "geqq": ">=", "lt": "<", "gt": ">", "ne": "!=", "neq": "!=",
-    "\\ne": "!=", "approx": "~", "simeq": "~", "cong": "~", "sim": "~", "equiv": "==", "in": "in", "coloneqq": "=",
+    "\\ne": "!=", "approx": "~", "simeq": "~", "cong": "~", "sim": "~", "equiv": "==", "in": "in",
+    "coloneqq": "=",
     "to": "->", "rightarrow": "->", "mapsto": "->", "implies": "=>", "Rightarrow": "=>", "=>": "=>",
     "notin": "notin", "subset": "sub", "subseteq": "sub", "mid": "mid", "perp": "perp", "parallel": "par",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Language consistency: the share of the reasoning that is in the target language (DeepSeek-R1, section 2.3.2)."""
+"""Language consistency: the share of the reasoning in the target language (DeepSeek-R1, section 2.3.2)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def soft_overlong(length: int, max_length: int, buffer: int, factor: float = 1.0
     """
     if not 1 <= buffer <= max_length:
         raise UserError(
-            f"overlong part: buffer={buffer} with a maximum length of {max_length}; give a buffer between 1 and it"
+            f"overlong part: buffer={buffer} for a maximum length of {max_length}; give 1 up to that"
         )
     excess = length - (max_length - buffer)
     return -factor * min(max(excess / buffer, 0.0), 1.0)

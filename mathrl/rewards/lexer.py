@@ -182,6 +182,12 @@ def tokenize(text: str) -> list[Token]:
     return tokens
 
 
+_QUANTITY = re.compile(r"(-?\d[\d.,/]*)\s*([A-Za-z][A-Za-z .]*)")
+_COMPOUND_UNIT = re.compile(
+    r"~?[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?(?:\s*(?:/|\\cdot)\s*[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?)+"
+)
+
+
 def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     """\text{...}: words stay one token; a command over mathematics is looked through."""
     word = content.strip()
@@ -189,6 +195,11 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
         name = word.strip("\\ ").lower()
         if word in FUNCTIONS or name in FUNCTIONS:
             return [Token("cmd", name, spaced)]
+    quantity = _QUANTITY.fullmatch(word)
+    if quantity:
+        return [*tokenize(quantity[1])[:-1], Token("text", quantity[2], True)]
+    if _COMPOUND_UNIT.fullmatch(word):
+        return [Token("text", word, spaced)]
     if len(word) == 1 and word.isalpha():
         kind = "name" if command not in ("text", "textbf", "mbox", "textrm") else "letter_text"
         return [Token(kind, word, spaced)]

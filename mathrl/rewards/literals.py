@@ -38,8 +38,10 @@ def ellipsis_decimal(text: str) -> Node:
 
 def in_base(node: Node, base: int) -> Node:
     value, places, _ = node.args
-    digits = str(value.numerator)
-    if places or not 2 <= base <= 36 or any(int(d) >= base for d in digits.lstrip("-")):
+    digits = str(value.numerator) if not places else f"{float(value):.{places}f}"
+    if len(digits) > 15 and places:
+        raise ParseError("a long fraction in another base")
+    if not 2 <= base <= 36 or any(int(d) >= base for d in digits if d.isdigit()):
         raise ParseError("not a number in that base")
     return Node("base", (digits, base))
 

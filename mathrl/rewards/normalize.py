@@ -72,13 +72,14 @@ def ascii_math(text: str) -> str:
 
 # A group of three digits after one of the unmistakable separators: 1{,}000, 1,\!000, 1\,000, 1 000.
 _HARD_GROUPS = re.compile(
-    r"(?<![\d.,])(?<!\d )(\d{1,3})((?:\s*(?:\{\s*,\s*\}|,\\!|\\,|\\ |~|\{\\,\}|(?<=\d) (?=\d))\s*\d{3})+)(?![\d])"
+    r"(?<![\d.,])(?<!\d )(\d{1,3})"
+    r"((?:\s*(?:\{\s*,\s*\}|,\\!|\\,|\\ |~|\{\\,\}|(?<=\d) (?=\d))\s*\d{3})+)(?![\d])"
 )
 # With a plain comma it may also be a list, so that reading is one of two.
 _COMMA_GROUPS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
 _TEX_DECIMAL_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
 _NOT_DIGIT = re.compile(r"\D")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ('"', '"'), ("`", "`"))
 _SIZING = re.compile(
     r"\\(?:left|right|middle)(?![a-zA-Z])\s*\.?|\\[bB]igg?[lrm]?(?![a-zA-Z])|"
     r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|huge|bf|rm|it|cal)(?![a-zA-Z])"
@@ -89,6 +90,7 @@ _ORDINAL = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![a-zA-Z]))"
 )
 _HAS_SUFFIX = re.compile(r"(?:st|nd|rd|th|\.\s?m)\b", re.IGNORECASE)
+_CURRENCY = re.compile(r"^(?:USD|US\s?\\?\$|EUR|RMB|Rs\.?)\s*(?=\d)")
 _NOON = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _TRAILING = " \t\n.,;:"
 
@@ -144,7 +146,7 @@ def canonical(text: str) -> str:
     >>> canonical(" $\\left( −1 , 2 \\right)$. ")
     '( -1 , 2 )'
     """
-    text = strip_wrappers(ascii_math(text))
+    text = _CURRENCY.sub("", strip_wrappers(ascii_math(text)))
     if _HAS_SUFFIX.search(text):
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:

@@ -6,7 +6,7 @@ import threading
 from fractions import Fraction
 from typing import Any
 
-from mathrl.rewards.exact import MAX_BITS, Refused, check_clock, check_size, exact
+from mathrl.rewards.exact import MAX_BITS, Refused, check_clock, check_size, exact, in_base
 from mathrl.rewards.field import hash_text
 from mathrl.rewards.syntax import Node, key, symbols
 
@@ -92,7 +92,7 @@ class Numeric:
     def other(self, node: Node) -> Any:
         kind, ctx = node.kind, self.ctx
         if kind == "base":
-            return ctx.mpf(int(node.args[0], node.args[1]))
+            return self.rational(in_base(node.args[0], node.args[1]))
         if kind not in ("abs", "floor", "ceil", "percent", "degree", "fact", "binom"):
             raise Refused(kind)
         value = self(node.args[0])

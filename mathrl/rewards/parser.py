@@ -12,14 +12,17 @@ Nothing is evaluated here. What the grammar does not know raises `ParseError`.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from mathrl.rewards.atoms import Atoms
 from mathrl.rewards.grammar import RELATIONS, SET_OPS
 from mathrl.rewards.lexer import ParseError, tokenize
 from mathrl.rewards.literals import adjacent, in_base, mixed, product
-from mathrl.rewards.syntax import Node, neg, sym, symbols
-from mathrl.rewards.units import DEGREE_WORDS, PERCENT_WORDS, SINGLE_LETTER_UNITS
+from mathrl.rewards.syntax import Node, neg, num, sym, symbols
+from mathrl.rewards.units import DEGREE_WORDS, NUMBER_WORDS, PERCENT_WORDS, SINGLE_LETTER_UNITS
+
+_HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
 
 
 class Parser(Atoms):
@@ -109,7 +112,7 @@ class Parser(Atoms):
             if token.kind == "cmd" and token.value in SET_OPS:
                 self.i += 1
                 left = Node(SET_OPS[token.value], (left, self.sum()))
-            elif self.accept(":"):
+            elif self.bars >= 0 and self.accept(":"):
                 if self.at("="):
                     continue
                 right = self.sum()
@@ -148,7 +151,7 @@ class Parser(Atoms):
                 self.i += 1
                 node = Node("op", ("mod", node, self.signed_factor()))
             elif self.letter_unit(node):
-                node = Node("unit", (node, self.take().value))
+                node = self.with_unit(node)
             elif self.starts_factor():
                 token = self.tokens[self.i]
                 right = self.factor()
@@ -197,7 +200,7 @@ class Parser(Atoms):
 
     def with_unit(self, node: Node) -> Node:
         """Trailing words: a percent or degree sign in words, a unit, or an annotation."""
-        words: list[str] = []
+        words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
         while self.unit_follows() or (
             words
             and (
@@ -207,14 +210,20 @@ class Parser(Atoms):
         ):
             token = self.take()
             words.append(token.value)
+            if token.value in ("/", "cdot") and self.tokens[self.i].kind in ("name", "text"):
+                words.append(self.take().value)
             if token.value == "^":
                 self.accept("{")
                 words.append(self.take().value)
                 self.accept("}")
         text = " ".join(words).replace(" ^ ", "^")
         head = text.strip().lower().rstrip(".")
+        if _HEDGE.search(head):
+            raise ParseError("a second thought behind the answer")
         if head in PERCENT_WORDS:
             return Node("percent", (node,))
+        if head in NUMBER_WORDS:
+            return Node("mul", ((node, num(NUMBER_WORDS[head])),))
         if head in DEGREE_WORDS:
             return Node("degree", (node,))
         return Node("unit", (node, text))

@@ -43,7 +43,7 @@ def _has_decimal(node: Node) -> bool:
 def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
     """What a chain of equalities claims: its last exact member, then an approximate one.
 
-    ``x = 5``, ``f(x) = 5``, ``m+n = 5`` and ``2+3 = 5`` claim 5; ``a^2+b = 0`` is an equation and claims nothing.
+    ``x = 5``, ``f(x) = 5``, ``m+n = 5`` and ``2+3 = 5`` claim 5; ``a^2+b = 0`` is an equation, no claim.
     """
     operators, members = relation.args
     cut = operators.index("~") + 1 if "~" in operators else len(members)

@@ -1,7 +1,8 @@
 r"""Lists, tuples, sets, intervals, matrices, equations and inequalities, element by element.
 
-House rules: a bare list is unordered (1,2 = 2,1), a tuple is ordered, a tuple is never a set; a bare list in the
-tuple's own order may stand for the tuple; ``k=1`` may stand for 1, ``0<x<1`` for (0,1), ``x=1,y=2`` for (1,2).
+House rules: a bare list is unordered (1,2 = 2,1), a tuple is ordered, a tuple is never a set; a bare list in
+the tuple's own order may stand for the tuple; ``k=1`` may stand for 1, ``0<x<1`` for (0,1), ``x=1,y=2`` for
+(1,2).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from mathrl.rewards.exact import Refused, check_clock
 from mathrl.rewards.relations import is_assignment, same_relation
 from mathrl.rewards.scalar import refuse_restated, same_scalar
 from mathrl.rewards.sets import INEQUALITIES, NotASet, real_set, same_real_set
-from mathrl.rewards.syntax import Node, key, kinds, neg, num, symbols
+from mathrl.rewards.syntax import Node, is_expression, key, kinds, neg, num, symbols
 
 MAX_ITEMS = 200
+_SETS = frozenset(["union", "inter", "minus", "reals"])
 
 
 def same(truth: Node, answer: Node) -> bool | None:
@@ -34,6 +36,10 @@ def same(truth: Node, answer: Node) -> bool | None:
     verdict = _as_real_sets(truth, answer)
     if verdict is not None:
         return verdict
+    if truth.kind in _SETS or answer.kind in _SETS:
+        other = answer if truth.kind in _SETS else truth
+        if is_expression(other) or other.kind == "matrix":
+            return False
     if truth.kind == "rel" or answer.kind == "rel":
         return same_relation(truth, answer, same)
     mine, theirs = _items(truth), _items(answer)
@@ -253,7 +259,7 @@ def _tuples(truth: Node, answer: Node) -> bool | None:
 def _matrices(truth: Node, answer: Node) -> bool | None:
     if truth.kind != answer.kind:
         other = answer if truth.kind == "matrix" else truth
-        if other.kind in ("mul", "add", "div", "op", "pow"):
+        if {"matrix", "op"} & kinds(other):
             refuse_restated(truth, answer)
             return None
         return False

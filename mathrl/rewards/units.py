@@ -169,11 +169,18 @@ _OTHERS = [
     "integers",
     "numbers",
     "solutions",
+    "erg",
+    "ergs",
+    "million",
+    "billion",
+    "thousand",
+    "trillion",
 ]
 UNIT_WORDS = frozenset(_SIZES) | frozenset(_OTHERS)
 SINGLE_LETTER_UNITS = frozenset("msghLl")
 _POWER = re.compile(r"(\^\s*\{?\s*([23])\s*\}?)$")
 PERCENT_WORDS = frozenset(["percent", "percentage", "pct", "per cent", "%"])
+NUMBER_WORDS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 DEGREE_WORDS = frozenset(["degree", "degrees", "deg"])
 
 

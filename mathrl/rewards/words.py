@@ -82,7 +82,7 @@ def plain_words(text: str) -> str | None:
     inner = " ".join(inner.split())
     if inner.startswith("(") and inner.endswith(")"):
         inner = inner[1:-1].strip()
-    return inner.removeprefix("the ").removeprefix("answer: ") or None
+    return inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ") or None
 
 
 def number_in_words(words: str) -> int | None:
@@ -133,7 +133,7 @@ _SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+
 
 
 def option_set(text: str, contiguous: bool = False) -> str | None:
-    """The sorted letters of an answer that names several options: A, C or A and C; AC only if `contiguous`."""
+    """The sorted letters of an answer of several options: A, C or A and C; AC only if `contiguous`."""
     inner = _SPACING.sub(" ", unwrapped(text)).strip(" {}")
     if _SEVERAL.fullmatch(inner):
         letters = re.findall(r"[A-H]", inner)
@@ -142,6 +142,17 @@ def option_set(text: str, contiguous: bool = False) -> str | None:
     else:
         return None
     return "".join(sorted(set(letters)))
+
+
+_LABELLED = re.compile(r"\(([A-J])\)(.+)|([A-J])[.:)]\s(.+)", re.DOTALL)
+
+
+def labelled_option(text: str) -> tuple[str, str] | None:
+    """The letter and the content of a truth that has both: (C) 12."""
+    match = _LABELLED.fullmatch(unwrapped(text).strip())
+    if match is None:
+        return None
+    return (match[1], match[2].strip()) if match[1] else (match[3], match[4].strip())
 
 
 def last_option(text: str) -> str | None:

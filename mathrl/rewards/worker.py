@@ -1,10 +1,10 @@
 r"""The process behind the engine: a keeper that forks one worker at a time and kills it when it is late.
 
-    caller  <-- pipe -->  keeper (imports Math-Verify once)  <-- pipe -->  worker (forked, limited, expendable)
+    caller  <-- pipe -->  keeper (imports Math-Verify once)  <-- pipe -->  worker (forked, limited)
 
-The keeper is started by `workers.Engine` with ``python -c``; it never looks at a response, so it cannot hang on
-one. Lines of JSON in both directions. It leaves when its input closes, and the kernel kills it and its worker
-when their parent dies.
+The keeper is started by `workers.Engine` with ``python -c``; it never looks at a response, so it cannot hang
+on one. Lines of JSON in both directions. It leaves when its input closes, and the kernel kills it and its
+worker when their parent dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the closing pipe does it)."""
+    """Have the kernel kill this process when its parent dies (Linux; elsewhere the closing pipe does)."""
     try:
         import ctypes
 

@@ -20,7 +20,7 @@ _PROGRAM = "import sys; sys.path.insert(0, sys.argv[3]); from mathrl.rewards.wor
 
 
 class Outcome(NamedTuple):
-    """Outcome(True, "") or Outcome(False, "timeout"); the reason of an engine that is still starting is its own."""
+    """Outcome(True, "") or Outcome(False, "timeout"); a lost or still starting engine is a reason too."""
 
     equal: bool
     reason: str
@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
 class Engine:
     """One keeper process and its worker; calls are served one at a time.
 
-    The process starts in the background on `start` or the first `ask`. Until it is ready (some seconds, once),
-    `ask` waits at most `patience` seconds and then answers "not shown equal"; call `warm_up` to wait for it.
+    The process starts in the background on `start` or the first `ask`. Until it is ready (about a second,
+    once), `ask` waits at most `patience` seconds and then answers "not shown equal"; `warm_up` waits longer.
 
     >>> engine = Engine()
     >>> engine.warm_up()
@@ -63,7 +63,7 @@ class Engine:
             return self._wait_ready(seconds)
 
     def ask(self, truth: str, answer: str, mode: str = "reduced") -> Outcome:
-        """Whether the engine shows the two equal, within the hard limit; mode "whole" takes a whole response."""
+        """Whether the engine shows the two equal, within the limit; mode "whole" takes a whole response."""
         line = json.dumps([truth, answer, mode]).encode() + b"\n"
         started = time.monotonic()
         if not self._lock.acquire(timeout=self.limit + _GRACE):
@@ -75,7 +75,7 @@ class Engine:
             if not self._ready and not self._wait_ready(max(0.0, patience)):
                 self.failures += 1
                 return Outcome(False, "the symbolic engine is still starting")
-            return self._exchange(line)
+            return self._exchange(line, started + self.limit + _GRACE)
         finally:
             self._lock.release()
 
@@ -110,12 +110,12 @@ class Engine:
         self._ready = self._read_line(seconds) == b"ready\n"
         return self._ready
 
-    def _exchange(self, line: bytes) -> Outcome:
+    def _exchange(self, line: bytes, deadline: float) -> Outcome:
         process = self._process
         assert process is not None and process.stdin is not None
         try:
             process.stdin.write(line)
-            reply = self._read_line(self.limit + _GRACE)
+            reply = self._read_line(deadline - time.monotonic())
         except (BrokenPipeError, ValueError):
             reply = None
         if reply is None:
