@@ -15,10 +15,8 @@ def clipped_policy_loss(
     PPO (arXiv:1707.06347, equation 7); with high > low it is DAPO's clip-higher (arXiv:2503.14476,
     equation 10).
 
-    >>> loss, clipped = clipped_policy_loss(
-    ...     torch.log(torch.tensor([1.5, 0.5, 1.1])), torch.zeros(3), torch.tensor([1.0, -1.0, 2.0]), 0.2, 0.28
-    ... )
-    >>> loss, clipped
+    >>> ratio, advantages = torch.tensor([1.5, 0.5, 1.1]), torch.tensor([1.0, -1.0, 2.0])
+    >>> clipped_policy_loss(ratio.log(), torch.zeros(3), advantages, 0.2, 0.28)
     (tensor([-1.2800,  0.8000, -2.2000]), tensor([ True,  True, False]))
 
     Returns:

@@ -103,7 +103,7 @@ def gather(value: Any, name: str, timeout: float = 3600.0) -> list[Any] | None:
         while not file.exists():
             check_ranks()
             if time.monotonic() > deadline:
-                raise UserError(f"rank {number} did not deliver {name} within {timeout:.0f} s; see its output")
+                raise UserError(f"rank {number} did not deliver {name} in {timeout:.0f} s; see its output")
             time.sleep(0.01)
         values.append(json.loads(file.read_text()))
         file.unlink()
@@ -142,8 +142,10 @@ def _watch(number: int, child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_children() -> None:
+    """Rank 0 is through: the others have nothing left to do, and get a moment to end by themselves."""
+    deadline = time.monotonic() + 1.0
     for child in _children:
         try:
-            child.wait(timeout=GRACE_SECONDS if not _failed else 0.1)
+            child.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()

@@ -105,8 +105,8 @@ class _BlockAttention(torch.autograd.Function):
         grad_q = _joined(grads_q).index_select(0, layout.place_T).view(query.shape)
         grad_k, grad_v = (_summed(each, layout) for each in (grads_k, grads_v))
         return (
-            grad_q.to(ctx.dtype), grad_k.view(key.shape).to(ctx.dtype), grad_v.view(value.shape).to(ctx.dtype),
-            None, None,
+            grad_q.to(ctx.dtype), grad_k.view(key.shape).to(ctx.dtype),
+            grad_v.view(value.shape).to(ctx.dtype), None, None,
         )  # fmt: skip
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 
-def use_bfloat16_products(network: nn.Module) -> None:
+def use_bfloat16_products(network: Any) -> None:
     """Give every linear layer but the output head bfloat16 products, in place.
 
     The layers' class changes, their parameters do not: state dicts, optimizers and export see what they saw.
     """
-    head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
+    head = network.get_output_embeddings()
     for module in network.modules():
         if type(module) is nn.Linear and module is not head:
             module.__class__ = BFloat16Linear

@@ -35,8 +35,8 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str) -> 
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{folder}: cannot be loaded as a causal language model ({said}); give a Hugging Face folder with "
-            "config.json and *.safetensors, or a hub id"
+            f"{folder}: cannot be loaded as a causal language model ({said}); give a Hugging Face folder "
+            "with config.json and *.safetensors, or a hub id"
         ) from None
     network = network.to(device).eval()
     if model.precision == "bfloat16":

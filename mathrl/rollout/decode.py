@@ -76,13 +76,13 @@ class PackedDecoder:
         if self.cache.column == self.cache.bias_BL.shape[1]:
             self.cache.grow()
         with packed_attention(self.model):
-            logits = self.model(
+            logits: Tensor = self.model(
                 input_ids=tokens_B[None], position_ids=self.positions_B[None], use_cache=False,
                 layout=self.cache,
             ).logits[0]  # fmt: skip
         self.cache.column += 1
         self.positions_B = self.positions_B + 1
-        return logits  # type: ignore[no-any-return]
+        return logits
 
     def keep(self, rows: Tensor) -> None:
         self.cache.keep(rows)

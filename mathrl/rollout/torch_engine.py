@@ -51,9 +51,8 @@ class TorchEngine:
         out: list[list[Completion]] = [[] for _ in prompts]
         for number, first in enumerate(range(0, len(order), at_a_time)):
             chosen = order[first : first + at_a_time]
-            completions = self._batch(
-                [prompts[index] for index in chosen], sampling, derive_seed(seed, "batch", number), on_progress
-            )
+            batch_seed = derive_seed(seed, "batch", number)
+            completions = self._batch([prompts[i] for i in chosen], sampling, batch_seed, on_progress)
             for place, index in enumerate(chosen):
                 out[index] = completions[place * sampling.samples : (place + 1) * sampling.samples]
         self.model.train(training)

@@ -1,6 +1,7 @@
 """Optimizers, learning-rate schedules and the flat buffers that hold weights and gradients."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class OptimizerSet:
             self.parts.append((muon, params.muon_lr))
 
     def step(self, step: int) -> float:
-        """One update with the gradients as they stand; `step` counts from 0. Returns the schedule's factor."""
+        """One update with the gradients as they stand; `step` counts from 0; returns the lr's factor."""
         factor = schedule(self.params, step, self.steps)
         for optimizer, lr in self.parts:
             for group in optimizer.param_groups:
@@ -103,7 +104,7 @@ class OptimizerSet:
             optimizer.load_state_dict(whole)
 
 
-def split_parameters(model: nn.Module, named: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def split_parameters(model: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Hidden matrices (for Muon), and the rest: embedding, head, biases and norms (for AdamW)."""
     outer = [getattr(model, name)() for name in ("get_input_embeddings", "get_output_embeddings")]
     outer_ids = {id(module.weight) for module in outer if module is not None}

@@ -297,8 +297,8 @@ def update_gradient(
         ], device=backend.device)  # fmt: skip
     backend.sum_(flat.gradients)
     backend.sum_(sums)
-    *figures, trained = sums.tolist()
-    return UpdateFigures(*figures, trained=int(trained))
+    loss_sum, kl_sum, entropy, clipped, alignment, tokens_sum, trained = sums.tolist()
+    return UpdateFigures(loss_sum, kl_sum, entropy, clipped, alignment, tokens_sum, int(trained))
 
 
 def evaluate_dev(

@@ -1,0 +1,71 @@
+"""sft: the base model, then supervised fine-tuning on the sft split. `python -m mathrl.stages.sft`.
+
+Writes models/base, models/sft and reports/sft/ (metrics.jsonl, curve.png). Resumes bit for bit from its last
+checkpoint; a signal ends it at the next step with exit status 75.
+"""
+
+import shutil
+from pathlib import Path
+
+from mathrl.core.files import write_jsonl, written_aside
+from mathrl.core.launch import launch_ranks, rank
+from mathrl.core.metrics import without_timings
+from mathrl.core.problems import read_problems
+from mathrl.stages.entry import StageRun, run_stage
+
+PROBLEMS, DEV = Path("data/curated/sft.jsonl"), Path("data/curated/dev.jsonl")
+BASE, MODEL, REPORT = Path("models/base"), Path("models/sft"), Path("reports/sft")
+PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"grad_norm": "gradient norm"})
+
+
+def work(run: StageRun) -> None:
+    params = run.params
+    launch_ranks(params.run.processes)
+    # torch: after the ranks are started, so that each has its own.
+    from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
+    from mathrl.trainers.backend import Backend, choose_device
+    from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.demonstrations import tokenize_demonstrations
+    from mathrl.trainers.sft import train_sft
+
+    backend = Backend(choose_device(params.run.device))
+    if rank() == 0:
+        make_base(params.model, BASE, params.run.seed)
+    backend.gather("base made")
+    tokenizer, model = load_tokenizer(BASE), load_model(BASE, params.model, backend.device)
+    demonstrations, dev = (
+        tokenize_demonstrations(
+            read_problems(file), params.prompt, tokenizer, params.sft.terse_share, params.run.seed
+        )
+        if params.sft.steps
+        else []
+        for file in (PROBLEMS, DEV)
+    )
+    result = train_sft(
+        model, demonstrations, dev, params.sft, params.run.seed, backend, run.state, run.open_metrics
+    )
+    if rank() != 0:
+        return
+    if params.sft.steps:
+        card = (
+            f"# SFT model of mathrl\n\nFine-tuned from models/base on {len(demonstrations):,} "
+            f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {result.steps} steps, "
+            f"{result.tokens:,} tokens, seed {params.run.seed}; "
+            f"loss on dev demonstrations {result.dev_loss:.4f}.\n"
+        )
+        export_model(model, tokenizer, MODEL, card)
+    else:
+        make_base(params.model, MODEL, params.run.seed)
+    with written_aside(REPORT) as folder:
+        folder.mkdir()
+        rows = without_timings(run.record / "metrics.jsonl")
+        write_jsonl(folder / "metrics.jsonl", rows)
+        draw_curves(rows, PANELS, folder / "curve.png", "Supervised fine-tuning")
+        shutil.copy(folder / "curve.png", run.artifacts / "sft_curve.png")
+    run.dataset("sft", PROBLEMS)
+    if params.sft.steps:
+        run.summary({"loss": result.loss, "dev/loss": result.dev_loss or 0.0, "tokens": float(result.tokens)})
+
+
+if __name__ == "__main__":
+    run_stage("sft", work, inputs=[PROBLEMS, DEV], outputs=[BASE, MODEL, REPORT])
