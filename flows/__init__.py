@@ -1,0 +1,1 @@
+"""What a person starts from the Prefect UI: one flow a file, named as the button says."""

@@ -1,0 +1,63 @@
+"""What came out, as Prefect artifacts: the table, the verdict, pictures, examples, links."""
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import (
+    create_image_artifact,
+    create_link_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+
+# What each stage leaves that is worth a look.
+PICTURES = {
+    "curate": "reports/curate/*.png",
+    "sft": "reports/sft/*.png",
+    "difficulty": "reports/difficulty/*.png",
+    "rl": "reports/rl/*.png",
+    "evaluate": "reports/evaluate/*.png",
+}
+TEXTS = {"curate": "reports/curate/report.md", "evaluate": "reports/evaluate/examples.md"}
+LONGEST_TEXT = 60_000
+
+
+def report(folder: Path, last: str) -> None:
+    """Artifacts of the stages up to `last` that the folder holds.
+
+    Keys are the same for every run, so that the UI shows their history.
+    """
+    reached = list(PICTURES)[: list(PICTURES).index(last) + 1] if last in PICTURES else list(PICTURES)
+    for stage in reached:
+        for picture in sorted(folder.glob(PICTURES[stage])):
+            data = base64.b64encode(picture.read_bytes()).decode()
+            key = f"{stage}-{picture.stem}".replace("_", "-").lower()
+            create_image_artifact(f"data:image/png;base64,{data}", key=key, description=picture.name)
+        if stage in TEXTS and (folder / TEXTS[stage]).exists():
+            text = (folder / TEXTS[stage]).read_text(encoding="utf-8")[:LONGEST_TEXT]
+            create_markdown_artifact(text, key=f"{stage}-report", description=TEXTS[stage])
+    if last in ("evaluate", "register"):
+        _results(folder)
+    if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
+        create_link_artifact(os.environ["MLFLOW_TRACKING_URI"], key="mlflow", link_text="Runs in MLflow")
+
+
+def _results(folder: Path) -> None:
+    summary: dict[str, Any] = json.loads((folder / "reports" / "summary.json").read_text(encoding="utf-8"))
+    ks = sorted(int(key[8:]) for key in next(iter(summary["models"].values())) if key[8:].isdigit())
+    k = ks[-1]
+    rows = [
+        {
+            "model": name,
+            "pass@1": f"{each['pass_at_1']:.3f}",
+            "interval": f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
+            f"pass@{k}": f"{each[f'pass_at_{k}']:.3f}",
+            f"maj@{k}": f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
+            "mean response length": f"{each['response_length']:.1f}",
+        }
+        for name, each in summary["models"].items()
+    ]
+    create_table_artifact(rows, key="results", description=summary["verdict"])

@@ -1,0 +1,148 @@
+"""One `dvc repro` as a child process, followed stage by stage."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, Queue
+
+from mathrl.core.errors import UserError
+from mathrl.core.places import home, state_root, tracking_uri
+
+STARTED = re.compile(r"Running stage '(?:[^':]*:)?(\w+)'")
+SKIPPED = re.compile(r"Stage '(?:[^':]*:)?(\w+)' (?:didn't change|is cached)")
+LAST_LINES = 15
+
+
+def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
+    """What a stage's process is given: the venv first on PATH, absolute places, quiet tools."""
+    bin_folder = str(Path(sys.executable).parent)
+    given = dict(os.environ)
+    given |= {
+        "PATH": bin_folder + os.pathsep + given.get("PATH", ""),
+        "PYTHONUNBUFFERED": "1",
+        "MATHRL_HOME": str(home()),
+        "MATHRL_STATE": str(state_root()),
+        "MLFLOW_TRACKING_URI": tracking_uri(),
+        "MATHRL_FLOW_RUN": flow_run,
+        "MATHRL_PROGRESS": str(home() / f"progress-{os.getpid()}.json"),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    given.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it
+    return given
+
+
+class Repro:
+    """`dvc repro TARGET` in a workspace; its output is read on a thread and passed on.
+
+    `show` is given every piece of output as it comes (progress bars redraw themselves with carriage returns).
+    """
+
+    def __init__(
+        self, workspace: Path, target: str, env: dict[str, str], show: Callable[[str], None],
+        *, single: bool = False, force: bool = False,
+    ) -> None:  # fmt: skip
+        # In the workspace's folder the guard module is the workspace's; any version of it will do.
+        command = [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "dvc", "repro", target]
+        command += ["--single-item"] if single else []
+        command += ["--force"] if force else []
+        self.process = subprocess.Popen(
+            command, cwd=workspace, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.show, self.events, self.lines = show, Queue[tuple[str, str]](), [""]
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def follow(self, stage: str, on_wait: Callable[[], None] = lambda: None) -> str:
+        """Wait until the stage is over: "ran" or "skipped".
+
+        `on_wait` is called about once a second meanwhile.
+
+        Raises:
+            UserError: it failed; the message has its last lines.
+        """
+        ran = "skipped"
+        while True:
+            try:
+                what, name = self.events.get(timeout=1.0)
+            except Empty:
+                on_wait()
+                continue
+            if what == "ended":
+                self.events.put((what, name))  # for the stages that follow
+                if self.process.wait():
+                    raise UserError(f"stage {self._failed_stage() or stage} failed: {self._last_words()}")
+                return ran
+            if name == stage:
+                if what == "skipped":
+                    return "skipped"
+                ran = "ran"
+            elif ran == "ran" and what in ("started", "skipped"):
+                self.events.queue.appendleft((what, name))  # the next stage's: this one is over
+                return ran
+
+    def stop(self) -> None:
+        """End the process group and wait until it is gone."""
+        if self.process.stdin and not self.process.stdin.closed:
+            self.process.stdin.close()
+        self.process.wait()
+        self.reader.join(timeout=5)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        descriptor, tail = self.process.stdout.fileno(), ""
+        while piece := os.read(descriptor, 65536):
+            text = piece.decode(errors="replace")
+            self.show(text)
+            *whole, tail = (tail + text).split("\n")
+            for line in whole:
+                self._line(line.rsplit("\r", 1)[-1])
+        self.process.wait()
+        self.events.put(("ended", ""))
+
+    def _line(self, line: str) -> None:
+        self.lines = [*self.lines[-LAST_LINES:], line]
+        for what, pattern in (("started", STARTED), ("skipped", SKIPPED)):
+            if found := pattern.search(line):
+                self.events.put((what, found[1]))
+
+    def _failed_stage(self) -> str | None:
+        found = re.search(r"failed to reproduce '([^']+)'", "\n".join(self.lines))
+        return found[1] if found else None
+
+    def _last_words(self) -> str:
+        errors = [line.removeprefix("error: ") for line in self.lines if line.startswith("error: ")]
+        return errors[-1] if errors else " | ".join(line for line in self.lines[-5:] if line.strip())
+
+
+@contextmanager
+def running(repro: Repro) -> Iterator[Repro]:
+    """End the child whatever happens to the parent: success, failure, cancellation."""
+    try:
+        yield repro
+    finally:
+        repro.stop()
+
+
+@contextmanager
+def mirror(env: dict[str, str], workspace: Path) -> Iterator[None]:
+    """One process that mirrors the stages' records to MLflow while a flow runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mathrl.tracking.mirror"], cwd=workspace, env=env, stdin=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    env["MATHRL_MIRROR"] = str(process.pid)
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()

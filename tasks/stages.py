@@ -1,0 +1,125 @@
+"""Run stages of the pipeline as Prefect tasks over one `dvc repro`, with live progress."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+from pydantic import BaseModel
+
+from mathrl.core.errors import UserError
+from mathrl.params.form import form_overrides
+from mathrl.params.schema import STAGES
+from tasks.report import report
+from tasks.repro import Repro, environment, mirror, running
+from tasks.workspace import Workspace, prepare
+
+CONSOLE = "MATHRL_CONSOLE"  # set by the command line: output goes to the terminal as it comes
+CONTROLS = "controls/dvc.yaml:controls"
+
+
+def run_stages(
+    target: str,
+    preset: str | None,
+    sections: Mapping[str, BaseModel | None],
+    overrides: Sequence[str],
+    *,
+    controls: bool = False,
+    allow_dirty: bool = False,
+) -> str:
+    """Bring `target` (a stage, or pipeline) up to date and report it; returns the workspace's folder.
+
+    Overrides, from the form or dotted, are validated before anything runs and go to a worktree of their own.
+    """
+    name = str(flow_run.name or target)
+    workspace = prepare(target, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
+    last = STAGES[-1] if target == "pipeline" else target
+    chain = STAGES[: STAGES.index(last) + 1]
+    env = environment(workspace.folder, str(flow_run.id or ""))
+    show = _shower(name, workspace)
+    with mirror(env, workspace.folder):
+        with running(Repro(workspace.folder, last, env, show)) as repro:
+            for stage in chain:
+                run_stage(stage, repro, env["MATHRL_PROGRESS"])
+        if controls:
+            with running(Repro(workspace.folder, CONTROLS, env, show, single=True)) as repro:
+                run_stage("controls", repro, env["MATHRL_PROGRESS"])
+    report(workspace.folder, last)
+    return str(workspace.folder)
+
+
+@task(cache_policy=NO_CACHE, task_run_name="{stage}")
+def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
+    """Follow one stage of a running `dvc repro`: "ran" or "skipped"."""
+    live = _Live(stage, Path(progress_file))
+    outcome = repro.follow(stage, live.refresh)
+    live.finish()
+    if outcome == "skipped":
+        get_run_logger().info("%s: nothing changed, DVC has its outputs", stage)
+    return outcome
+
+
+class _Live:
+    """The stage's progress as a Prefect artifact, made when there is something to show."""
+
+    def __init__(self, stage: str, file: Path) -> None:
+        self.stage, self.file, self.artifact = stage, file, None
+        file.unlink(missing_ok=True)
+
+    def refresh(self) -> None:
+        try:
+            state = json.loads(self.file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return
+        share = 100.0 * state["done"] / max(1, state["total"])
+        left = state["seconds_left"]
+        text = f"{state['title']}: {state['done']:.0f} of {state['total']:.0f}"
+        text += f", about {left:.0f} s left" if left else ""
+        if self.artifact is None:
+            self.artifact = create_progress_artifact(share, key=f"{self.stage}-progress", description=text)
+        else:
+            update_progress_artifact(self.artifact, share, description=text)
+
+    def finish(self) -> None:
+        if self.artifact is not None:
+            update_progress_artifact(self.artifact, 100.0, description=f"{self.stage}: done")
+        self.file.unlink(missing_ok=True)
+
+
+def _shower(name: str, workspace: Workspace) -> "_Console | _Logged":
+    if os.environ.get(CONSOLE):
+        if workspace.overrides:
+            print(f"{', '.join(workspace.overrides)}: in {workspace.folder}", file=sys.stderr)
+        return _Console()
+    return _Logged(f"{name} in {workspace.folder}")
+
+
+class _Console:
+    def __call__(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class _Logged:
+    """Whole lines to the flow run's log, so that the UI shows them; a bar's redrawings are left out."""
+
+    def __init__(self, title: str) -> None:
+        self.logger, self.tail = get_run_logger(), ""
+        self.logger.info(title)
+
+    def __call__(self, text: str) -> None:
+        *lines, self.tail = (self.tail + text).split("\n")
+        for line in lines:
+            if line.strip() and "\r" not in line:
+                self.logger.info(line)
+
+
+def refuse(stage: str) -> None:
+    """Raises UserError for a name that is no stage."""
+    if stage not in (*STAGES, "pipeline"):
+        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, or pipeline")

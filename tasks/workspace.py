@@ -1,0 +1,105 @@
+"""Where a run happens: in the checkout, or, with overrides, in a git worktree of its own under runs/."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json, write_text
+from mathrl.core.hashing import digest
+from mathrl.core.places import main_checkout
+from mathrl.params import Params, load_params, write_params
+
+# A change to these makes another program or other parameters; a worktree at HEAD would not have it.
+CODE = ("mathrl", "flows", "tasks", "params", "controls", "dvc.yaml", "constraints.txt", "pyproject.toml")
+NOTE = ".mathrl-run.json"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with the code, the parameters and DVC's files in which a stage is run."""
+
+    folder: Path
+    params: Params
+    overrides: tuple[str, ...] = ()
+
+
+def prepare(
+    what: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False
+) -> Workspace:
+    """The checkout when nothing is overridden; else a worktree at HEAD with the validated overrides written
+    into its params/. The same overrides on the same commit share a worktree.
+
+    Raises:
+        UserError: wrong parameters, or uncommitted changes of code or parameters, which HEAD does not have.
+    """
+    root = main_checkout()
+    before = load_params(root / "params")
+    after = load_params(root / "params", preset=preset, overrides=overrides)
+    if before == after:
+        return Workspace(root, after)
+    changed = uncommitted(root)
+    code = [name for name in changed if name.split("/")[0] in CODE]
+    if code and not allow_dirty:
+        raise UserError(
+            f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
+            "commit them, or say --allow-dirty to run without them"
+        )
+    said = tuple(filter(None, (f"preset {preset}" if preset else "", *overrides)))
+    commit = _git(root, "rev-parse", "HEAD")
+    folder = root / "runs" / f"{what}-{_slug(said)}-{digest([commit, after.model_dump(mode='json')])[:8]}"
+    if not (folder / NOTE).exists():
+        _make_worktree(root, folder)
+        write_params(before, after, folder / "params")
+        write_json(folder / NOTE, {"overrides": said, "made": time.time(), "commit": commit, "run": what})
+    return Workspace(folder, after, said)
+
+
+def runs(root: Path) -> list[tuple[Path, dict[str, object]]]:
+    """The worktrees under runs/, oldest first, with what is known of each."""
+    notes = [(file.parent, json.loads(file.read_text())) for file in (root / "runs").glob(f"*/{NOTE}")]
+    return sorted(notes, key=lambda each: each[1]["made"])
+
+
+def prune(root: Path, folder: Path) -> None:
+    """Remove a worktree; what it made stays in DVC's cache."""
+    _git(root, "worktree", "remove", "--force", str(folder))
+
+
+def uncommitted(root: Path) -> list[str]:
+    """Tracked files that differ from HEAD, and files git does not know within the code folders."""
+    lines = _git(root, "status", "--porcelain", "--untracked-files=all", strip=False).splitlines()
+    names = [line[3:].split(" -> ")[-1].strip('"') for line in lines]
+    known = {line[3:]: line[:2] != "??" for line in lines}
+    return [name for name in names if known.get(name, True) or name.split("/")[0] in CODE]
+
+
+def _make_worktree(root: Path, folder: Path) -> None:
+    if folder.exists():  # left half made by a kill
+        _git(root, "worktree", "remove", "--force", str(folder), check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+    _git(root, "worktree", "prune")
+    folder.parent.mkdir(exist_ok=True)
+    _git(root, "worktree", "add", "--detach", str(folder), "HEAD")
+    write_text(folder / ".dvc" / "config.local", f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
+
+
+def _slug(said: Sequence[str]) -> str:
+    words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", each.split(".", 1)[-1])[:24] for each in said[:3]]
+    return "-".join(words).replace("=", "_").strip("-.") or "run"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _git(root: Path, *words: str, check: bool = True, strip: bool = True) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise UserError(f"git {words[0]} failed: {done.stderr.strip()}")
+    return done.stdout.strip() if strip else done.stdout
