@@ -1,0 +1,124 @@
+"""`mathrl run`, `evaluate`, `grade`, `runs`, `sync`, `doctor`, `ui`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mathrl.core.errors import EXIT_USER_ERROR, UserError
+
+app = typer.Typer(
+    name="mathrl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Train language models to reason about mathematics with reinforcement learning.",
+)  # fmt: skip
+
+Preset = Annotated[str | None, typer.Option(help="A file of params/presets, by its name.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="An override such as rl.lr=2e-4; repeatable.")]
+
+
+@app.command()
+def run(
+    stage: Annotated[
+        str, typer.Argument(help="curate, sft, difficulty, mix, rl, evaluate, register, pipeline")
+    ],
+    preset: Preset = None,
+    set_: Set = None,
+    controls: Annotated[bool, typer.Option("--controls", help="Also the demo's three controls.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Resolve everything but weights; run nothing.")
+    ] = False,
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", help="Overrides despite uncommitted code.")
+    ] = False,
+) -> None:
+    """Bring a stage, or the whole pipeline, up to date.
+
+    Without --preset and --set this is `dvc repro` in the checkout; with them, in a worktree under runs/.
+    """
+    from mathrl.cli.run import dry, start
+
+    if dry_run:
+        dry(stage, preset, set_ or [])
+    else:
+        start(stage, preset, set_ or [], controls=controls, allow_dirty=allow_dirty)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Option(help="A Hugging Face model folder, or a hub id.")],
+    benchmark: Annotated[str, typer.Option(help="test, or a named set such as gsm8k, math500.")],
+    preset: Preset = None,
+    set_: Set = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many problems.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Responses a problem.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
+) -> None:
+    """Evaluate any model on a benchmark: pass@1 with its interval, pass@k, maj@k."""
+    from mathrl.cli.evaluate import evaluate_model
+
+    evaluate_model(model, benchmark, preset, set_ or [], limit, samples, output)
+
+
+@app.command()
+def grade(
+    file: Annotated[Path, typer.Argument(help="Rows with a response and its true answer, as JSON lines.")],
+    output: Annotated[Path, typer.Option(help="Where the graded rows go.")],
+    response_key: Annotated[str, typer.Option(help="Field with the response.")] = "response",
+    answer_key: Annotated[
+        str, typer.Option(help="Field with the true answer, or a list of them.")
+    ] = "ground_truth",
+    extraction: Annotated[str, typer.Option(help="strict: a marked answer only; lenient.")] = "lenient",
+) -> None:
+    """Grade responses: adds `correct`, `extracted` and `rule` to every row."""
+    from mathrl.cli.grade import grade_file
+
+    grade_file(file, response_key, answer_key, output, extraction)
+
+
+@app.command()
+def runs(
+    prune: Annotated[
+        list[str] | None, typer.Option(help="Remove the run of this name; all removes every one.")
+    ] = None,
+) -> None:
+    """List the worktrees under runs/, or remove some."""
+    from mathrl.cli.run import list_runs
+
+    list_runs(prune or [])
+
+
+@app.command()
+def sync() -> None:
+    """Upload to MLflow what could not be uploaded while a run went on."""
+    from mathrl.tracking.mirror import sync as upload
+
+    typer.echo(f"{upload()} runs are complete in MLflow")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what is missing, and the command that mends it."""
+    from mathrl.cli.doctor import examine
+
+    raise typer.Exit(examine())
+
+
+@app.command()
+def ui(
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
+) -> None:
+    """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
+    from mathrl.cli.ui import serve
+
+    serve(prefect_port, mlflow_port)
+
+
+def main() -> None:
+    """A user's mistake is one line on stderr and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR) from None
