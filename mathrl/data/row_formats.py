@@ -38,8 +38,9 @@ class Shape:
     keep: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has the fields that a problem needs."""
+        """Whether the row has the fields that a problem needs, and the id where one is named."""
         keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or "answer"]
+        keys += [self.id_key] if self.id_key else []
         return all(look_up(row, key) is not None for key in keys)
 
 

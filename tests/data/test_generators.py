@@ -25,7 +25,7 @@ def test_every_generator_fills_its_splits_with_different_problems(name: str) -> 
 
 @pytest.mark.parametrize("name", sorted(GENERATORS))
 def test_levels_are_dealt_evenly_in_every_split(name: str) -> None:
-    problems = [p for p in generate(name, {"rl": 120}, {}, seed=0)]
+    problems = list(generate(name, {"rl": 120}, {}, seed=0))
     counts = [sum(p.level == level for p in problems) for level in {p.level for p in problems}]
     assert max(counts) - min(counts) <= 1 and len(counts) > 1
 

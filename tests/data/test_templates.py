@@ -7,8 +7,8 @@ from mathrl.data.templates import BOXED_INSTRUCTION, prompt_text, render
 from mathrl.params.run import Prompt
 
 CHAIN = Problem("a", "7+5-3=", ("9",), "chain", "rl", solution="7+5=12;12-3=9")
-GSM8K = Problem("b", "How many clips?", ("72",), "gsm8k", "rl",
-                solution="She sold 48/2 = <<48/2=24>>24 clips in May.\n48+24 = <<48+24=72>>72.\n#### 72")  # fmt: skip
+GSM8K_SOLUTION = "She sold 48/2 = <<48/2=24>>24 clips in May.\n48+24 = <<48+24=72>>72.\n#### 72"
+GSM8K = Problem("b", "How many clips?", ("72",), "gsm8k", "rl", solution=GSM8K_SOLUTION)
 MATH = Problem("c", "Find $x$.", ("3",), "math", "rl", solution=r"So $x=\boxed{3}$.")
 
 
@@ -57,7 +57,7 @@ def test_chat_uses_the_tokenizers_template_with_system_and_worked_examples() -> 
 
 
 def test_a_chat_prompt_without_a_chat_template_says_what_to_do() -> None:
-    with pytest.raises(UserError, match="no chat template; set prompt.template to boxed"):
+    with pytest.raises(UserError, match=r"no chat template; set prompt\.template to boxed"):
         render(MATH, Prompt(template="chat"), Characters())
 
 

@@ -1,0 +1,222 @@
+"""The curate stage's steps on small files, with an account of every row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.data import curation, curation_report
+from mathrl.data.deduplicate import deduplicate
+from mathrl.data.minhash import band_shape, jaccard, shingles, sign
+from mathrl.params.data import Curate, Deduplicate, NearDuplicates
+
+
+def row(id: str, question: str, answer: str = "1", split: str = "rl") -> Problem:
+    return Problem(id, question, (answer,), "made", split)
+
+
+def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:
+    file = folder / name
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def curate(**given: Any) -> Curate:
+    return Curate.model_validate(given)
+
+
+def file_source(path: str, split: str, **more: Any) -> dict[str, Any]:
+    return {"type": "file", "name": f"source_{split}", "path": path, "split": split, "id_key": "id", **more}
+
+
+LONG = "a farmer has twelve cows and sells some of them to his neighbour how many are left"
+
+
+def test_held_out_rows_win_and_every_dropped_row_names_its_winner() -> None:
+    held_out = [row("t", "1+1 =", split="test"), row("d", "1+1=", split="dev")]
+    rows = [row("a", "1 + 1 ="), row("b", "1+1="), *held_out, row("c", "2+2=", "4")]
+    kept, dropped = deduplicate(rows, Deduplicate())
+    assert [p.id for p in kept] == ["t", "c"]
+    assert {d.problem.id: (d.reason, d.other) for d in dropped} == dict.fromkeys("abd", ("duplicate", "t"))
+
+
+def test_the_first_row_wins_among_equals() -> None:
+    kept, dropped = deduplicate([row("a", "x = 1?"), row("b", "X=1?")], Deduplicate())
+    assert [p.id for p in kept] == ["a"] and dropped[0].other == "a"
+
+
+def test_conflicting_answers_take_all_training_rows_with_them() -> None:
+    rows = [row("a", "1+1=", "2"), row("b", "1+1=", "2"), row("c", "1+1=", "3")]
+    kept, dropped = deduplicate(rows, Deduplicate())
+    assert kept == [] and {d.reason for d in dropped} == {"conflicting answers"}
+    assert {d.problem.id for d in dropped} == set("abc") and all(
+        d.other not in (None, d.problem.id) for d in dropped
+    )
+    kept, _ = deduplicate([*rows, row("t", "1+1=", "2", "test")], Deduplicate())
+    assert [p.id for p in kept] == ["t"]
+
+
+def test_answers_that_are_equal_do_not_conflict() -> None:
+    rows = [row("a", "log?", r"\frac{1}{3}"), row("b", "log ?", r"\frac13"), row("c", "log  ?", "1/3")]
+    kept, dropped = deduplicate(rows, Deduplicate())
+    assert [p.id for p in kept] == ["a"] and {d.reason for d in dropped} == {"duplicate"}
+
+
+def test_near_duplicates_need_the_same_numbers() -> None:
+    near = Deduplicate(near=NearDuplicates(threshold=0.7, ngram=3))
+    rows = [row("a", f"{LONG} 5"), row("b", f"{LONG}, please 5"), row("c", f"{LONG} 6")]
+    kept, dropped = deduplicate(rows, near)
+    assert [p.id for p in kept] == ["a", "c"]
+    assert (dropped[0].other, dropped[0].detail) == ("a", "jaccard >= 0.7")
+    loose = Deduplicate(near=NearDuplicates(threshold=0.7, ngram=3, same_numbers=False))
+    assert [p.id for p in deduplicate(rows, loose)[0]] == ["a"]
+
+
+def test_texts_below_the_threshold_stay_apart_whatever_the_hashes_say() -> None:
+    rows = [row(str(i), " ".join(LONG.split()[i:] + [f"word{i}"] * 3)) for i in range(8)]
+    near = NearDuplicates(threshold=0.95, ngram=3)
+    assert len(deduplicate(rows, Deduplicate(near=near))[0]) == 8
+
+
+def test_signatures_estimate_the_jaccard_similarity() -> None:
+    words = invented_words(400)
+    one, other = shingles(" ".join(words[:300]), 1), shingles(" ".join(words[100:]), 1)
+    signatures = sign([one, other], 512)
+    estimate = float((signatures[0] == signatures[1]).mean())
+    assert jaccard(one, other) == pytest.approx(0.5)
+    # Standard error sqrt(0.25 / 512) = 0.022; four of them.
+    assert estimate == pytest.approx(0.5, abs=0.09)
+
+
+def test_bands_and_rows_are_datasketchs() -> None:
+    from datasketch.lsh import _optimal_param
+
+    for threshold in (0.5, 0.7, 0.8, 0.9):
+        assert band_shape(threshold, 128) == _optimal_param(threshold, 128, 0.5, 0.5)
+
+
+def test_datasketch_finds_the_same_near_duplicates() -> None:
+    from datasketch import MinHash, MinHashLSH
+
+    from mathrl.data.minhash import near_clusters
+
+    words = invented_words(3_000)
+    texts = [" ".join(words[60 * i : 60 * i + 60]) for i in range(40)]
+    texts += [text.replace(text.split()[30], "changed") for text in texts[:20]]
+    found = near_clusters(
+        [row(str(i), text) for i, text in enumerate(texts)], NearDuplicates(threshold=0.8, ngram=2)
+    )
+    lsh, pairs = MinHashLSH(threshold=0.8, num_perm=128), []
+    for i, text in enumerate(texts):
+        hashed = MinHash(num_perm=128)
+        for shingle in shingles(text, 2):
+            hashed.update(int(shingle).to_bytes(8, "big"))
+        pairs += [[j, i] for j in lsh.query(hashed)]
+        lsh.insert(i, hashed)
+    assert found == sorted(pairs) == [[i, 40 + i] for i in range(20)]
+
+
+def invented_words(count: int) -> list[str]:
+    letters = "abcdefghij"
+    return ["w" + "".join(letters[int(digit)] for digit in str(i)) for i in range(count)]
+
+
+def test_splits_are_disjoint_and_every_row_is_accounted_for(tmp_path: Path) -> None:
+    train = [{"id": f"t{i}", "question": f"what is {i} plus {i}", "answer": str(2 * i)} for i in range(20)]
+    train += [{"id": "leak", "question": f"so {LONG}", "answer": "3"},
+              {"id": "same", "question": "What is 900 plus 900?", "answer": "1800"},
+              {"id": "bad", "question": "no answer"}]  # fmt: skip
+    test = [{"id": "e0", "question": LONG, "answer": "3"},
+            {"id": "e1", "question": "What is  900 plus 900?", "answer": "1800"}]  # fmt: skip
+    params = curate(
+        sources=[file_source(write(tmp_path, "a.jsonl", train), "rl"),
+                 file_source(write(tmp_path, "b.jsonl", test), "test")],
+        on_bad_row="reject", dev_share=0.2, sft_share=0.25,
+    )  # fmt: skip
+    found = curation.run(params, seed=0)
+    assert {s: len(rows) for s, rows in found.splits.items()} == {"sft": 4, "rl": 12, "dev": 4, "test": 2}
+    assert {(d.problem.id, d.reason, d.other) for d in found.dropped} == {
+        ("leak", "contaminated", "e0"), ("same", "duplicate", "e1")
+    }  # fmt: skip
+    assert [r.where.rsplit("/")[-1] for r in found.rejected] == ["a.jsonl, line 23"]
+    assert sum(map(len, found.splits.values())) + len(found.dropped) + len(found.rejected) == len(
+        train
+    ) + len(test)
+    ids = [p.id for rows in found.splits.values() for p in rows]
+    assert len(ids) == len(set(ids))
+    again = curation.run(params, seed=0)
+    assert again.splits == found.splits
+    assert curation.run(params, seed=1).splits["dev"] != found.splits["dev"]
+
+
+def test_a_bad_row_stops_the_run_by_default(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}, {"id": "y", "question": "Q2?"}]
+    )
+    with pytest.raises(
+        UserError, match=r"a\.jsonl, line 2: field 'answer': no answer .*on_bad_row to reject"
+    ):
+        curation.run(curate(sources=[file_source(path, "rl")]), seed=0)
+
+
+def test_an_empty_source_and_a_missing_one_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match=r"empty\.jsonl: no row in it"):
+        curation.run(curate(sources=[file_source(str(tmp_path / "empty.jsonl"), "rl")]), seed=0)
+    with pytest.raises(UserError, match="no such file or folder; correct the source's path"):
+        curation.plan(curate(sources=[file_source(str(tmp_path / "gone.jsonl"), "rl")]))
+
+
+def test_equal_questions_without_deduplication_are_refused(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "a.jsonl",
+        [{"id": "x", "question": "Q?", "answer": "1"}, {"id": "y", "question": "q ?", "answer": "1"}],
+    )
+    params = curate(sources=[file_source(path, "rl")], deduplicate={"exact": False})
+    with pytest.raises(UserError, match=r"x \(rl\) and y \(rl\) ask the same question"):
+        curation.run(params, seed=0)
+
+
+def test_rows_are_chosen_by_value_and_by_a_seeded_limit(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "lang": "en" if i % 2 else "zh"}
+        for i in range(40)
+    ]
+    path = write(tmp_path, "a.jsonl", rows)
+    source = file_source(path, "rl", keep={"lang": "en"}, limit=5)
+    found = curation.run(curate(sources=[source]), seed=0).splits["rl"]
+    assert len(found) == 5 and all(p.extra["lang"] == "en" for p in found)
+    assert found != curation.run(curate(sources=[source]), seed=1).splits["rl"]
+
+
+def test_problems_of_one_generator_are_told_apart_by_question_alone_unless_asked() -> None:
+    generated = {"type": "generated", "name": "g", "generator": "chain", "counts": {"rl": 200, "test": 100}}
+    assert len(curation.run(curate(sources=[generated]), seed=0).splits["rl"]) == 200
+    strict = curate(sources=[generated], decontaminate={"within_generator": True})
+    assert len(curation.run(strict, seed=0).splits["rl"]) < 200
+
+
+def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) -> None:
+    rows = [{"id": f"r{i}", "question": f"Q{i}?", "answer": "1"} for i in range(6)] + [
+        {"id": "z", "question": "q0 ?", "answer": "1"}
+    ]
+    params = curate(sources=[file_source(write(tmp_path, "a.jsonl", rows), "rl", licence="MIT")])
+    planned = curation.plan(params)
+    found = curation.run(params, 0, planned)
+    account = curation_report.manifest(found, planned, params, 0)
+    assert account["steps"][1] == {
+        "step": "deduplicate",
+        "rows_in": 7,
+        "rows_out": 6,
+        "reasons": {"duplicate": 1},
+    }
+    assert account["splits"]["rl"] == {"problems": 6, "by_source": {"source_rl": 6}}
+    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(account)
+    assert "`z` for `r0`" in text and "| source_rl → rl: a.jsonl | MIT |" in text
+    assert {f.name for f in (tmp_path / "report").iterdir()} == {"report.md", "levels.png", "lengths.png"}

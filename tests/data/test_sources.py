@@ -1,0 +1,169 @@
+"""Named sources: local files first, the hub second; and the facts of the real sets where they are at hand."""
+
+import gzip
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.data import sources as rooms
+from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.data.grams import exact_key
+from mathrl.data.registry import REGISTRY, benchmark, find
+from mathrl.data.sources import read_source, resolve_benchmark, resolve_named, resolve_source
+from mathrl.params.data import HubSource
+
+GSM8K = [
+    {"question": "Clips?", "answer": "48+24=<<48+24=72>>72\n#### 72"},
+    {"question": "Eggs?", "answer": "#### 1,018"},
+]
+
+
+def problems(resolved: rooms.Resolved) -> list[Problem]:
+    found = list(read_source(resolved, seed=0))
+    assert all(isinstance(item, Problem) for item in found), found
+    return found  # type: ignore[return-value]
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+
+
+@pytest.mark.parametrize("name", [
+    "gsm8k_test.jsonl", "gsm8k_test.jsonl.gz", "gsm8k_openai_test.jsonl", "gsm8k/test.jsonl", "gsm8k/test/0.jsonl",
+])  # fmt: skip
+def test_local_files_come_first_in_the_published_fields_too(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, GSM8K)
+    resolved = resolve_benchmark("gsm8k", str(tmp_path))
+    assert resolved.files == (tmp_path / name,) and resolved.hub is None
+    assert [p.answers for p in problems(resolved)] == [("72",), ("1018",)]
+
+
+def test_without_a_local_file_the_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATHRL_DATA", raising=False)
+    resolved = resolve_named(REGISTRY["gsm8k"], "train", None)
+    assert (resolved.hub, resolved.subset, resolved.hub_split) == ("openai/gsm8k", "main", "train")
+    assert "hub openai/gsm8k (main), split train" in resolved.describe()
+    monkeypatch.setenv("MATHRL_DATA", str(tmp_path))
+    write(tmp_path / "gsm8k_train.jsonl", GSM8K)
+    assert resolve_named(REGISTRY["gsm8k"], "train", None).files
+    monkeypatch.setenv("MATHRL_DATA", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match=r"MATHRL_DATA: .*gone is no folder"):
+        resolve_named(REGISTRY["gsm8k"], "train", None)
+
+
+def test_a_name_or_its_hub_id_finds_the_same_source() -> None:
+    assert find("gsm8k") is find("openai/gsm8k") is REGISTRY["gsm8k"]
+    assert find("nobody/nothing") is None
+    with pytest.raises(UserError, match="no source named 'gsm9k'; `mathrl sources` lists them"):
+        resolve_source(HubSource(name="x", id="gsm9k", split="rl"), None)
+    with pytest.raises(UserError, match="no benchmark 'dapo_17k'; known: test"):
+        benchmark("dapo_17k")
+    with pytest.raises(UserError, match="math500 has no split 'train'; it has: test"):
+        resolve_source(HubSource(name="x", id="math500", split="rl"), None)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_entry_says_what_a_reader_of_the_report_needs(name: str) -> None:
+    named = REGISTRY[name]
+    assert named.licence and named.title and "/" in named.hub and named.splits and named.stems
+    assert named.evaluation is None or named.evaluation in named.splits
+
+
+def local_repository(folder: Path, rows: list[dict[str, Any]]) -> str:
+    """A data set repository as the hub serves it: a card that names the configuration, and parquet files."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / "main").mkdir(parents=True)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), folder / "main" / "train-00000-of-00001.parquet"
+    )
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n---\n"
+    )
+    return str(folder)
+
+
+def test_the_hubs_client_reads_a_repository_of_the_published_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MATHRL_DATA", raising=False)
+    repository = local_repository(tmp_path / "gsm8k", GSM8K)
+    resolved = replace(resolve_named(REGISTRY["gsm8k"], "train", None), hub=repository)
+    found = problems(resolved)
+    assert [p.answers for p in found] == [("72",), ("1018",)] and found[0].id == "gsm8k/main-train:1"
+    own = HubSource(
+        name="own", id=repository, subset="main", split="rl", prompt_key="question", answer_rule="hash"
+    )
+    assert [p.answers for p in problems(resolve_source(own, None))] == [("72",), ("1018",)]
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
+    source = HubSource(name="x", id=str(tmp_path / "nothing"), split="rl")
+    with pytest.raises(UserError, match=r"cannot be read from the hub .*data_folder or \$MATHRL_DATA"):
+        list(read_source(resolve_source(source, None), seed=0))
+
+
+def test_published_rows_of_other_sets() -> None:
+    rows = {
+        "math": {"problem": "Find $x$.", "level": "Level 5", "type": "Algebra", "solution": r"$\boxed{3}$"},
+        "math500": {"problem": "P", "solution": "s", "answer": "3", "level": 2, "unique_id": "u"},
+        "svamp": {"Body": "There are 3.", "Question": "Q", "Answer": 145.0, "ID": "c", "Type": "T"},
+        "cmath": {"question": "芳芳", "golden": 9, "grade": 1},
+        "open_reasoner_zero": {"0": {"value": "Q"}, "1": {"ground_truth": {"value": "3"}}},
+        "dapo_17k": {"prompt": [{"role": "user", "content": "Q"}], "reward_model": {"ground_truth": "34"}},
+        "gpqa_diamond": {"Question": "Q", "Correct Answer": "a", "Incorrect Answer 1": "b"},
+        "countdown": {"nums": [3, 7, 2], "target": 20},
+        "mgsm_zh": {"question": "Q", "answer": None, "answer_number": 18},
+        "olympiadbench": {"question": "Q", "final_answer": ["2"], "solution": ["s"], "subfield": "Algebra"},
+    }  # fmt: skip
+    for name, values in rows.items():
+        shape = next(shape for shape in REGISTRY[name].shapes if shape.fits(values))
+        found = rooms.to_problem(values, shape, name="f:1", source=name, split="test", seed=0)
+        assert found.answers and found.question, name
+
+
+REAL = os.environ.get("MATHRL_DATA")
+real = pytest.mark.skipif(not REAL, reason="MATHRL_DATA names no folder with the real sets")
+
+
+def questions(name: str, split: str) -> list[Problem]:
+    return problems(resolve_named(REGISTRY[name], split, REAL))
+
+
+@real
+def test_facts_of_the_real_sets() -> None:
+    """972 MATH-test questions and 5 of AMC23 stand in DAPO-17k word for word, none of AIME24."""
+
+    def words(name: str, split: str) -> set[str]:
+        return {" ".join(p.question.split()) for p in questions(name, split)}
+
+    dapo = words("dapo_17k", "train")
+    assert len(dapo & words("math", "test")) == 972
+    assert len(dapo & words("amc23", "test")) == 5
+    assert not dapo & words("aime24", "test")
+    assert not words("gsm8k", "train") & words("gsm8k", "test")
+    assert len(words("math", "train") & words("math", "test")) == 1
+    # Spaces left out altogether, the key of deduplication finds one more of each.
+    keys = {exact_key(p.question) for p in questions("dapo_17k", "train")}
+    assert len({exact_key(p.question) for p in questions("amc23", "test")} & keys) == 6
+    assert len({exact_key(p.question) for p in questions("math", "test")} & keys) == 972
+
+
+@real
+def test_every_cmath_question_that_leaks_into_training_is_caught() -> None:
+    cmath = questions("cmath", "dev")
+    index = EvaluationIndex(10)
+    for problem in cmath:
+        index.add_problem(problem)
+    leaked = [p.with_(id=f"leak/{p.id}", question=f"题：{p.question} 请作答。", split="rl") for p in cmath]
+    assert sum(hit is not None for _, hit in find_hits(leaked, index)) == len(cmath) == 600
+    assert sum(len(p.question.split()) < 10 for p in cmath) == 600  # white space would have let them through
