@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -68,7 +68,9 @@ def grade(
     answer_key: Annotated[
         str, typer.Option(help="Field with the true answer, or a list of them.")
     ] = "ground_truth",
-    extraction: Annotated[str, typer.Option(help="strict: a marked answer only; lenient.")] = "lenient",
+    extraction: Annotated[
+        Literal["strict", "lenient"], typer.Option(help="strict: a marked answer only; lenient.")
+    ] = "lenient",
 ) -> None:
     """Grade responses: adds `correct`, `extracted` and `rule` to every row."""
     from mathrl.cli.grade import grade_file

@@ -1,0 +1,147 @@
+"""`mathrl ui`: Prefect and MLflow on loopback, the flows deployed, a worker that runs them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
+from mathrl.core.places import home, main_checkout, state_root, tracking_uri
+
+HOST = "127.0.0.1"
+POOL = "mathrl"
+START_SECONDS = 120.0
+SERVERS = "servers.json"
+
+
+def serve(prefect_port: int, mlflow_port: int) -> None:
+    """Run until Ctrl-C.
+
+    Raises:
+        UserError: a port is in use, or a server did not start; its log is named.
+    """
+    root = main_checkout()
+    os.chdir(root)
+    for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
+        if _listens(port):
+            raise UserError(
+                f"port {port} of {name} is in use: stop what listens there, or give --{option}-port another"
+            )
+    env = _environment(root, prefect_port, mlflow_port)
+    logs = home() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    children: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def start(name: str, *command: str) -> None:
+        log = (logs / f"{name}.log").open("wb")
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-m", *command], env=env, stdout=log, stderr=log, start_new_session=True
+            )
+        )
+
+    try:
+        start("mlflow", *_mlflow(mlflow_port))
+        start("prefect", "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port))
+        print("starting Prefect and MLflow ...", flush=True)
+        _wait(f"{env['PREFECT_API_URL']}/health", "prefect", logs, children)
+        _wait(f"http://{HOST}:{mlflow_port}/health", "mlflow", logs, children)
+        _prefect(env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _prefect(env, "--no-prompt", "deploy", "--all")
+        start("worker", "prefect", "worker", "start", "--pool", POOL)
+        urls = {"PREFECT_API_URL": env["PREFECT_API_URL"], "MLFLOW_TRACKING_URI": env["MLFLOW_TRACKING_URI"]}
+        write_json(home() / SERVERS, urls)
+        print(f"Prefect  http://{HOST}:{prefect_port}/deployments   start a flow here")
+        print(f"MLflow   http://{HOST}:{mlflow_port}                look at runs and models here")
+        print(f"logs in {logs}; Ctrl-C ends both", flush=True)
+        while all(child.poll() is None for child in children):
+            time.sleep(0.5)
+        raise UserError(f"a server ended by itself; see {logs}")
+    except KeyboardInterrupt:
+        print("ending ...")
+    finally:
+        (home() / SERVERS).unlink(missing_ok=True)
+        _end(children)
+
+
+def answering() -> dict[str, str]:
+    """The addresses of the servers that `mathrl ui` started and that answer now, by environment variable."""
+    try:
+        urls: dict[str, str] = json.loads((home() / SERVERS).read_text())
+    except (FileNotFoundError, json.JSONDecodeError, UserError):
+        return {}
+    return {name: url for name, url in urls.items() if _answers(f"{url}/health")}
+
+
+def _environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, str]:
+    return os.environ | {
+        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
+        "PREFECT_HOME": str(home() / "prefect"),
+        # Before the server starts: its pages call this address.
+        "PREFECT_API_URL": f"http://{HOST}:{prefect_port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_TRACKING_URI": f"http://{HOST}:{mlflow_port}",
+        "MATHRL_WORKSPACE": str(root),
+        "MATHRL_HOME": str(home()),
+        "MATHRL_STATE": str(state_root()),
+    }
+
+
+def _mlflow(port: int) -> list[str]:
+    """The server over the same local store that runs without a server write to."""
+    uri = tracking_uri()
+    store = uri if uri.startswith(("sqlite", "postgresql")) else f"sqlite:///{home() / 'mlflow.db'}"
+    artifacts = (home() / "artifacts").as_uri()
+    home().mkdir(parents=True, exist_ok=True)
+    return ["mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1",
+            "--backend-store-uri", store, "--artifacts-destination", artifacts]  # fmt: skip
+
+
+def _wait(url: str, name: str, logs: Path, children: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not _answers(url):
+        if any(child.poll() is not None for child in children) or time.monotonic() > deadline:
+            raise UserError(f"{name} did not start; see {logs / f'{name}.log'}")
+        time.sleep(0.3)
+
+
+def _prefect(env: dict[str, str], *words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *words], env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise UserError(f"prefect {' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in reversed(children):
+            if child.poll() is None:
+                os.killpg(child.pid, number)
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and any(child.poll() is None for child in children):
+            time.sleep(0.1)
