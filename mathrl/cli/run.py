@@ -20,6 +20,8 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    # The first start makes a database; on a busy machine that takes longer than Prefect's 20 s.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
 }
 
 
