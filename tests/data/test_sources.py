@@ -37,7 +37,8 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "gsm8k_test.jsonl", "gsm8k_test.jsonl.gz", "gsm8k_openai_test.jsonl", "gsm8k/test.jsonl", "gsm8k/test/0.jsonl",
+    "gsm8k_test.jsonl", "gsm8k_test.jsonl.gz", "gsm8k_openai_test.jsonl", "gsm8k/test.jsonl",
+    "gsm8k/test/0.jsonl",
 ])  # fmt: skip
 def test_local_files_come_first_in_the_published_fields_too(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, GSM8K)
