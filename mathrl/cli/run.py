@@ -43,6 +43,7 @@ def start(
     os.environ |= {name: value for name, value in QUIET.items() if name not in os.environ}
     os.environ["MATHRL_CONSOLE"] = "1"
     _use_running_servers()
+    home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
     given: dict[str, Any] = {"preset": preset, "overrides": list(overrides), "allow_dirty": allow_dirty}
     given |= {"controls": True} if controls else {}
