@@ -40,7 +40,11 @@ class Comparison(NamedTuple):
 
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"([-+]?)[$]?(\d{1,30}|[1-9]\d{0,2}(?:,\d{3}){1,8})?(\.\d{1,30})?")
-_HEDGE = re.compile(r"\b(?:or|possibly|maybe|perhaps|either|between|any|not sure)\b", re.IGNORECASE)
+_HEDGE = re.compile(
+    r"\(\)|__|[;@#]|\b(?:import|lambda|eval|exec|if|else)\b"
+    r"|\b(?:or|possibly|maybe|perhaps|either|between|any|not sure)\b",
+    re.IGNORECASE,
+)
 
 
 def _integer_text(text: str) -> str:

@@ -61,6 +61,9 @@ def same_expression(a: Node, b: Node) -> bool | None:
             left, right = exact(a), exact(b)
             if left is not None and right is not None:
                 return left == right
+        for node in (a, b):
+            if not symbols(node):
+                _must_exist(node)
         if both <= FIELD_KINDS:
             try:
                 return all(modular(a, point) == modular(b, point) for point in (1, 2))
@@ -72,6 +75,18 @@ def same_expression(a: Node, b: Node) -> bool | None:
         return natural
     except (OverflowError, ZeroDivisionError) as error:
         raise Refused("a value out of range") from error
+
+
+def _must_exist(node: Node) -> None:
+    """Raises:
+    Refused: a closed expression is undefined or too large, whatever it is compared with.
+    """
+    if "const:inf" in kinds(node) or exact(node) is not None:
+        return
+    try:
+        Numeric({}, False, 0)(node)
+    except OutsideDomain as error:
+        raise Refused(str(error)) from error
 
 
 def _at_points(a: Node, b: Node, log_base: int) -> bool | None:

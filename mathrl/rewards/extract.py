@@ -242,7 +242,7 @@ def _inside(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
 
 
-_WORKING = re.compile(r"[\d\s.+*/()x×÷−-]+=[\d\s.+*/()=;,x×÷−-]+")  # 7+5=12;12*3=36 claims its last number
+_WORKING = re.compile(r"[\d\s.+*/()×÷−-]+=[\d\s.+*/()=;,×÷−-]+")  # 7+5=12;12*3=36 claims its last number
 
 
 def _is_bare(text: str) -> bool:

@@ -9,9 +9,9 @@ import re
 
 MAX_LENGTH = 400
 MAX_NESTING = 12
-_TOWER = re.compile(r"\^[^ ,;]*\^[^ ,;]*\^|\*\*[^ ,;]*\*\*")
+_TOWER = re.compile(r"\d\s*\^\s*\{?\s*\d+\s*\^|\^[^ ,;]*\^[^ ,;]*\^|\*\*[^ ,;]*\*\*")
 _BIG_EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]?\s*-?\s*\d{4,}")
-_BIG_FACTORIAL = re.compile(r"\d{4,}\s*[})]*\s*!|!!|!\s*[})]*\s*!")
+_BIG_FACTORIAL = re.compile(r"\^\s*\{?\s*\d+\s*\}?\s*\)?\s*!|\d{4,}\s*[})]*\s*!|!!|!\s*[})]*\s*!")
 _CODE = re.compile(
     r"__|[\"'`;@#]|\b(?:import|lambda|eval|exec|open|getattr|globals|print|exit|raise|class|system)\b"
 )

@@ -144,7 +144,7 @@ def canonical(text: str) -> str:
     r"""The answer in one spelling; the string that every comparison starts from.
 
     >>> canonical(" $\\left( −1 , 2 \\right)$. ")
-    '( -1 , 2 )'
+    '( -1 , 2  )'
     """
     text = _CURRENCY.sub("", strip_wrappers(ascii_math(text)))
     if _HAS_SUFFIX.search(text):

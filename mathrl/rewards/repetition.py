@@ -22,4 +22,5 @@ def repetition_penalty(response: str, n: int = 4, maximum: float = 1.0) -> float
         raise UserError(f"repetition part: n={n}; give 1 or more")
     words = _WORD.findall(response)
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return -maximum * (1 - len(set(grams)) / len(grams)) if grams else 0.0
+    repeated = len(grams) - len(set(grams))
+    return -maximum * repeated / len(grams) if repeated else 0.0

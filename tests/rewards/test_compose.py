@@ -1,0 +1,273 @@
+"""Reward functions from parameters: shapes, routes, names, counters, user functions, the second grader."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.rewards import RewardInput, build_reward, grade, grade_batch
+from mathrl.rewards.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
+from mathrl.rewards.disagreement import Disagreement, LLMJudge
+from mathrl.rewards.format import format_lines, r1_tags
+from mathrl.rewards.language import language_share
+from mathrl.rewards.length import soft_overlong
+from mathrl.rewards.repetition import repetition_penalty
+
+RIGHT = RewardInput("<think>8/2</think><answer>4</answer>", ("4",))
+WRONG = RewardInput("<think>8/2</think><answer>5</answer>", ("4",))
+
+
+def overall(params: Any, *items: RewardInput) -> list[float]:
+    return [reward.overall for reward in build_reward(params).score(items)]
+
+
+def test_one_and_zero_and_plus_minus_five() -> None:
+    assert overall(None, RIGHT, WRONG) == [1.0, 0.0]
+    assert overall({"correct": 5, "incorrect": -5}, RIGHT, WRONG) == [5.0, -5.0]
+
+
+def test_weighted_accuracy_and_format() -> None:
+    params = {
+        "parts": [
+            {"type": "accuracy", "weight": 0.75},
+            {"type": "format_lines", "weight": 0.25, "name": "format"},
+        ]
+    }
+    both = RewardInput("Half of 8.\nThe answer is 4", ("4",))
+    lines = RewardInput("Half of 8.\n5", ("4",))
+    rewards = build_reward(params).score([both, lines])
+    assert [reward.overall for reward in rewards] == pytest.approx([0.75 + 0.25 * 0.5, 0.25 * 0.3])
+    assert rewards[0].parts == {"accuracy": 1.0, "format": 0.5}
+
+
+def test_format_parts() -> None:
+    assert [format_lines(t) for t in ("a\nb", "\\boxed{1}", "a\n\n#### 1", "a\n\n")] == [0.3, 0.2, 0.5, 0.0]
+    good = "<think>a</think>\n<answer>b</answer>"
+    bad = [
+        "<answer>b</answer>",
+        "<think>a</think>",
+        "x" + good,
+        good + "x",
+        "<think>a</think> so <answer>b</answer>",
+        "<answer>b</answer><think>a</think>",
+        "<think><think>a</think><answer>b</answer>",
+        good + "<answer>c</answer>",
+    ]
+    assert r1_tags(good) == 1.0
+    assert [r1_tags(text) for text in bad] == [0.0] * len(bad)
+    assert r1_tags("a</think><answer>b</answer>") == 0.0
+    assert r1_tags("a</think><answer>b</answer>", think_open=True) == 1.0
+
+
+def test_countdown() -> None:
+    params = {"parts": [{"type": "countdown"}]}
+    row = {"nums": [99, 26, 26], "target": 100}
+    tagged = RewardInput("<think>t</think><answer>99 + 26 / 26</answer>", (), row=row)
+    untagged = RewardInput("<answer>(99 + 26/26)</answer>", (), row=row)
+    reused = RewardInput("<think>t</think><answer>99 + 26 / 26 + 26 - 26</answer>", (), row=row)
+    rewards = build_reward(params).score([tagged, untagged, reused])
+    assert [reward.overall for reward in rewards] == pytest.approx([1.1, 1.0, 0.1])
+    assert [reward.correct for reward in rewards] == [True, True, False]
+    assert rewards[0].parts == {"countdown": pytest.approx(1.1), "countdown/format": 1.0}
+    with pytest.raises(UserError, match="numbers and target"):
+        build_reward(params).score([RewardInput("<answer>4</answer>", ("4",))])
+
+
+@pytest.mark.parametrize(
+    ("expression", "numbers", "target", "right"),
+    [
+        ("44+19-35", [44, 19, 35], 28, True),
+        ("44 × 19 − 35", [44, 19, 35], 801, True),
+        ("(1/3)*3", [1, 3, 3], 1, True),
+        ("44+19-35 = 28", [44, 19, 35], 28, True),
+        ("44+19-35 = 29", [44, 19, 35], 28, False),
+        ("28", [44, 19, 35], 28, False),
+        ("44+19", [44, 19, 35], 63, False),
+        ("4/(2-2)", [4, 2, 2], 1, False),
+        ("__import__('os')", [1], 1, False),
+        ("4**2", [4, 2], 16, False),
+        ("(" * 100 + "4" + ")" * 100, [4], 4, False),
+        ("", [4], 4, False),
+        ("2 3", [2, 3], 23, False),
+    ],
+)
+def test_countdown_expressions(expression: str, numbers: list[int], target: int, right: bool) -> None:
+    assert countdown_correct(expression, numbers, target)[0] == right
+
+
+def test_countdown_is_exact_and_has_its_own_parser() -> None:
+    assert evaluate_expression("1/3+1/3+1/3")[0] == 1
+    with pytest.raises(NotAnExpression):
+        evaluate_expression("1 + x")
+    assert read_truth('{"numbers": [1, 2], "target": 3}') == ([1, 2], 3)
+    assert read_truth("\\{1,2\\}") is None
+    assert grade("<answer>1 + 2</answer>", '{"numbers": [1, 2], "target": 3}').correct
+
+
+def test_language_length_and_repetition() -> None:
+    assert language_share("we add three and four") == 1.0
+    assert language_share("we add 三 加 四 then") == 0.5
+    assert language_share("我们计算 $x + \\frac{1}{2}$", "zh") == 1.0
+    with pytest.raises(UserError, match="unknown language"):
+        language_share("a", "xx")
+    assert [soft_overlong(n, 20, 4) for n in (0, 16, 17, 20, 30)] == [0.0, 0.0, -0.25, -1.0, -1.0]
+    assert soft_overlong(20, 20, 4, factor=0.5) == -0.5
+    with pytest.raises(UserError, match="buffer"):
+        soft_overlong(1, 10, 11)
+    assert repetition_penalty("a b c d e", n=2) == 0.0
+    assert repetition_penalty("a a a a a", n=2) == -0.75
+    assert repetition_penalty("a a a a a", n=2, maximum=2.0) == -1.5
+
+
+def test_every_part_under_its_own_name() -> None:
+    kinds = ["accuracy", "format_lines", "r1_tags", "language", "overlong", "repetition"]
+    item = RewardInput("<think>one two</think><answer>4</answer>", ("4",), length=9, max_length=10)
+    reward = build_reward({"parts": [{"type": kind} for kind in kinds]}).score([item])[0]
+    assert set(reward.parts) == set(kinds)
+    assert reward.overall == pytest.approx(sum(reward.parts.values()))
+    assert reward.parts["overlong"] == pytest.approx(-0.5)
+
+
+def test_routes_by_task_and_source() -> None:
+    params = {
+        "routes": {"countdown": [{"type": "countdown"}], "gsm8k": [{"type": "accuracy", "weight": 3.0}]}
+    }
+    game = RewardInput("<answer>1+2</answer>", (), row={"task": "countdown", "nums": [1, 2], "target": 3})
+    school = RewardInput("#### 4", ("4",), row={"data_source": "gsm8k"})
+    assert overall(params, game, school, RIGHT) == [1.0, 3.0, 1.0]
+
+
+def test_attributes_work_like_keys() -> None:
+    part = SimpleNamespace(type="accuracy", weight=2.0, name=None, options={})
+    params = SimpleNamespace(
+        extraction="strict", correct=1.0, incorrect=0.0, parts=(part,), routes={}, second_grader=None
+    )
+    assert overall(params, RIGHT, RewardInput("it is 4", ("4",))) == [2.0, 0.0]
+
+
+def simple(response: str, ground_truth: Any, **row: Any) -> dict[str, float]:
+    return {
+        "overall": 2.0 * (ground_truth in response),
+        "length": float(len(response)),
+        "level": row["level"],
+    }
+
+
+def with_input(reward_input: Mapping[str, Any], **kwargs: Any) -> dict[str, float]:
+    return {"overall": float(reward_input["response_length"]) * kwargs["factor"]}
+
+
+def verl_style(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(data_source == "mine" and ground_truth in solution_str)
+
+
+def test_user_functions() -> None:
+    item = RewardInput("x4", ("4",), length=3, row={"level": 5, "data_source": "mine"})
+    here = __name__ if "." in __name__ else "tests.rewards.test_compose"
+    import sys
+
+    sys.modules.setdefault(here, sys.modules[__name__])
+    for name, options, value in (
+        ("simple", {}, 2.0),
+        ("with_input", {"factor": 2.0}, 6.0),
+        ("verl_style", {}, 1.0),
+    ):
+        params = {"parts": [{"type": "function", "path": f"{__name__}.{name}", "name": "mine", **options}]}
+        reward = build_reward(params).score([item])[0]
+        assert reward.overall == value
+        assert reward.parts["mine"] == value
+    reward = build_reward({"parts": [{"type": "function", "path": f"{__name__}.simple"}]}).score([item])[0]
+    assert reward.parts["function/length"] == 2.0
+    assert reward.parts["function/level"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"extraction": "loose"}, "strict or lenient"),
+        ({"parts": [{"type": "accurracy"}]}, "no reward part"),
+        ({"parts": [{"type": "function"}]}, "dotted path"),
+        ({"parts": [{"type": "function", "path": "no.such.thing"}]}, "cannot be imported"),
+        ({"second_grader": {"type": "oracle"}}, "math_verify or llm"),
+        ({"second_grader": {"type": "llm", "endpoint": "localhost"}}, "no URL"),
+    ],
+)
+def test_mistakes_are_named(params: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_reward(params)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(UserError, match="check its options"):
+        build_reward({"parts": [{"type": "language", "tongue": "en"}]}).score([RIGHT])
+
+
+def test_counters_report_and_reset() -> None:
+    reward = build_reward({"second_grader": {"type": "math_verify", "share": 1.0}})
+    boxed = [RewardInput(f"so \\boxed{{{answer}}}", ("4",)) for answer in ("4", "5")]
+    reward.score([*boxed, RewardInput("no idea", ("4",))])
+    counters = reward.counters()
+    assert counters["verifier/graded"] == 3.0
+    assert counters["verifier/timeouts"] == 0.0
+    assert counters["verifier/rule/boxed"] == pytest.approx(2 / 3)
+    assert counters["verifier/mean_seconds"] > 0
+    assert counters["verifier/disagreement"] == 0.0
+    assert counters["verifier/second_graded"] == 3.0
+    assert reward.counters()["verifier/graded"] == 0.0
+
+
+class _Yes:
+    def judge(self, prompt: str, response: str, truths: Sequence[str]) -> bool | None:
+        return None if "abstain" in response else True
+
+
+def test_disagreement_counts_on_a_sample() -> None:
+    beside = Disagreement(_Yes(), 1.0)
+    for response, correct in (("a", True), ("b", False), ("abstain", False)):
+        beside.see("", response, ["1"], correct)
+    assert (beside.judged, beside.differed, beside.abstained, beside.rate) == (2, 1, 1, 0.5)
+    sampled = Disagreement(_Yes(), 0.1)
+    for i in range(2000):
+        sampled.see("", str(i), ["1"], True)
+    assert 120 < sampled.judged < 280
+
+
+def test_an_llm_judge_at_an_openai_compatible_endpoint() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            question = body["messages"][0]["content"]
+            word = "YES" if "<response>\nfour" in question else "NO" if "five" in question else "perhaps"
+            reply = json.dumps({"choices": [{"message": {"content": word}}]}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *args: Any) -> None:
+            return None
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    judge = LLMJudge(f"http://127.0.0.1:{server.server_port}/v1", "any")
+    assert [judge.judge("2+2?", text, ["4"]) for text in ("four", "five", "six")] == [True, False, None]
+    server.shutdown()
+    server.server_close()
+    assert LLMJudge("http://127.0.0.1:9/v1", "any", timeout=1.0).judge("", "four", ["4"]) is None
+
+
+def test_batches_keep_their_order_and_use_processes() -> None:
+    responses = [f"\\boxed{{\\frac{{{2 * i}}}{{4}}}}" for i in range(40)]
+    truths: list[str | list[str]] = [str(i / 2) if i % 3 else ["none", "7"] for i in range(40)]
+    one = [v.correct for v in grade_batch(responses, truths)]
+    two = [v.correct for v in grade_batch(responses, truths, processes=2)]
+    assert one == two == [bool(i % 3) or i == 14 for i in range(40)]
+    assert grade_batch([], []) == []
+    with pytest.raises(UserError, match="one truth a response"):
+        grade_batch(["a"], [])
+    with pytest.raises(UserError, match="1 or more"):
+        grade_batch(["a"], ["a"], processes=0)
