@@ -1,0 +1,128 @@
+"""A real checkout in a temporary folder whose stages take milliseconds, and what runs commands in it."""
+
+import ast
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STANDIN = Path(__file__).with_name("standin.py")
+PARTS = ("mathrl", "flows", "tasks", "params", "controls", "dvc.yaml", "prefect.yaml", ".dvcignore",
+         ".gitignore", "pyproject.toml", "constraints.txt", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
+REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate")
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_LOGGING_LEVEL": "WARNING",
+}  # fmt: skip
+
+
+def files_of(stage: str) -> tuple[list[str], list[str]]:
+    """The inputs and outputs that a stage's module names in its call of `run_stage`."""
+    file = ROOT / "mathrl" / "stages" / f"{stage}.py"
+    tree = ast.parse(file.read_text())
+    main = next(node for node in tree.body if isinstance(node, ast.If))
+    names = runpy.run_path(str(file), run_name="looked at")
+    exec(compile(ast.Module(main.body[:-1], []), str(file), "exec"), names)
+    call = main.body[-1]
+    assert isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
+    given = {k.arg: eval(compile(ast.Expression(k.value), "", "eval"), names) for k in call.value.keywords}
+    return [str(path) for path in given["inputs"]], [str(path) for path in given["outputs"]]
+
+
+class Checkout:
+    """A git repository with DVC at `folder`, its own .mathrl, and commands run in it as a person would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        bin_folder = str(Path(sys.executable).parent)
+        dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "GIT_", "RANK", "WORLD_SIZE", "PYTHONPATH")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        self.env = kept | QUIET | {
+            "PATH": bin_folder + os.pathsep + os.environ["PATH"], "PREFECT_HOME": str(folder / ".mathrl/prefect"),
+            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
+        }  # fmt: skip
+
+    @property
+    def home(self) -> Path:
+        return self.folder / ".mathrl"
+
+    def run(
+        self, *command: str, ok: bool = True, cwd: Path | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command, cwd=cwd or self.folder, env=self.env | env, capture_output=True, text=True, check=False,
+            timeout=200,
+        )  # fmt: skip
+        assert not ok or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done
+
+    def python(self, code: str, ok: bool = True, **env: str) -> str:
+        return self.run(sys.executable, "-c", code, ok=ok, **env).stdout
+
+    def mathrl(self, *words: str, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        # The checkout's own code: the installed script would take the one that it was installed from.
+        return self.run(sys.executable, "-c", "from mathrl.cli import main; main()", *words, ok=ok, **env)
+
+    def repro(self, *words: str, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run("dvc", "repro", *words, ok=ok, **env)
+
+    def git(self, *words: str) -> str:
+        return self.run("git", *words).stdout.strip()
+
+    def set_param(self, file: str, old: str, new: str) -> None:
+        path = self.folder / "params" / file
+        text = path.read_text()
+        assert old in text, f"{file} has no {old!r}"
+        path.write_text(text.replace(old, new))
+
+    def mlflow_runs(self) -> list[dict[str, object]]:
+        """Every MLflow run as {name, status, tags, metrics, params}, read without the server."""
+        import mlflow
+
+        client = mlflow.MlflowClient(f"sqlite:///{self.home / 'mlflow.db'}")
+        experiment = client.get_experiment_by_name("mathrl")
+        return [
+            {"id": run.info.run_id, "name": run.info.run_name, "status": run.info.status, "run": run,
+             "tags": run.data.tags, "metrics": run.data.metrics, "params": run.data.params, "client": client}
+            for run in client.search_runs([experiment.experiment_id], order_by=["start_time"])
+        ] if experiment else []  # fmt: skip
+
+
+def make_checkout(folder: Path) -> Checkout:
+    folder.mkdir(parents=True)
+    for part in PARTS:
+        source, target = ROOT / part, folder / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".dvc"))
+        elif source.exists():
+            shutil.copy(source, target)
+    for stage in REPLACED:
+        inputs, outputs = files_of(stage)
+        text = STANDIN.read_text().replace("{INPUTS}", repr(inputs)).replace("{OUTPUTS}", repr(outputs))
+        (folder / "mathrl" / "stages" / f"{stage}.py").write_text(text)
+    checkout = Checkout(folder)
+    checkout.git("init", "-q", "-b", "main")
+    checkout.git("config", "user.email", "a@b.c")
+    checkout.git("config", "user.name", "a")
+    checkout.git("add", ".")
+    checkout.git("commit", "-q", "-m", "all")
+    return checkout
+
+
+@pytest.fixture(scope="session")
+def stage_files() -> Callable[[str], tuple[list[str], list[str]]]:
+    """The inputs and outputs that a stage's module names."""
+    return files_of
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """One checkout for a file of tests, which build on one another's outputs."""
+    yield make_checkout(tmp_path_factory.mktemp("platform") / "checkout")

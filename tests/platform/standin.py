@@ -1,0 +1,68 @@
+"""A stage that takes milliseconds: it stands in for STAGE in the platform tests.
+
+Copied over mathrl/stages/<stage>.py of a temporary checkout, with the real stage's inputs and outputs. What it
+writes depends on its inputs and parameters, as the real one's does. Environment variables make it misbehave:
+STANDIN_SILENT=<stage> prints nothing, ignores SIGINT and SIGTERM and sleeps for ten minutes; STANDIN_FAIL=<stage>
+ends with a user's error after half of the work; STANDIN_SLOW=<stage> takes five seconds.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json, write_text, written_aside
+from mathrl.core.hashing import digest, digest_path
+from mathrl.core.progress import progress
+from mathrl.stages.entry import StageRun, run_stage
+
+STAGE, INPUTS, OUTPUTS = Path(__file__).stem, {INPUTS}, {OUTPUTS}
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc000000301"
+    "0100c9fe92ef0000000049454e44ae426082"
+)
+FIGURES = {"pass_at_1": 0.5, "pass_at_1_low": 0.4, "pass_at_1_high": 0.6, "pass_at_8": 0.9, "maj_at_8": 0.7,
+           "response_length": 20.0, "problems": 10, "samples": 8}  # fmt: skip
+
+
+def work(run: StageRun) -> None:
+    if os.environ.get("STANDIN_SILENT") == STAGE:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        (run.state / "checkpoint").write_text("step 7")
+        write_text(Path(os.environ["STANDIN_PIDS"]), str(os.getpid()))
+        time.sleep(600)
+    done = 3 if (run.state / "checkpoint").exists() else 0
+    sink = run.open_metrics(done or None)
+    with progress(STAGE, total=6, done=done) as bar:
+        for step in range(done + 1, 7):
+            sink.log(step, {"loss": 1 / step, "reward/accuracy": step / 10, "odd@name": 1.0})
+            bar.advance()
+            (run.state / "checkpoint").write_text(f"step {step}")
+            if step == 3 and os.environ.get("STANDIN_FAIL") == STAGE:
+                raise UserError(f"{STAGE}: made to fail; take STANDIN_FAIL away")
+            time.sleep(1.0 if os.environ.get("STANDIN_SLOW") == STAGE else 0)
+    own = run.params.__getattr__(STAGE + "_" * (STAGE == "register")).model_dump(mode="json")
+    said = digest([STAGE, own, {path: digest_path(Path(path)) for path in INPUTS}])
+    (run.artifacts / f"{STAGE}_curve.png").write_bytes(PIXEL)
+    write_json(run.artifacts / "examples.json", [{"problem": "1+1=", "response": "2"}] * 20)
+    for output in map(Path, OUTPUTS):
+        if output.suffix == ".json":
+            write_json(output, {"models": dict.fromkeys(("base", "sft", "rl"), FIGURES), "benchmark": "test",
+                                "verdict": f"rl is better than sft ({said})"})  # fmt: skip
+            continue
+        with written_aside(output) as folder:
+            folder.mkdir()
+            for name in ("sft.jsonl", "rl.jsonl", "dev.jsonl", "test.jsonl", "train.jsonl", "pass_rates.jsonl"):
+                write_text(folder / name, f"{said} {name}\n")
+            write_json(folder / "summary.json", {"said": said})
+            (folder / "curve.png").write_bytes(PIXEL)
+            write_text(folder / "report.md", f"# {STAGE}\n")
+    run.summary({"loss": 0.1})
+
+
+if __name__ == "__main__":
+    print(f"{STAGE} stands in", file=sys.stderr)
+    run_stage(STAGE, work, inputs=INPUTS, outputs=OUTPUTS)
