@@ -113,7 +113,7 @@ def _print_results(folder: Path, controls: bool, seconds: float) -> None:
     from rich.table import Table
 
     summary = json.loads((folder / "reports" / "summary.json").read_text())
-    models = dict(summary["models"])
+    models = {name: summary["models"][name] for name in ("base", "sft", "rl")}
     if controls:
         models |= json.loads((folder / "reports" / "controls" / "summary.json").read_text())["models"]
     some = next(iter(models.values()))

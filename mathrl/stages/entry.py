@@ -101,9 +101,10 @@ def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], output
         record = _open_record(name, key)
         os.environ["MATHRL_RECORD"] = str(record)
         run = StageRun(name, params, state, record)
+        every = {section: shown[section] for stage in STAGES for section in READS[stage]}
         run._note(
             stage=name, key=key, status="running", pid=os.getpid(), started=time.time(), params=own,
-            pipeline=digest({s: shown[s] for stage in STAGES for s in READS[stage]}), git=_git(),
+            pipeline=digest(every), pipeline_params=every, git=_git(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
         )  # fmt: skip
@@ -118,8 +119,9 @@ def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], output
 
 
 def _digests(outputs: list[Path]) -> dict[str, str]:
-    """Of every output and of the files directly in it, which later stages name as their inputs."""
-    files = [file for path in outputs if path.is_dir() for file in path.iterdir() if file.is_file()]
+    """Of every output, and of the files in a data folder, which later stages name as their inputs."""
+    folders = [path for path in outputs if path.parts[0] == "data" and path.is_dir()]
+    files = [file for folder in folders for file in folder.iterdir() if file.is_file()]
     return {str(path): digest_path(path) for path in [*outputs, *sorted(files)]}
 
 

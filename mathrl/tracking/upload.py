@@ -93,6 +93,7 @@ class Upload:
             self.experiment, run_name=f"pipeline {pipeline[:6]}", start_time=_milliseconds(facts["started"]),
             tags=tags,
         )  # fmt: skip
+        self._log_params(run.info.run_id, facts["pipeline_params"])
         return str(run.info.run_id)
 
     def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
