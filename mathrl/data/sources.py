@@ -12,7 +12,7 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.nouns import Problem
 from mathrl.core.places import main_checkout
 from mathrl.core.seeding import derive_seed
-from mathrl.data.generators import generate
+from mathrl.data.generators import generate, make_generator
 from mathrl.data.registry import Named, benchmark, find
 from mathrl.data.row_files import SUFFIXES, Row, list_files, read_rows
 from mathrl.data.row_formats import BadRow, Shape, to_problem
@@ -75,6 +75,7 @@ def resolve_source(source: Source, data_folder: str | None) -> Resolved:
         UserError: the file or folder is not there, or its format is unknown.
     """
     if isinstance(source, GeneratedSource):
+        make_generator(source.generator, source.options)
         return Resolved(source.name, "", "made here (Apache-2.0)", generated=source)
     licence = source.licence or "not stated"
     if isinstance(source, FileSource):

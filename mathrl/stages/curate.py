@@ -10,6 +10,8 @@ from pathlib import Path
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.problems import write_problems
 from mathrl.data import curation, curation_report
+from mathrl.data.sources import resolve_benchmark
+from mathrl.evaluation.benchmark import TEST
 from mathrl.params import Params
 from mathrl.stages.entry import StageRun, run_stage
 
@@ -17,12 +19,14 @@ CURATED, REPORT = Path("data/curated"), Path("reports/curate")
 
 
 def resolve(params: Params) -> list[str]:
-    """What would be read, one line a source: for a dry run.
+    """What would be read by curate and by evaluate, one line a source: for a dry run.
 
     Raises:
         UserError: a file, a folder, a generator or a name that does not exist.
     """
-    return curation.plan(params.curate).describe()
+    how = params.evaluate
+    benchmarks = (resolve_benchmark(name, how.data_folder) for name in how.benchmarks if name != TEST)
+    return curation.plan(params.curate).describe() + [f"benchmark {b.describe()}" for b in benchmarks]
 
 
 def work(run: StageRun) -> None:
@@ -43,6 +47,12 @@ def work(run: StageRun) -> None:
         write_jsonl(folder / "hits.jsonl", (h.to_row() for h in sorted(curated.hits, key=lambda h: -h.share)))
         account = curation_report.manifest(curated, planned, params.curate, params.run.seed)
         write_json(folder / "manifest.json", account)
+    for source in (*planned.sources, *planned.evaluation):
+        for file in source.files:
+            run.dataset(f"{source.name}/{file.name}", file)
+    for split, problems in curated.splits.items():
+        if problems:
+            run.dataset(split, CURATED / f"{split}.jsonl")
     sizes = {f"problems_{split}": float(len(rows)) for split, rows in curated.splits.items()}
     run.summary({**sizes, "dropped": float(len(curated.dropped)), "rejected": float(len(curated.rejected))})
 

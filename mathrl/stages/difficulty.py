@@ -34,6 +34,7 @@ def work(run: StageRun) -> None:
     from mathrl.rollout.open import open_engine
     from mathrl.rollout.sampler import Sampler
 
+    run.dataset("rl", PROBLEMS)
     problems = choose(read_problems(PROBLEMS), how.max_problems, params.run.seed)
     engine, tokenizer = open_engine(MODEL, params.model, params.rollout, device_name(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, EXAMPLES))

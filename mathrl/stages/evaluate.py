@@ -17,7 +17,7 @@ from mathrl.core.launch import launch_ranks, rank, world_size
 from mathrl.core.nouns import Problem
 from mathrl.core.progress import progress
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.evaluation.benchmark import TEST, Evaluated, benchmark_problems, evaluate_model
+from mathrl.evaluation.benchmark import CURATED_TEST, TEST, Evaluated, benchmark_problems, evaluate_model
 from mathrl.evaluation.report import examples_markdown, side_by_side, table_rows
 from mathrl.evaluation.summary import comparisons, summarise
 from mathrl.params import Params
@@ -31,6 +31,8 @@ SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
 def work(run: StageRun) -> None:
     params = run.params
     launch_ranks(params.run.processes)
+    if TEST in params.evaluate.benchmarks:
+        run.dataset(TEST, CURATED_TEST)
     few_shot = few_shot_examples(params.prompt, EXAMPLES)
     found: dict[str, list[Evaluated]] = {}
     for benchmark in params.evaluate.benchmarks:
@@ -156,5 +158,5 @@ def evaluate_once(model: Path | str, benchmark: str, params: Params, output: Pat
 
 
 if __name__ == "__main__":
-    inputs = [*MODELS.values(), Path("data/curated") / f"{TEST}.jsonl", EXAMPLES]
+    inputs = [*MODELS.values(), CURATED_TEST, EXAMPLES]
     run_stage("evaluate", work, inputs=inputs, outputs=[SUMMARY, REPORT])

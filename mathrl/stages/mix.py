@@ -20,6 +20,7 @@ PROBLEMS, RATES, MIXTURE = (
 
 def work(run: StageRun) -> None:
     problems = read_problems(PROBLEMS)
+    run.dataset("rl", PROBLEMS)
     rates = {str(row["id"]): float(row["pass_rate"]) for row in read_jsonl(RATES)}
     mixture, manifest = mix(problems, rates, run.params.mix, run.params.run.seed)
     manifest["inputs"] = {"rl.jsonl": digest_path(PROBLEMS), "pass_rates.jsonl": digest_path(RATES)}
@@ -27,6 +28,7 @@ def work(run: StageRun) -> None:
         folder.mkdir()
         write_problems(folder / "train.jsonl", mixture)
         write_json(folder / "manifest.json", manifest)
+    run.dataset("mixture", MIXTURE / "train.jsonl")
     measured = [problem.pass_rate for problem in mixture if problem.pass_rate is not None]
     mean = sum(measured) / len(measured) if measured else 0.0
     run.summary({"problems": float(len(mixture)), "mean_pass_rate": mean})

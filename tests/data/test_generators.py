@@ -112,3 +112,73 @@ def test_a_thousand_problems_take_no_time_to_speak_of(name: str) -> None:
     start = time.process_time()
     list(generate(name, {"rl": 1_000}, {}, seed=0))
     assert time.process_time() - start < 3
+
+
+def test_linear_equations_hold_when_the_answer_is_put_in() -> None:
+    for problem in generate("linear_equation", {"rl": 400}, {"forms": [1, 2, 3, 5]}, seed=2):
+        left, right = problem.question.removeprefix("Solve for x: ").split(" = ")
+        x = Fraction(problem.answers[0])
+        assert value_at(left, x) == value_at(right, x), problem
+        assert value_at(left, x + 1) != value_at(right, x + 1), "any x would do"
+        assert (x.denominator > 1) == (problem.level == 5)
+
+
+def value_at(text: str, x: Fraction) -> Fraction:
+    """Of a(x + b), ax + b, ax or b."""
+    bracket = re.fullmatch(r"(-?\d*)\(x ([+-]) (\d+)\)", text)
+    if bracket:
+        factor = {"": 1, "-": -1}.get(bracket[1]) or int(bracket[1])
+        return factor * (x + int(bracket[2] + bracket[3]))
+    match = re.fullmatch(r"(?:(-?\d*)x)?(?: ([+-]) (\d+))?|(-?\d+)", text)
+    assert match, text
+    if match[4]:
+        return Fraction(match[4])
+    slope = {"": 1, "-": -1}.get(match[1]) or int(match[1])
+    return slope * x + (int(match[2] + match[3]) if match[3] else 0)
+
+
+def test_systems_have_the_one_solution_that_cramers_rule_gives() -> None:
+    for problem in generate("linear_equation", {"rl": 200}, {"forms": [4]}, seed=2):
+        rows = re.findall(r"(-?\d*)x ([+-]) (\d*)y = (-?\d+)", problem.question)
+        (a, b, e), (c, d, f) = (
+            (Fraction(p + "1" if p in ("", "-") else p), Fraction(s + (q or "1")), Fraction(r))
+            for p, s, q, r in rows
+        )
+        x, y = (e * d - b * f) / (a * d - b * c), (a * f - e * c) / (a * d - b * c)
+        assert str(x + y) == problem.answers[0]
+
+
+def test_number_theory_by_counting() -> None:
+    for problem in generate("number_theory", {"rl": 300}, {}, seed=5):
+        n = [int(number) for number in re.findall(r"\d+", problem.question)]
+        expected = {
+            1: lambda n: next(r for r in range(n[1]) if (n[0] - r) % n[1] == 0),
+            2: lambda n: max(d for d in range(1, min(n) + 1) if all(k % d == 0 for k in n)),
+            3: lambda n: next(
+                m for m in range(max(n), n[0] * n[1] + 1, max(n)) if all(m % k == 0 for k in n)
+            ),
+            4: lambda n: n[0] ** n[1] % n[2],
+            5: lambda n: sum(n[0] % d == 0 for d in range(1, n[0] + 1)),
+        }[problem.level or 0](n)
+        assert problem.answers == (str(expected),), problem
+
+
+@pytest.mark.parametrize("name", ["fractions", "word_problem", "number_theory"])
+def test_every_equation_of_a_worked_solution_is_true(name: str) -> None:
+    import sympy
+
+    for problem in generate(name, {"rl": 150}, {}, seed=6):
+        for line in (problem.solution or "").splitlines():
+            if "gcd" in line or "lcm" in line or "mod" in line:
+                continue
+            values = {
+                sympy.Rational(sympy.sympify(s, rational=True)) for s in line.split(" = ") if ":" not in s
+            }
+            assert len(values) == 1, (problem, line)
+
+
+def test_the_last_line_of_a_solution_is_the_answer() -> None:
+    for name in ("chain", "fractions", "word_problem", "linear_equation"):
+        for problem in generate(name, {"rl": 100}, {}, seed=7):
+            last = re.split(r"[\n;]", problem.solution or "")[-1]
+            assert last.rsplit("=", 1)[1].strip() == problem.answers[0], problem

@@ -12,8 +12,19 @@ from mathrl.core.seeding import derive_seed
 from mathrl.data.generators.chain import Chain
 from mathrl.data.generators.countdown import Countdown
 from mathrl.data.generators.draft import Generator
+from mathrl.data.generators.fractions import Fractions
+from mathrl.data.generators.linear_equation import LinearEquation
+from mathrl.data.generators.number_theory import NumberTheory
+from mathrl.data.generators.word_problem import WordProblem
 
-GENERATORS: dict[str, Callable[..., Generator]] = {"chain": Chain, "countdown": Countdown}
+GENERATORS: dict[str, Callable[..., Generator]] = {
+    "chain": Chain,
+    "countdown": Countdown,
+    "fractions": Fractions,
+    "linear_equation": LinearEquation,
+    "number_theory": NumberTheory,
+    "word_problem": WordProblem,
+}
 
 # Test first: adding training problems leaves the held-out ones as they are.
 SPLIT_ORDER = ("test", "dev", "rl", "sft")

@@ -1,0 +1,91 @@
+"""Sums and products of fractions, percentages and how they change, all exact."""
+
+import random
+from fractions import Fraction
+
+from pydantic import Field
+
+from mathrl.data.generators.draft import Draft
+from mathrl.params.section import Section
+
+
+class Fractions(Section):
+    """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
+
+    kinds: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
+    largest_denominator: int = Field(20, ge=4, description="Denominators are 2 to this.")
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.kinds
+
+    def draw(self, rng: random.Random, level: int) -> Draft | None:
+        return (self._sum, self._product, self._percent, self._change, self._three)[level - 1](rng)
+
+    def _sum(self, rng: random.Random) -> Draft:
+        a, b, sign = self._fraction(rng), self._fraction(rng), rng.choice("+-")
+        value, steps = _add(a, b, sign)
+        return Draft(f"Compute {a} {sign} {b} in lowest terms.", str(value), steps, "sum")
+
+    def _product(self, rng: random.Random) -> Draft:
+        a, b, sign = self._fraction(rng), self._fraction(rng), rng.choice("*:")
+        other = b if sign == "*" else 1 / b
+        top, bottom = a.numerator * other.numerator, a.denominator * other.denominator
+        value = a * other
+        turned = "" if sign == "*" else f"{a} : {b} = {a} * {other}\n"
+        steps = f"{turned}{a} * {other} = {top}/{bottom} = {value}"
+        question = f"Compute ({a}) {'*' if sign == '*' else 'divided by'} ({b}) in lowest terms."
+        return Draft(question, str(value), steps, "product")
+
+    def _percent(self, rng: random.Random) -> Draft:
+        percent, whole = rng.randint(1, 40) * 5 // 2, rng.randint(4, 200) * 10
+        value = Fraction(percent * whole, 100)
+        steps = f"{percent}/100 * {whole} = {percent * whole}/100 = {_decimal(value)}"
+        return Draft(f"What is {percent}% of {whole}?", _decimal(value), steps, "percentage")
+
+    def _change(self, rng: random.Random) -> Draft:
+        price, percent = rng.randint(2, 90) * 20, rng.choice((5, 10, 15, 20, 25, 30, 40, 50))
+        then = rng.choice((5, 10, 20, 25, 50))
+        first = price + Fraction(price * percent, 100)
+        second = first - first * then / 100
+        steps = (
+            f"{price} + {percent}/100 * {price} = {_decimal(first)}\n"
+            f"{_decimal(first)} - {then}/100 * {_decimal(first)} = {_decimal(second)}"
+        )
+        question = (
+            f"A price of {price} dollars rises by {percent}% and then falls by {then}%. "
+            "What is it then, in dollars?"
+        )
+        return Draft(question, _decimal(second), steps, "percentage change")
+
+    def _three(self, rng: random.Random) -> Draft:
+        a, b, c = (self._fraction(rng) for _ in range(3))
+        one, two = rng.choice("+-"), rng.choice("+-")
+        first, steps = _add(a, b, one)
+        value, more = _add(first, c, two)
+        return Draft(
+            f"Compute {a} {one} {b} {two} {c} in lowest terms.",
+            str(value),
+            f"{steps}\n{more}",
+            "sum of three",
+        )
+
+    def _fraction(self, rng: random.Random) -> Fraction:
+        bottom = rng.randint(2, self.largest_denominator)
+        return Fraction(rng.randint(1, bottom - 1), bottom)
+
+
+def _add(a: Fraction, b: Fraction, sign: str) -> tuple[Fraction, str]:
+    value = a + b if sign == "+" else a - b
+    common = a.denominator * b.denominator
+    one, two = a.numerator * b.denominator, b.numerator * a.denominator
+    top = one + two if sign == "+" else one - two
+    assert Fraction(top, common) == value
+    return value, f"{a} {sign} {b} = {one}/{common} {sign} {two}/{common} = {top}/{common} = {value}"
+
+
+def _decimal(value: Fraction) -> str:
+    """Exact: the denominators here are divisors of powers of 10."""
+    whole = value * 10_000
+    assert whole.denominator == 1
+    return f"{whole.numerator / 10_000:.4f}".rstrip("0").rstrip(".")

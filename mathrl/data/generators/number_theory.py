@@ -1,0 +1,90 @@
+"""Greatest common divisors, least common multiples, remainders, powers modulo n, counts of divisors."""
+
+import math
+import random
+
+from pydantic import Field
+
+from mathrl.data.generators.draft import Draft
+from mathrl.params.section import Section
+
+
+class NumberTheory(Section):
+    """Level 1: remainder; 2: gcd; 3: lcm; 4: last remainder of a power; 5: number of divisors."""
+
+    kinds: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
+    largest_number: int = Field(400, ge=20, description="Numbers go up to this.")
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.kinds
+
+    def draw(self, rng: random.Random, level: int) -> Draft | None:
+        return (self._remainder, self._gcd, self._lcm, self._power, self._divisors)[level - 1](rng)
+
+    def _remainder(self, rng: random.Random) -> Draft:
+        n, m = rng.randint(10, 10 * self.largest_number), rng.randint(3, self.largest_number // 4)
+        steps = f"{n} = {m}*{n // m} + {n % m}"
+        return Draft(f"What is the remainder when {n} is divided by {m}?", str(n % m), steps, "remainder")
+
+    def _gcd(self, rng: random.Random) -> Draft | None:
+        shared = rng.randint(1, 20)
+        a, b = (shared * rng.randint(2, max(3, self.largest_number // shared)) for _ in range(2))
+        if a == b:
+            return None
+        question = f"What is the greatest common divisor of {a} and {b}?"
+        return Draft(question, str(math.gcd(a, b)), _euclid(a, b), "greatest common divisor")
+
+    def _lcm(self, rng: random.Random) -> Draft | None:
+        a, b = (rng.randint(4, self.largest_number) for _ in range(2))
+        if a == b:
+            return None
+        divisor = math.gcd(a, b)
+        steps = f"{_euclid(a, b)}\nlcm = {a}*{b}/{divisor} = {math.lcm(a, b)}"
+        question = f"What is the least common multiple of {a} and {b}?"
+        return Draft(question, str(math.lcm(a, b)), steps, "least common multiple")
+
+    def _power(self, rng: random.Random) -> Draft:
+        base, exponent, m = rng.randint(2, 30), rng.randint(5, 200), rng.randint(5, 40)
+        steps, value, square, rest = [], 1, base % m, exponent
+        while rest:
+            if rest % 2:
+                steps.append(f"{value}*{square} = {value * square} = {value * square % m} (mod {m})")
+                value = value * square % m
+            rest //= 2
+            if rest:
+                steps.append(f"{square}^2 = {square * square} = {square * square % m} (mod {m})")
+                square = square * square % m
+        question = f"What is the remainder when {base}^{exponent} is divided by {m}?"
+        return Draft(question, str(value), "\n".join(steps), "power modulo n")
+
+    def _divisors(self, rng: random.Random) -> Draft:
+        n = rng.randint(12, 10 * self.largest_number)
+        factors = _factors(n)
+        written = " * ".join(f"{p}^{e}" if e > 1 else str(p) for p, e in factors)
+        product = "*".join(f"({e}+1)" for _, e in factors)
+        count = math.prod(e + 1 for _, e in factors)
+        question = f"How many positive divisors does {n} have?"
+        return Draft(question, str(count), f"{n} = {written}\n{product} = {count}", "number of divisors")
+
+
+def _euclid(a: int, b: int) -> str:
+    a, b = max(a, b), min(a, b)
+    steps = []
+    while b:
+        steps.append(f"{a} = {b}*{a // b} + {a % b}")
+        a, b = b, a % b
+    return "\n".join([*steps, f"gcd = {a}"])
+
+
+def _factors(n: int) -> list[tuple[int, int]]:
+    found, prime = [], 2
+    while prime * prime <= n:
+        power = 0
+        while n % prime == 0:
+            n //= prime
+            power += 1
+        if power:
+            found.append((prime, power))
+        prime += 1
+    return [*found, (n, 1)] if n > 1 else found

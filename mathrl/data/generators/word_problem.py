@@ -1,0 +1,72 @@
+"""Word problems: a person, a quantity with its unit, and as many events as the level says.
+
+Scenes (things, money, distance, water, flour, minutes) have their own sentences for the start, for each kind
+of event and for the question, so the phrasings multiply: start × events × question.
+"""
+
+import random
+
+from pydantic import Field, field_validator
+
+from mathrl.data.generators.draft import Draft
+from mathrl.data.generators.scenes import FRIENDS, NAMES, SCENES, THINGS, Scene
+from mathrl.params.section import Section
+
+
+class WordProblem(Section):
+    """Level: the number of events. All quantities are whole and positive."""
+
+    events: tuple[int, ...] = Field((1, 2, 3, 4), min_length=1, description="How many things happen.")
+    largest_number: int = Field(30, ge=5, description="Numbers in the text are 2 to this.")
+    largest_result: int = Field(600, ge=20, description="Bound of every intermediate result.")
+
+    @field_validator("events")
+    @classmethod
+    def _positive(cls, events: tuple[int, ...]) -> tuple[int, ...]:
+        if any(count < 1 for count in events) or len(set(events)) < len(events):
+            raise ValueError("events are different whole numbers from 1 up")
+        return events
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.events
+
+    def draw(self, rng: random.Random, level: int) -> Draft | None:
+        scene = rng.choice(SCENES)
+        name, pronoun = rng.choice(NAMES)
+        words = {
+            "name": name, "they": pronoun, "They": pronoun.capitalize(),
+            "friend": rng.choice(FRIENDS), "thing": rng.choice(THINGS),
+        }  # fmt: skip
+        value = rng.randint(2, self.largest_number)
+        sentences = [rng.choice(scene.starts).format(n=value, **words)]
+        worked, before = [], ""
+        for _ in range(level):
+            happened = self._event(rng, scene, value, before)
+            if happened is None:
+                return None
+            before, text, numbers, step, value = happened
+            sentences.append(text.format(**numbers, **words))
+            worked.append(f"{step} = {value}")
+        sentences.append(rng.choice(scene.questions).format(**words))
+        return Draft(" ".join(sentences), str(value), "\n".join(worked), scene.name)
+
+    def _event(
+        self, rng: random.Random, scene: Scene, value: int, before: str
+    ) -> tuple[str, str, dict[str, int], str, int] | None:
+        """A kind of event that fits the quantity: its sentence, numbers, step and the new quantity."""
+        kinds = [kind for kind in scene.events if kind != before]
+        for kind in rng.sample(kinds, len(kinds)):
+            n, m = rng.randint(2, self.largest_number), rng.randint(2, min(12, self.largest_number))
+            change = {
+                "more": (f"{value} + {n}", value + n),
+                "less": (f"{value} - {n}", value - n),
+                "times": (f"{value} * {m}", value * m),
+                "share": (f"{value} / {m}", value // m if value % m == 0 else 0),
+                "groups": (f"{value} + {n} * {m}", value + n * m),
+                "groups_less": (f"{value} - {n} * {m}", value - n * m),
+            }
+            step, after = change[kind]
+            if 0 < after <= self.largest_result:
+                return kind, rng.choice(scene.events[kind]), {"n": n, "m": m}, step, after
+        return None
