@@ -21,6 +21,7 @@ def group_advantages(rewards_PG: Tensor, kind: Kind, *, ddof: int = 1, eps: floa
 
     A group whose rewards are all equal gets exactly 0.
 
+    >>> import torch
     >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "group_std", eps=0.0)
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000]])
     >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "leave_one_out")

@@ -1,4 +1,4 @@
-"""The base model that SFT starts from: random weights with an own tokenizer, or a pretrained one's address."""
+"""The base model that SFT starts from: random weights with an own tokenizer, or a pretrained one."""
 
 import string
 from pathlib import Path

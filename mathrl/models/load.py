@@ -7,6 +7,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
+from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
 from mathrl.models.linear import use_bfloat16_products
@@ -25,6 +26,7 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str) -> 
     Raises:
         UserError: the folder is not a causal LM's, or holds no safetensors.
     """
+    keep_freed_memory()
     path, options = resolve_folder(folder)
     trust = model.base.type == "pretrained" and model.base.trust_remote_code
     try:

@@ -44,24 +44,25 @@ class PackedDecoder:
         device = self.model.device
         ids, positions, layout, last_P = pack_prompts(prompts, device)
         with packed_attention(self.model):
-            logits_PV = self.model(
+            out = self.model(
                 input_ids=ids, position_ids=positions, use_cache=False, layout=layout, logits_to_keep=last_P
-            ).logits[0]
+            )
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths_P.max())
         # Prompts end at column `longest`, so that all sequences write their next key to the same column.
         column_PC = torch.arange(longest, device=device)[None] - (longest - lengths_P[:, None])
         rows_PC = torch.where(column_PC >= 0, (last_P - lengths_P + 1)[:, None] + column_PC, 0)
-        room = longest + min(max_tokens, FIRST_COLUMNS)
+        room = -(-(longest + min(max_tokens, FIRST_COLUMNS)) // 16) * 16
         layers = [
             (self._spread(key, rows_PC, samples, room), self._spread(value, rows_PC, samples, room))
             for key, value in layout.captured
         ]
-        bias_PC = torch.zeros(len(prompts), room, device=device)
-        bias_PC[:, :longest].masked_fill_(column_PC < 0, -torch.inf)
+        bias_PC = torch.full((len(prompts), room), -torch.inf, device=device)
+        bias_PC[:, :longest].masked_fill_(column_PC >= 0, 0.0)
         self.cache = DecodeCache(layers, bias_PC.repeat_interleave(samples, 0), longest)
         self.positions_B = lengths_P.repeat_interleave(samples)
-        return logits_PV.repeat_interleave(samples, 0)
+        logits: Tensor = out.logits[0].repeat_interleave(samples, 0)
+        return logits
 
     def _spread(self, packed_TKd: Tensor, rows_PC: Tensor, samples: int, room: int) -> Tensor:
         """[P samples, K, room, d] with each prompt's keys in its samples' first columns."""
@@ -76,12 +77,13 @@ class PackedDecoder:
         if self.cache.column == self.cache.bias_BL.shape[1]:
             self.cache.grow()
         with packed_attention(self.model):
-            logits: Tensor = self.model(
+            out = self.model(
                 input_ids=tokens_B[None], position_ids=self.positions_B[None], use_cache=False,
                 layout=self.cache,
-            ).logits[0]  # fmt: skip
+            )  # fmt: skip
         self.cache.column += 1
         self.positions_B = self.positions_B + 1
+        logits: Tensor = out.logits[0]
         return logits
 
     def keep(self, rows: Tensor) -> None:

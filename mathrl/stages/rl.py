@@ -62,8 +62,8 @@ def work(run: StageRun) -> None:
     export_model(
         model, tokenizer, MODEL,
         f"# RL model of mathrl\n\nTrained from models/sft on {len(problems):,} problems: "
-        f"{result.steps} steps of {params.rl.prompts_per_step} prompts x {params.rl.group_size} responses, seed "
-        f"{params.run.seed}; accuracy on dev problems {result.dev_accuracy or 0.0:.3f} (temperature "
+        f"{result.steps} steps of {params.rl.prompts_per_step} prompts x {params.rl.group_size} responses, "
+        f"seed {params.run.seed}; accuracy on dev problems {result.dev_accuracy or 0.0:.3f} (temperature "
         f"{params.rl.eval_temperature}).\n",
     )  # fmt: skip
     with written_aside(REPORT) as folder:
