@@ -31,6 +31,7 @@ from mathrl.params.schema import READS, STAGES
 
 MIRROR = "MATHRL_MIRROR"  # set by whoever already runs a mirror process
 MIRROR_PATIENCE_SECONDS = 60.0
+EXIT_STOPPED, EXIT_INTERRUPTED = 75, 130
 
 
 @dataclass
@@ -83,7 +84,13 @@ def run_stage(
 
     Every rank of the stage calls this; ranks above 0 leave locks, records and clean-up to rank 0.
     """
-    exit_on_user_error(lambda: _run(name, work, [Path(i) for i in inputs], [Path(o) for o in outputs]))
+    if rank() == 0:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # trainers put a gentler one over it
+    try:
+        exit_on_user_error(lambda: _run(name, work, [Path(i) for i in inputs], [Path(o) for o in outputs]))
+    except KeyboardInterrupt:
+        print(f"{name}: stopped; start it again and it goes on", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], outputs: list[Path]) -> None:
@@ -186,7 +193,7 @@ def _mirror() -> Iterator[None]:
 
 def _status(error: BaseException) -> str:
     stopped = isinstance(error, KeyboardInterrupt) or (
-        isinstance(error, SystemExit) and error.code in (75, 130, 128 + signal.SIGTERM)
+        isinstance(error, SystemExit) and error.code in (EXIT_STOPPED, EXIT_INTERRUPTED)
     )
     return "stopped" if stopped else "failed"
 

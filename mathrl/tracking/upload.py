@@ -70,6 +70,9 @@ class Upload:
         """Final figures, files, output digests, status."""
         for name, value in facts.get("summary", {}).items():
             self.client.log_metric(run_id, _name(f"final/{name}"), value)
+        self._log_datasets(run_id, facts)  # those that the stage named on its way
+        self._link_makers(parent, facts["inputs"], run_id)  # a maker that was not uploaded at the start
+        self._describe(parent)
         for path, digest in facts.get("outputs", {}).items():
             self.client.set_tag(run_id, f"output.{path}", digest)
         if facts.get("error"):

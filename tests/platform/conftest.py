@@ -44,7 +44,8 @@ class Checkout:
         dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "GIT_", "RANK", "WORLD_SIZE", "PYTHONPATH")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         self.env = kept | QUIET | {
-            "PATH": bin_folder + os.pathsep + os.environ["PATH"], "PREFECT_HOME": str(folder / ".mathrl/prefect"),
+            "PATH": bin_folder + os.pathsep + os.environ["PATH"],
+            "PREFECT_HOME": str(folder / ".mathrl" / "prefect"),
             "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
         }  # fmt: skip
 
@@ -59,7 +60,8 @@ class Checkout:
             command, cwd=cwd or self.folder, env=self.env | env, capture_output=True, text=True, check=False,
             timeout=200,
         )  # fmt: skip
-        assert not ok or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        said = f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        assert not ok or done.returncode == 0, said
         return done
 
     def python(self, code: str, ok: bool = True, **env: str) -> str:
@@ -105,7 +107,9 @@ def make_checkout(folder: Path) -> Checkout:
             shutil.copy(source, target)
     for stage in REPLACED:
         inputs, outputs = files_of(stage)
-        text = STANDIN.read_text().replace("{INPUTS}", repr(inputs)).replace("{OUTPUTS}", repr(outputs))
+        text = STANDIN.read_text()
+        for name, value in (("INPUTS", inputs), ("OUTPUTS", outputs)):
+            text = text.replace(f"{name}: list[str] = []", f"{name} = {value!r}")
         (folder / "mathrl" / "stages" / f"{stage}.py").write_text(text)
     checkout = Checkout(folder)
     checkout.git("init", "-q", "-b", "main")

@@ -1,9 +1,9 @@
-"""A stage that takes milliseconds: it stands in for STAGE in the platform tests.
+"""A stage that takes milliseconds and stands in for a real one in the platform tests.
 
-Copied over mathrl/stages/<stage>.py of a temporary checkout, with the real stage's inputs and outputs. What it
-writes depends on its inputs and parameters, as the real one's does. Environment variables make it misbehave:
-STANDIN_SILENT=<stage> prints nothing, ignores SIGINT and SIGTERM and sleeps for ten minutes; STANDIN_FAIL=<stage>
-ends with a user's error after half of the work; STANDIN_SLOW=<stage> takes five seconds.
+Copied over mathrl/stages/<stage>.py of a temporary checkout, with the real stage's inputs and outputs filled in.
+What it writes depends on its inputs and parameters, as the real one's does. Environment variables make it
+misbehave: STANDIN_SILENT=<stage> prints nothing, ignores SIGINT and SIGTERM and sleeps for ten minutes;
+STANDIN_FAIL=<stage> ends with a user's error after half of the work; STANDIN_SLOW=<stage> takes a second a step.
 """
 
 import os
@@ -18,7 +18,9 @@ from mathrl.core.hashing import digest, digest_path
 from mathrl.core.progress import progress
 from mathrl.stages.entry import StageRun, run_stage
 
-STAGE, INPUTS, OUTPUTS = Path(__file__).stem, {INPUTS}, {OUTPUTS}
+STAGE = Path(__file__).stem
+INPUTS: list[str] = []
+OUTPUTS: list[str] = []
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc000000301"
     "0100c9fe92ef0000000049454e44ae426082"
@@ -55,8 +57,8 @@ def work(run: StageRun) -> None:
             continue
         with written_aside(output) as folder:
             folder.mkdir()
-            for name in ("sft.jsonl", "rl.jsonl", "dev.jsonl", "test.jsonl", "train.jsonl", "pass_rates.jsonl"):
-                write_text(folder / name, f"{said} {name}\n")
+            for name in ("sft", "rl", "dev", "test", "train", "pass_rates"):
+                write_text(folder / f"{name}.jsonl", f"{said} {name}\n")
             write_json(folder / "summary.json", {"said": said})
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")
