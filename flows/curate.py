@@ -1,4 +1,4 @@
-"""The flow `curate`."""
+"""Problems from their sources to disjoint splits: deduplicated, decontaminated, reported."""
 
 from prefect import flow
 

@@ -1,4 +1,4 @@
-"""The flow `evaluate`."""
+"""Compare base, SFT and RL models on held-out problems."""
 
 from prefect import flow
 

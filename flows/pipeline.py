@@ -1,4 +1,4 @@
-"""The flow `pipeline`."""
+"""Everything: curate, sft, difficulty, mix, rl, evaluate, register."""
 
 from prefect import flow
 

@@ -1,4 +1,4 @@
-"""The flow `rl`."""
+"""Train the SFT model with verifiable rewards, on problems chosen by their pass rates."""
 
 from prefect import flow
 

@@ -1,4 +1,4 @@
-"""The flow `sft`."""
+"""Fine-tune the base model on worked solutions."""
 
 from prefect import flow
 
