@@ -3,9 +3,10 @@
     python benchmarks/grader.py --cases PATH --data PATH
 
 `--cases`: a folder of .jsonl files of labelled cases. Fields: response (or response_parts [[text, count], …]
-to be joined), ground_truth, expected (null: only crashes and hangs count), form ("bare": wrap in a box), policy
-(true: scored apart); rows with a `group` are abuse. `@PWN_DIR@` is replaced by a folder in which nothing may
-appear. `--data`: a folder with gsm8k_test.jsonl and math500_test.jsonl (answer, solution) for the speed.
+to be joined), ground_truth, expected (null: only crashes and hangs count), form ("bare": wrap in a box),
+policy (true: scored apart); rows with a `group` are abuse. `@PWN_DIR@` is replaced by a folder in which
+nothing may appear.
+`--data`: a folder with gsm8k_test.jsonl and math500_test.jsonl (answer, solution) for the speed.
 The peer runs in a child process that is killed when it hangs.
 """
 

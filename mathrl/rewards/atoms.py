@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from mathrl.rewards.brackets import OPENERS, Brackets
 from mathrl.rewards.grammar import CONSTANTS, RELATIONS, SET_OPS
-from mathrl.rewards.lexer import FUNCTIONS, ParseError, Token
+from mathrl.rewards.lexer import FUNCTIONS, ParseError, Token, tokenize
 from mathrl.rewards.literals import adjacent, ellipsis_decimal, literal
 from mathrl.rewards.syntax import Node, neg, num, sym
 
@@ -161,15 +161,14 @@ class Atoms(Brackets):
             return inside
         token = self.take()
         if token.kind == "num" and len(token.value) > 1:
+            digit, rest = token.value[0], tokenize(token.value[1:])[:-1]
+            if not digit.isdigit():
+                raise ParseError("malformed")
             self.i -= 1
-            self.tokens = [*self.tokens]
-            self.tokens[self.i] = Token("num", token.value[1:], False)
-            return num(int(token.value[0])) if token.value[0].isdigit() else self.fail()
+            self.tokens = [*self.tokens[: self.i], *rest, *self.tokens[self.i + 1 :]]
+            return num(int(digit))
         self.i -= 1
         return self.postfix_free()
-
-    def fail(self) -> Node:
-        raise ParseError("malformed")
 
     def fraction(self) -> Node:
         start = self.i

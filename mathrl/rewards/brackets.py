@@ -85,7 +85,10 @@ class Brackets(Cursor):
             return Node("op", ("det", sym(str(self.i))))
         if name == "cases":
             rows = self.rows(name)
-            return Node("op", ("cases", *(cell for row in rows for cell in row)))
+            cells = tuple(cell for row in rows for cell in row)
+            if all(cell.kind == "rel" for cell in cells):
+                return cells[0] if len(cells) == 1 else Node("list", (cells,))
+            return Node("op", ("cases", *cells))
         if name not in _MATRICES:
             raise ParseError(f"environment {name}")
         return Node("matrix", (self.rows(name),))

@@ -43,6 +43,11 @@ _PHRASE = re.compile(
     r"final\s+answer\s*(?:\*\*)?\s*\n|\bAnswer\s+(?=\$|\\\[|\\\()",
     re.IGNORECASE,
 )
+_LEAD = re.compile(
+    r"^(?:(?:therefore|thus|hence|then|simply|just|clearly|about|approximately|roughly|exactly|given by|"
+    r"equal to|found to be|indeed|now|also|actually)\b,?\s*)+",
+    re.IGNORECASE,
+)
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct.*", re.IGNORECASE | re.DOTALL)
 _SPECIAL = re.compile(r"<\|[a-z_]{1,30}\|>.*", re.DOTALL)
 _SENTENCE_END = re.compile(r",?\s+(?:since|because|so that|which)\b|(?<!\bno)[.!?](?=\s|$)|[。！？]|\n\s*\n")
@@ -130,7 +135,7 @@ def _boxed(text: str) -> Extraction | None:
     boxes: list[tuple[int, int, str]] = []
     position = len(text)
     for _ in range(40):  # from the end: only the last run counts
-        start = max(text.rfind("\\boxed", 0, position), text.rfind("\\fbox", 0, position))
+        start = max(text.rfind(command, 0, position) for command in ("\\boxed", "\\fbox", "\\framebox"))
         if start < 0:
             break
         position = start
@@ -215,6 +220,7 @@ def _phrase(text: str) -> Extraction | None:
     if last is None:
         return None
     claim = _SPECIAL.sub("", _HOPE.sub("", tail[last.end() :])).strip().lstrip(":：* ").strip()
+    claim = _LEAD.sub("", claim)
     if not claim:
         return None
     return Extraction(_claim(claim), "answer phrase")
@@ -226,7 +232,7 @@ def _claim(claim: str) -> str:
     if formula:
         following = claim[formula.end() : formula.end() + 12].lstrip()
         if not following.startswith((",", "and", "or", "，")) or following[1:2] in ("", "\n"):
-            return _inside(formula)
+            return _last_member(_inside(formula))
     if claim.startswith("**") and claim.find("**", 2) > 0:
         return claim[2 : claim.find("**", 2)]
     end = _SENTENCE_END.search(claim)

@@ -136,6 +136,8 @@ def _settled(extracted: str, truth: str, engine: Engine | Literal[False] | None)
         result = compare(truth, extracted)
     except RecursionError:
         result = Comparison(False, "guard", "nested too deeply")
+    except (ValueError, ArithmeticError) as error:  # a gap in the grammar must not end a training run
+        result = Comparison(False, "error", f"not compared: {error!r}"[:200])
     if result.equal is None:
         result = _by_engine(extracted, truth, result, engine)
     if result.reason not in _TRANSIENT:

@@ -16,6 +16,7 @@ _CODE = re.compile(
     r"__|[\"'`;@#]|\b(?:import|lambda|eval|exec|open|getattr|globals|print|exit|raise|class|system)\b"
 )
 _BOUND = re.compile(r"\\(?:sum|prod|int|iint|iiint|oint|lim|Gamma|zeta|binom|bigcup|bigcap)(?![a-zA-Z])")
+_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}(?![A-Za-z}])")
 _MATH = re.compile(r"[\d\\^_=<>+*/|]")
 
 
@@ -28,7 +29,10 @@ def refusal(answer: str, truth: str) -> str | None:
     for text in (answer, truth):
         if len(text) > MAX_LENGTH:
             return "too long"
-        if _nesting(text) > MAX_NESTING:
+        depth = _nesting(text)
+        if depth is None:
+            return "unbalanced brackets"
+        if depth > MAX_NESTING:
             return "nested too deeply"
         if _TOWER.search(text):
             return "a tower of exponents"
@@ -38,6 +42,8 @@ def refusal(answer: str, truth: str) -> str | None:
             return "a factorial too large"
         if not _MATH.search(text):
             return "no mathematics in it"
+    if len(_WORD.findall(answer)) > 1 and "\\text" not in truth:
+        return "words where mathematics was expected"
     if _CODE.search(answer):
         return "it looks like code"
     if _BOUND.search(answer) and not _BOUND.search(truth):
@@ -45,7 +51,8 @@ def refusal(answer: str, truth: str) -> str | None:
     return None
 
 
-def _nesting(text: str) -> int:
+def _nesting(text: str) -> int | None:
+    """How deep brackets go, or None where they do not balance (of whatever kind: [1, 2) is an interval)."""
     depth = deepest = 0
     for char in text:
         if char in "{([":
@@ -53,4 +60,6 @@ def _nesting(text: str) -> int:
             deepest = max(deepest, depth)
         elif char in "})]":
             depth -= 1
-    return deepest
+            if depth < 0:
+                return None
+    return deepest if depth == 0 else None

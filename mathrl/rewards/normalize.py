@@ -84,6 +84,7 @@ _SIZING = re.compile(
     r"\\(?:left|right|middle)(?![a-zA-Z])\s*\.?|\\[bB]igg?[lrm]?(?![a-zA-Z])|"
     r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|huge|bf|rm|it|cal)(?![a-zA-Z])"
 )
+_ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|align\*|gathered|split|equation|equation\*)\}")
 _SET_BRACE = re.compile(r"\\(?:left|right)\s*\\([{}])")
 _ORDINAL = re.compile(
     r"(?<=\d)\s?(?:\^\s*\{\s*\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}|\^\s*\{\s*(?:st|nd|rd|th)\s*\}|"
@@ -151,7 +152,7 @@ def canonical(text: str) -> str:
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:
         text = _SET_BRACE.sub(r"\\\1", text)
-        text = _SIZING.sub(" ", text)
+        text = _ALIGNED.sub(" ", _SIZING.sub(" ", text))
         text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         text = strip_wrappers(text)
     return text

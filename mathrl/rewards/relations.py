@@ -8,7 +8,7 @@ from itertools import pairwise
 from mathrl.rewards.evaluate import same_expression
 from mathrl.rewards.exact import Refused
 from mathrl.rewards.field import PRIME, modular
-from mathrl.rewards.syntax import MINUS_ONE, Node, key, kinds, num, symbols
+from mathrl.rewards.syntax import MINUS_ONE, Node, is_expression, key, kinds, num, symbols
 
 Same = Callable[[Node, Node], bool | None]
 _NAMES = frozenset(["sym", "app", "text"])
@@ -48,6 +48,9 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
     operators, members = relation.args
     cut = operators.index("~") + 1 if "~" in operators else len(members)
     exact_members, rough = members[:cut], members[cut:]
+    closed_members = [member for member in exact_members if _is_closed(member)]
+    if any(same_expression(left, right) is False for left, right in pairwise(closed_members)):
+        return []  # 42 = 43 claims nothing
     out = []
     if len(exact_members) > 1:
         first, last = exact_members[0], exact_members[-1]
@@ -61,6 +64,11 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
     else:
         return [rough[-1]]
     return out + list(rough[-1:])
+
+
+def _is_closed(node: Node) -> bool:
+    """Numbers only: no names, unknown functions or operators."""
+    return is_expression(node) and not symbols(node) and not {"app", "op"} & kinds(node)
 
 
 def _is_label(node: Node) -> bool:

@@ -126,7 +126,7 @@ def leading_option(text: str) -> str | None:
     return match[1] if match else None
 
 
-_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])([A-J])(?![A-Za-z'’])")
+_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])(A(?!\s+[a-z])|[B-HJ])(?![A-Za-z'’])")
 
 
 _SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+")

@@ -20,7 +20,8 @@ SEEDS = [
     "p=5,q=2;p=7,q=2", "中文答案是 42", "４２", "½", "x²",
 ]  # fmt: skip
 FRAMES = [
-    "\\boxed{%s}", "The answer is %s.", "<think>a</think><answer>%s</answer>", "#### %s", "%s", "$%s$", "so $x=%s$ ok",
+    "\\boxed{%s}", "The answer is %s.", "<think>a</think><answer>%s</answer>", "#### %s", "%s", "$%s$",
+    "so $x=%s$ ok",
 ]  # fmt: skip
 BITS = [
     *"0123456789xyzieE+-*/^_=<>!%$&|,;:.(){}[]\\'\" \n\t~#@",
@@ -67,7 +68,11 @@ def main() -> None:
         response = random_.choice(FRAMES).replace("%s", text)
         begun = time.monotonic()
         try:
-            rules[grade(response, truth).rule] += 1
+            verdict = grade(response, truth)
+            rules[verdict.rule] += 1
+            if verdict.rule.endswith("error"):
+                raised += 1
+                print(f"GAP {verdict.reason} on {response!r} for {truth!r}")
         except Exception as error:  # the point of the run: count, show, go on
             raised += 1
             print(f"RAISED {error!r} on {response!r} for {truth!r}")

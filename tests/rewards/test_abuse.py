@@ -139,3 +139,10 @@ def test_guards_name_their_reason() -> None:
     assert refusal("x" * 500, "x+1") == "too long"
     assert refusal("(" * 20 + "1" + ")" * 20, "x+1") == "nested too deeply"
     assert refusal("a__b + 1", "x+1") == "it looks like code"
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\sqrt1e9", r"\frac1e9", r"\sqrt.5", r"\frac.5.5", r"\sqrt12", r"1_2_3", r"0.\overline{}"]
+)
+def test_malformed_numbers_do_not_raise(answer: str) -> None:
+    assert not grade(f"\\boxed{{{answer}}}", "42").rule.endswith("error")
