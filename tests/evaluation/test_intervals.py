@@ -16,7 +16,7 @@ def test_the_interval_of_a_known_spread_is_the_normal_one() -> None:
 
 
 def test_the_problem_is_the_unit_and_not_the_response() -> None:
-    """Eight equal samples a problem tell as much as one: pooled responses would claim a third of the width."""
+    """Eight equal samples a problem tell as much as one: pooling them claims a third of the width."""
     values = [1.0, 0.0] * 50
     found = cluster_interval(values, resamples=5_000, seed=0)
     pooled = 2 * 1.96 * (0.25 / 800) ** 0.5

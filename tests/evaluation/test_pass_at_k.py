@@ -14,7 +14,9 @@ def pass_by_listing(samples: int, correct: int, k: int) -> float:
 
 
 def maj_by_listing(right: int, wrong: list[int], silent: int, k: int) -> float:
-    votes = ["right"] * right + [f"wrong {i}" for i, n in enumerate(wrong) for _ in range(n)] + [None] * silent
+    votes = (
+        ["right"] * right + [f"wrong {i}" for i, n in enumerate(wrong) for _ in range(n)] + [None] * silent
+    )
     shares = []
     for subset in combinations(votes, k):
         counts = {answer: subset.count(answer) for answer in subset if answer is not None}
@@ -24,7 +26,8 @@ def maj_by_listing(right: int, wrong: list[int], silent: int, k: int) -> float:
 
 
 @pytest.mark.parametrize(("samples", "correct", "k", "expected"), [
-    (8, 0, 8, 0.0), (8, 8, 1, 1.0), (4, 1, 2, 0.5), (4, 2, 2, 5 / 6), (10, 3, 5, 1 - 21 / 252), (3, 2, 2, 1.0),
+    (8, 0, 8, 0.0), (8, 8, 1, 1.0), (4, 1, 2, 0.5), (4, 2, 2, 5 / 6), (10, 3, 5, 1 - 21 / 252),
+    (3, 2, 2, 1.0),
 ])  # fmt: skip
 def test_pass_at_k_by_hand(samples: int, correct: int, k: int, expected: float) -> None:
     assert pass_at_k(samples, correct, k) == pytest.approx(expected, abs=1e-12)
@@ -62,7 +65,8 @@ def test_maj_at_k_by_hand(right: int, wrong: list[int], silent: int, k: int, exp
 
 
 @pytest.mark.parametrize(("right", "wrong", "silent"), [
-    (4, [3, 2], 1), (2, [2, 2, 2], 0), (3, [1, 1, 1, 1], 2), (1, [4], 3), (0, [3, 3], 2), (8, [], 0), (2, [5, 1], 0),
+    (4, [3, 2], 1), (2, [2, 2, 2], 0), (3, [1, 1, 1, 1], 2), (1, [4], 3), (0, [3, 3], 2),
+    (8, [], 0), (2, [5, 1], 0),
 ])  # fmt: skip
 def test_maj_at_k_is_the_mean_over_all_subsets(right: int, wrong: list[int], silent: int) -> None:
     for k in range(1, right + sum(wrong) + silent + 1):

@@ -1,0 +1,114 @@
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.data.difficulty import choose, pass_rate_row, rank_correlation, summarise
+from mathrl.data.mixture import largest_remainders, mix
+from mathrl.params.data import Mix
+
+
+def problems(source: str, count: int) -> list[Problem]:
+    return [
+        Problem(f"{source}{i}", f"{source} {i}?", ("1",), source, "rl", level=i % 3) for i in range(count)
+    ]
+
+
+POOL = problems("a", 40) + problems("b", 20)
+RATES = {p.id: i % 5 / 4 for i, p in enumerate(POOL) if p.id != "b19"}
+
+
+def how(*components: dict[str, Any], **more: Any) -> Mix:
+    return Mix.model_validate({"components": components, **more})
+
+
+def counts(mixture: list[Problem]) -> dict[str, int]:
+    return {source: sum(p.source == source for p in mixture) for source in ("a", "b")}
+
+
+def test_weights_are_exact_proportions_as_large_as_the_scarcest_allows() -> None:
+    mixture, manifest = mix(POOL, {}, how({"source": "a", "weight": 1}, {"source": "b", "weight": 2}), seed=0)
+    assert counts(mixture) == {"a": 10, "b": 20}
+    assert [part["taken"] for part in manifest["components"]] == [10, 20] and manifest["left_out"] == 30
+
+
+def test_a_size_is_kept_to_the_row() -> None:
+    mixture, _ = mix(
+        POOL, {}, how({"source": "a", "weight": 1}, {"source": "b", "weight": 2}, size=20), seed=0
+    )
+    assert counts(mixture) == {"a": 7, "b": 13}
+
+
+def test_counts_come_first_and_weights_share_the_rest() -> None:
+    mixture, _ = mix(
+        POOL, {}, how({"source": "b", "count": 5}, {"source": "*", "weight": 1}, size=30), seed=0
+    )
+    assert counts(mixture)["b"] == 5 and len(mixture) == 30
+
+
+def test_a_band_keeps_measured_problems_within_it() -> None:
+    mixture, _ = mix(POOL, RATES, how({"source": "*", "weight": 1, "band": [0.25, 0.75]}), seed=0)
+    assert {p.pass_rate for p in mixture} == {0.25, 0.5, 0.75}
+    assert len(mixture) == sum(0.25 <= r <= 0.75 for r in RATES.values())
+    assert "b19" not in {p.id for p in mixture}
+
+
+def test_a_problem_goes_to_the_first_component_that_fits() -> None:
+    parts = ({"source": "a", "weight": 1, "band": [0, 0.5]}, {"source": "a", "weight": 1})
+    mixture, manifest = mix(POOL, RATES, how(*parts), seed=0)
+    assert len({p.id for p in mixture}) == len(mixture)
+    assert [part["available"] for part in manifest["components"]] == [24, 16]
+
+
+def test_the_order_is_seeded_or_from_easy_to_hard() -> None:
+    one = how({"source": "*", "weight": 1})
+    assert mix(POOL, RATES, one, 0) == mix(POOL, RATES, one, 0)
+    assert [p.id for p in mix(POOL, RATES, one, 0)[0]] != [p.id for p in mix(POOL, RATES, one, 1)[0]]
+    easy, _ = mix(POOL[:-1], RATES, how({"source": "*", "weight": 1}, order="easy_to_hard"), 0)
+    rates = [p.pass_rate or 0.0 for p in easy]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize(("mixture", "said"), [
+    (how({"source": "c", "weight": 1}), "no problem of source c in the rl split .its sources: a, b"),
+    (how({"source": "a", "weight": 1, "band": [0.3, 0.4]}), r"with a pass rate in \[0.3, 0.4\]"),
+    (how({"source": "b", "count": 21}), "source b has 20 fitting problems, fewer than 21"),
+    (how({"source": "b", "weight": 1}, size=30), "lower mix.size to 20"),
+    (how({"source": "b", "count": 9}, {"source": "a", "weight": 1}, size=5), "take 9 already"),
+])  # fmt: skip
+def test_what_cannot_be_mixed_is_said_with_the_remedy(mixture: Mix, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        mix(POOL, RATES, mixture, 0)
+
+
+def test_largest_remainders_keep_the_sum() -> None:
+    parts = [Fraction(k, 7) * 100 for k in (1, 2, 4)]
+    assert largest_remainders(parts) == [14, 29, 57]
+    assert largest_remainders([Fraction(1, 2), Fraction(1, 2)]) == [1, 0]
+
+
+def test_pass_rates_sum_up() -> None:
+    rows = [pass_rate_row(p, c, 4) for p, c in zip(problems("a", 4), (0, 1, 2, 4), strict=True)]
+    found = summarise(rows)
+    assert found["pass_at_1"] == pytest.approx(7 / 16)
+    assert found["pass_at_2"] == pytest.approx((0 + 1 / 2 + 5 / 6 + 1) / 4)
+    assert "pass_at_8" not in found and (found["never_solved"], found["always_solved"]) == (0.25, 0.25)
+    assert found["by_level"]["0"] == {"problems": 2, "pass_rate": 0.5}
+
+
+def test_agreement_with_levels_is_spearmans() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 1, 2, 2], [1, 2, 1, 2]) == pytest.approx(0)
+    assert rank_correlation([1, 1], [1, 2]) is None
+    # scipy.stats.spearmanr([1, 2, 2, 3, 5], [2, 1, 4, 4, 3]).statistic
+    assert rank_correlation([1, 2, 2, 3, 5], [2, 1, 4, 4, 3]) == pytest.approx(0.3947368421)
+
+
+def test_a_choice_is_seeded_and_keeps_the_order() -> None:
+    chosen = choose(POOL, 10, 0)
+    assert chosen == choose(POOL, 10, 0) != choose(POOL, 10, 1)
+    assert [POOL.index(p) for p in chosen] == sorted(POOL.index(p) for p in chosen)
+    assert choose(POOL, 100, 0) == POOL == choose(POOL, None, 0)

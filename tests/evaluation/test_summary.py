@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.nouns import EvalRow
+from mathrl.evaluation import pictures
+from mathrl.evaluation.report import examples_markdown, side_by_side, table_rows
+from mathrl.evaluation.summary import comparisons, same_answer, summarise
+from mathrl.params.evaluate import Evaluate
+
+HOW = Evaluate(samples=4, ks=(1, 2, 4), resamples=500)
+
+
+def row(model: str, i: int, correct: str, extracted: tuple[str | None, ...]) -> EvalRow:
+    marks = tuple(mark == "+" for mark in correct)
+    return EvalRow(model, "test", f"p{i}", 1 + i % 2, "Algebra" if i % 2 else None, marks, extracted,
+                   (10, 20, 30, 40), (False, False, False, True))  # fmt: skip
+
+
+ROWS = [row("rl", 0, "++--", ("9", "9.0", "8", None)), row("rl", 1, "----", ("1", "2", "3", "4")),
+        row("rl", 2, "++++", ("5", "5", "5", "5"))]  # fmt: skip
+
+
+def test_the_figures_by_hand() -> None:
+    found = summarise(ROWS, HOW, seed=0)
+    assert found["pass_at_1"] == pytest.approx(0.5)
+    assert found["pass_at_2"] == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert found["pass_at_4"] == pytest.approx(2 / 3)
+    # p0 at k = 2: of RR, 2x2 RW, 2x RN, ... = RR 1, RW 1/2 twice, RN 1 twice, WN 0
+    assert found["maj_at_2"] == pytest.approx(((1 + 2 * 0.5 + 2) / 6 + 0 + 1) / 3)
+    assert found["maj_at_4"] == pytest.approx(2 / 3)
+    assert (found["response_length"], found["truncated_share"]) == (25.0, 0.25)
+    assert found["no_answer_share"] == pytest.approx(1 / 12)
+    assert found["by_level"]["1"]["pass_at_1"] == pytest.approx(0.75)
+    assert found["by_subject"] == {"Algebra": found["by_level"]["2"]}
+    assert not any("@" in name for name in found)
+
+
+def test_ks_above_the_samples_are_left_out() -> None:
+    found = summarise(ROWS, Evaluate(samples=4, ks=(1, 8), resamples=100), seed=0)
+    assert "pass_at_8" not in found and "pass_at_1" in found
+
+
+def test_votes_are_counted_by_value() -> None:
+    assert same_answer("0.5", r"\frac{1}{2}") and same_answer("1,000", "1000")
+    assert not same_answer("12", "21") and not same_answer("x", "y")
+
+
+def test_pairs_that_were_evaluated_are_compared() -> None:
+    assert set(comparisons({"sft": ROWS, "rl": ROWS}, HOW, 0)) == {"sft_to_rl"}
+    assert set(comparisons({"base": ROWS, "sft": ROWS, "rl": ROWS}, HOW, 0)) == {"sft_to_rl", "base_to_rl"}
+
+
+def test_the_table_and_the_examples_read_well() -> None:
+    figures = summarise(ROWS, HOW, seed=0)
+    ((model, interval, some, votes, length, truncated),) = table_rows({"rl": figures})
+    assert (model, some, votes, length, truncated) == ("rl", "pass@4 0.667", "maj@4 0.667", "25.0", "25.0 %")
+    assert interval.startswith("0.500 [")
+    responses = [
+        {
+            "problem_id": "p0",
+            "model": m,
+            "question": "1+1=",
+            "answers": ["2"],
+            "correct": m == "rl",
+            "response": r,
+        }
+        for m, r in (("sft", "no ``` fence"), ("rl", "2"), ("rl", "second"))
+    ]
+    rows = side_by_side(responses, ["sft", "rl"], 20, seed=0)
+    assert rows == [
+        {"problem_id": "p0", "question": "1+1=", "answer": "2", "sft": "✗ no ``` fence", "rl": "✓ 2"}
+    ]
+    text = examples_markdown(rows, ["sft", "rl"], "test")
+    assert "**rl** ✓" in text and "````text\nno ``` fence\n````" in text and "second" not in text
+
+
+def test_pictures_are_equal_for_equal_figures(tmp_path: Path) -> None:
+    models = {"sft": summarise(ROWS, HOW, 0), "rl": summarise(ROWS, HOW, 0), "other": summarise(ROWS, HOW, 0)}
+    for name, draw in (
+        ("a", pictures.draw_accuracy),
+        ("k", pictures.draw_pass_at_k),
+        ("l", pictures.draw_levels),
+    ):
+        for copy in "12":
+            draw(models, tmp_path / f"{name}{copy}.png", "A title")
+        assert (tmp_path / f"{name}1.png").read_bytes() == (tmp_path / f"{name}2.png").read_bytes()
+    assert len({pictures.colour(m, i) for i, m in enumerate(["base", "sft", "rl", "x", "y"])}) == 5

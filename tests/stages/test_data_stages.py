@@ -1,0 +1,151 @@
+"""curate, difficulty, mix and evaluate one after another on a tiny model of random weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_json, read_jsonl
+from mathrl.core.problems import read_problems
+from mathrl.models.base import make_base
+from mathrl.params import Params, load_params
+from mathrl.stages import curate, difficulty, evaluate, mix
+from mathrl.stages.entry import StageRun
+
+PARAMS = Path(__file__).parents[2] / "params"
+SMALL = (
+    "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
+    "model.base.layers=1", "model.base.heads=2", "model.precision=float32",
+    "curate.sources.0.counts={sft: 8, rl: 24, dev: 6, test: 12}",
+    "difficulty.samples=2", "difficulty.max_problems=20", "difficulty.max_tokens=6",
+    "mix.components=[{source: chain, weight: 1, band: [0, 1]}]",
+    "evaluate.samples=2", "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.resamples=100",
+    "rollout.max_sequences=8",
+)  # fmt: skip
+
+
+@pytest.fixture
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    return load_params(PARAMS, overrides=SMALL)
+
+
+def start(name: str, params: Params) -> StageRun:
+    run = StageRun(name, params, Path("state").absolute() / name, Path("records").absolute() / name)
+    run.state.mkdir(parents=True, exist_ok=True)
+    run.artifacts.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def models(params: Params) -> None:
+    for seed, name in enumerate(("base", "sft", "rl")):
+        make_base(params.model, Path("models") / name, seed if name == "rl" else 0)
+
+
+def test_the_data_stages_follow_one_another(params: Params) -> None:
+    curate.work(start("curate", params))
+    assert {s: len(read_problems(Path(f"data/curated/{s}.jsonl"))) for s in ("sft", "rl", "dev", "test")} == {
+        "sft": 8, "rl": 24, "dev": 6, "test": 12
+    }  # fmt: skip
+    models(params)
+
+    run = start("difficulty", params)
+    difficulty.work(run)
+    rates = list(read_jsonl(Path("data/difficulty/pass_rates.jsonl")))
+    assert len(rates) == 20 and all(row["low"] <= row["pass_rate"] <= row["high"] for row in rates)
+    assert read_json(Path("data/difficulty/summary.json"))["pass_at_2"] >= 0
+    assert (run.artifacts / "difficulty.png").stat().st_size > 5_000
+
+    mix.work(start("mix", params))
+    mixture = read_problems(Path("data/mixture/train.jsonl"))
+    assert {p.id for p in mixture} == {row["id"] for row in rates}
+    assert all(p.pass_rate is not None for p in mixture)
+
+    run = start("evaluate", params)
+    evaluate.work(run)
+    summary = read_json(Path("reports/summary.json"))
+    assert list(summary["models"]) == ["base", "rl", "sft"] and summary["benchmark"] == "test"
+    for figures in summary["models"].values():
+        assert figures["pass_at_1_low"] <= figures["pass_at_1"] <= figures["pass_at_2"] <= 1
+        assert figures["problems"] == 12 and 0 < figures["response_length"] <= 6
+    assert summary["verdict"].startswith("no difference shown between sft and rl")
+    responses = list(read_jsonl(Path("reports/evaluate/responses.jsonl")))
+    assert len(responses) == 3 * 12 * 2
+    for name in ("accuracy", "pass_at_k", "levels"):
+        assert (run.artifacts / f"{name}.png").stat().st_size > 5_000
+    assert len(json.loads((run.artifacts / "examples.json").read_text())) == 12
+    # base and sft are the same weights here: sampled once, and so equal.
+    texts = {m: [r["response"] for r in responses if r["model"] == m] for m in ("base", "sft", "rl")}
+    assert texts["base"] == texts["sft"] != texts["rl"]
+
+    row = evaluate.evaluate_once("models/rl", "test", params, Path("out"))
+    assert row["pass_at_1"] == summary["models"]["rl"]["pass_at_1"]
+    assert row["row"][0] == "rl" and (Path("out") / "responses.jsonl").exists()
+
+
+def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
+    outputs = []
+    for _ in range(2):
+        curate.work(start("curate", params))
+        files = sorted([*Path("data/curated").iterdir(), *Path("reports/curate").iterdir()])
+        outputs.append({file.name: file.read_bytes() for file in files})
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 11
+
+
+def test_an_interrupted_difficulty_goes_on_from_its_last_chunk(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mathrl.rollout.sampler import Sampler
+
+    curate.work(start("curate", params))
+    models(params)
+    difficulty.work(start("whole", params))
+    whole = Path("data/difficulty/pass_rates.jsonl").read_bytes()
+
+    sample, calls = Sampler.sample, []
+
+    def counted(self: Sampler, problems: Any, *rest: Any) -> Any:
+        calls.append(len(problems))
+        if stop_at and len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return sample(self, problems, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", counted)
+    stop_at, run = 3, start("cut", params)
+    with pytest.raises(KeyboardInterrupt):
+        difficulty.work(run)
+    assert calls == [4, 4, 4]
+    (partial,) = run.state.glob("*.jsonl")
+    partial.write_text(partial.read_text() + '{"chunk": 2, "groups": [[{"resp')  # a write cut short
+    calls.clear()
+    stop_at = 0
+    difficulty.work(run)
+    assert calls == [4, 4, 4]  # chunks 2, 3 and 4 of 5
+    assert Path("data/difficulty/pass_rates.jsonl").read_bytes() == whole
+
+
+def test_prompts_that_are_all_too_long_are_said_with_the_remedy(params: Params) -> None:
+    curate.work(start("curate", params))
+    models(params)
+    short = load_params(PARAMS, overrides=[*SMALL, "prompt.max_tokens=2"])
+    with pytest.raises(UserError, match=r"all 20 prompts are longer than prompt\.max_tokens"):
+        difficulty.work(start("difficulty", short))
+    assert not Path("data/difficulty").exists()
+
+
+def test_a_missing_model_is_named(params: Params) -> None:
+    curate.work(start("curate", params))
+    with pytest.raises(UserError, match="models/base: no model there"):
+        evaluate.work(start("evaluate", params))
+
+
+def test_a_dry_run_names_what_would_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATHRL_DATA", raising=False)
+    lines = curate.resolve(load_params(PARAMS, preset="qwen2.5-0.5b-gsm8k"))
+    assert lines[0] == "gsm8k → rl: hub openai/gsm8k (main), split train"
+    assert lines[-1] == "benchmark math500 → test: hub HuggingFaceH4/MATH-500, split test"
+    with pytest.raises(UserError, match="no benchmark 'gsm9k'"):
+        curate.resolve(load_params(PARAMS, overrides=["evaluate.benchmarks=[gsm9k]"]))
