@@ -167,8 +167,15 @@ _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
 
 
+_REALS = frozenset(["all real numbers", "all reals", "real numbers", "any real number"])
+
+
 def _digits_of_words(text: str) -> str:
-    number = number_in_words(plain_words(text) or "")
+    """A number or the real line, written in words, in symbols."""
+    words = plain_words(text) or ""
+    if words in _REALS:
+        return "\\mathbb{R}"
+    number = number_in_words(words)
     return text if number is None else str(number)
 
 

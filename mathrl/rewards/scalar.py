@@ -165,8 +165,9 @@ def _ratio(truth: Node, answer: Node) -> bool | None:
         left, right = truth.args[0], answer.args[0]
         if len(left) != len(right):
             return False
-        if _clock(left) and _clock(right):
-            return [part.args[0] for part in left] == [part.args[0] for part in right]
+        zero = any(part.kind == "num" and part.args[0] == 0 for part in (*left, *right))
+        if zero or (_clock(left) and _clock(right)):
+            return [key(part) for part in left] == [key(part) for part in right]
         pairs = [
             same_expression(Node("mul", ((left[0], right[i]),)), Node("mul", ((right[0], left[i]),)))
             for i in range(1, len(left))
