@@ -1,0 +1,69 @@
+"""Problems as rows of other systems: veRL (parquet or jsonl) and RLinf (jsonl). Reading them back gives the
+same question and answers (row_formats.py)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_jsonl, written_aside
+from mathrl.core.nouns import Problem
+
+Format = Literal["verl", "rlinf"]
+
+
+def to_verl(problem: Problem, index: int) -> dict[str, Any]:
+    """A row of veRL's RLHFDataset.
+
+    Example:
+        {"data_source": "gsm8k", "prompt": [{"role": "user", "content": "…"}], "ability": "math",
+         "reward_model": {"style": "rule", "ground_truth": "72"},
+         "extra_info": {"split": "rl", "index": 0, "id": "gsm8k/train/00000", "answers": ["72"]}}
+    """
+    messages = problem.extra.get("messages") or [{"role": "user", "content": problem.question}]
+    return {
+        "data_source": str(problem.extra.get("data_source", problem.source)),
+        "prompt": messages,
+        "ability": problem.subject or "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answers[0]},
+        "extra_info": {
+            "split": problem.split,
+            "index": index,
+            "id": problem.id,
+            "answers": list(problem.answers),
+        },
+    }
+
+
+def to_rlinf(problem: Problem) -> dict[str, Any]:
+    """A row of RLinf's math data sets.
+
+    Example:
+        {"prompt": "…", "task": "math", "query_id": "gsm8k/train/00000", "solutions": ["72"]}
+    """
+    return {
+        "prompt": problem.question, "task": str(problem.extra.get("task", "math")), "query_id": problem.id,
+        "solutions": list(problem.answers),
+    }  # fmt: skip
+
+
+def export(problems: Sequence[Problem], format: Format, output: Path) -> int:
+    """Write the rows and return their number; a name that ends in .parquet makes a parquet file.
+
+    Raises:
+        UserError: RLinf rows are asked for as parquet.
+    """
+    parquet = output.suffix == ".parquet"
+    if format == "rlinf":
+        if parquet:
+            raise UserError(f"{output}: RLinf reads jsonl; name the output .jsonl")
+        return write_jsonl(output, (to_rlinf(problem) for problem in problems))
+    rows = [to_verl(problem, index) for index, problem in enumerate(problems)]
+    if not parquet:
+        return write_jsonl(output, rows)
+    import pyarrow  # 0.3 s, and only parquet needs it
+    import pyarrow.parquet
+
+    with written_aside(output) as aside:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), aside)
+    return len(rows)

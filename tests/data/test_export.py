@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.data.decontaminate_files import decontaminate_files
+from mathrl.data.export import Format, export
+from mathrl.data.row_files import read_rows
+from mathrl.data.row_formats import Shape, to_problem
+
+PROBLEMS = [
+    Problem("g/0", "How many?", ("72",), "gsm8k", "rl", subject="Algebra"),
+    Problem("g/1", "还剩多少？", ("1/2", "0.5"), "cmath", "rl", extra={"task": "math"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("verl", "a.parquet"), ("verl", "a.jsonl"), ("rlinf", "a.jsonl.gz")]
+)
+def test_what_is_exported_reads_back(tmp_path: Path, format: Format, name: str) -> None:
+    assert export(PROBLEMS, format, tmp_path / name) == 2
+    back = [
+        to_problem(row.values, Shape(format), name=row.name, source="x", split="rl", seed=0)
+        for row in read_rows(tmp_path / name)
+    ]
+    assert [p.question for p in back] == [p.question for p in PROBLEMS]
+    expected = [p.answers if format == "rlinf" else p.answers[:1] for p in PROBLEMS]
+    assert [p.answers for p in back] == expected
+
+
+def test_verl_rows_have_verls_fields(tmp_path: Path) -> None:
+    export(PROBLEMS, "verl", tmp_path / "a.parquet")
+    row = next(iter(read_rows(tmp_path / "a.parquet"))).values
+    assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+    assert row["prompt"] == [{"role": "user", "content": "How many?"}]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "72"}
+
+
+def test_rlinf_has_no_parquet(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="RLinf reads jsonl"):
+        export(PROBLEMS, "rlinf", tmp_path / "a.parquet")
+
+
+TEN = "one two three four five six seven eight nine ten"
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_file_is_cleaned_against_others_and_every_hit_reported(tmp_path: Path) -> None:
+    rows = [{"problem": f"{TEN} more", "kept": 1}, {"id": "b", "problem": "fine", "solution": f"so {TEN}"},
+            {"id": "c", "prompt": [{"role": "user", "content": "harmless"}]}]  # fmt: skip
+    train = write(tmp_path / "train.jsonl", rows)
+    one = write(tmp_path / "one.jsonl", [{"id": "e", "question": TEN, "answer": "1"}])
+    two = write(tmp_path / "two.jsonl", [{"question": "unrelated words here"}])
+    found = decontaminate_files(
+        train,
+        [one, two],
+        ngram=10,
+        min_share=0.5,
+        output=tmp_path / "clean.jsonl",
+        report=tmp_path / "hits.jsonl",
+    )
+    assert (found["rows"], found["kept"], found["dropped"]) == (3, 1, 2)
+    assert found["hits_by_file"] == {"one.jsonl": 2}
+    assert [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()] == [rows[2]]
+    hits = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
+    assert {h["train_id"] for h in hits} == {"train:1", "b"} and {h["eval_id"] for h in hits} == {"e"}
+    assert all(h["ngram"] == TEN and h["share"] == 1.0 for h in hits)
+
+
+def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [{"text": "x"}])
+    against = write(tmp_path / "e.jsonl", [{"question": TEN}])
+    with pytest.raises(UserError, match=r"train\.jsonl, line 1: no question in it .*found text"):
+        decontaminate_files(
+            train, [against], ngram=10, min_share=0, output=tmp_path / "o", report=tmp_path / "r"
+        )
+    assert not (tmp_path / "o").exists() and not (tmp_path / "r").exists()
