@@ -15,7 +15,8 @@ from mathrl.core.places import home, state_root, tracking_uri
 
 STARTED = re.compile(r"Running stage '(?:[^':]*:)?(\w+)'")
 SKIPPED = re.compile(r"Stage '(?:[^':]*:)?(\w+)' (?:didn't change|is cached)")
-LAST_LINES = 15
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")  # the last line of a traceback
+LAST_LINES = 25
 
 
 def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
@@ -116,8 +117,11 @@ class Repro:
         return found[1] if found else None
 
     def _last_words(self) -> str:
+        """The stage's sentence, or the exception that ended it, or what it said last."""
         errors = [line.removeprefix("error: ") for line in self.lines if line.startswith("error: ")]
-        return errors[-1] if errors else " | ".join(line for line in self.lines[-5:] if line.strip())
+        raised = [line for line in self.lines if RAISED.match(line)]
+        rest = [line for line in self.lines if line.strip()]
+        return [*rest, *raised, *errors][-1] if rest else "it said nothing"
 
 
 @contextmanager

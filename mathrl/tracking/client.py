@@ -6,6 +6,8 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from mathrl.core.errors import UserError
 from mathrl.core.places import home, tracking_uri
 
@@ -26,11 +28,14 @@ def connect() -> tuple[Any, str]:
 
     mlflow.set_tracking_uri(uri)
     client = mlflow.MlflowClient(uri)
+    home().mkdir(parents=True, exist_ok=True)
     try:
-        found = client.get_experiment_by_name(EXPERIMENT)
-        if found:
-            return client, str(found.experiment_id)
-        return client, str(client.create_experiment(EXPERIMENT, artifact_location=_artifacts(uri)))
+        # One at a time: the first call makes the tables of a local file, and the experiment is made once.
+        with FileLock(home() / "tracking.lock"):
+            found = client.get_experiment_by_name(EXPERIMENT)
+            if found:
+                return client, str(found.experiment_id)
+            return client, str(client.create_experiment(EXPERIMENT, artifact_location=_artifacts(uri)))
     except mlflow.exceptions.MlflowException as error:
         raise UserError(f"MLflow at {shown(uri)} refused: {error}; see MLFLOW_TRACKING_URI") from None
 

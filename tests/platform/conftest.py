@@ -18,7 +18,7 @@ PARTS = ("mathrl", "flows", "tasks", "params", "controls", "dvc.yaml", "prefect.
 REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_LOGGING_LEVEL": "WARNING",
+    "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
 }  # fmt: skip
 
 

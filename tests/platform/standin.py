@@ -1,9 +1,10 @@
 """A stage that takes milliseconds and stands in for a real one in the platform tests.
 
-Copied over mathrl/stages/<stage>.py of a temporary checkout, with the real stage's inputs and outputs filled in.
-What it writes depends on its inputs and parameters, as the real one's does. Environment variables make it
+Copied over mathrl/stages/<stage>.py of a temporary checkout, with the real stage's inputs and outputs filled
+in. What it writes depends on its inputs and parameters, as the real one's does. Environment variables make it
 misbehave: STANDIN_SILENT=<stage> prints nothing, ignores SIGINT and SIGTERM and sleeps for ten minutes;
-STANDIN_FAIL=<stage> ends with a user's error after half of the work; STANDIN_SLOW=<stage> takes a second a step.
+STANDIN_FAIL=<stage> ends with a user's error after half of the work; STANDIN_SLOW=<stage> takes a second a
+step.
 """
 
 import os

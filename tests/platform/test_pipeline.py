@@ -1,0 +1,157 @@
+"""The flow, `dvc repro` and MLflow together, on one checkout; each test goes on from the one before."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mathrl.params.schema import STAGES
+
+Checkout = Any
+pytestmark = pytest.mark.xdist_group("pipeline")  # the tests share a checkout and go on from one another
+
+
+def ran(output: str) -> list[str]:
+    return [stage for stage in STAGES if f"Running stage '{stage}'" in output]
+
+
+def runs_by_name(checkout: Checkout) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in checkout.mlflow_runs():
+        found.setdefault(run["tags"].get("dvc.stage", "parent"), []).append(run)
+    return found
+
+
+def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) -> None:
+    done = checkout.mathrl("run", "pipeline")
+    assert ran(done.stdout + done.stderr) == list(STAGES)
+    for part in ("pass@1", "0.400 to 0.600", "maj@8", "rl is better than sft", "mathrl-chain version 1",
+                 "reports/rl/curve.png", "make ui"):  # fmt: skip
+        assert part in done.stdout
+    names = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
+    assert names == ["base", "sft", "rl"]
+
+
+def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
+    assert "up to date" in checkout.repro().stdout
+    status = checkout.git("status", "--porcelain").splitlines()
+    assert {line[3:].split("/")[0] for line in status} <= {"data", "models", "reports", "dvc.lock"}
+
+
+def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkout: Checkout) -> None:
+    runs = runs_by_name(checkout)
+    (parent,) = runs.pop("parent")
+    assert {name: len(each) for name, each in runs.items()} == dict.fromkeys(STAGES, 1)
+    commit = checkout.git("rev-parse", "HEAD")
+    for stage, (run,) in runs.items():
+        assert run["status"] == "FINISHED"
+        assert run["tags"]["mlflow.parentRunId"] == parent["id"]
+        assert parent["tags"][f"stage.{stage}"] == run["id"]
+        assert run["id"] in parent["tags"]["mlflow.note.content"]
+        assert run["tags"]["mlflow.source.git.commit"] == commit
+        assert run["tags"]["git.dirty"] == "false"
+        assert run["tags"]["prefect.flow_run_id"]
+        assert run["tags"]["mathrl.pipeline"] == parent["tags"]["mathrl.pipeline"]
+    (rl,) = runs["rl"]
+    assert rl["params"]["rl.lr"] == "0.0005" and rl["params"]["run.seed"] == "0"
+    assert "curate.on_bad_row" not in rl["params"], "a run has the parameters that its stage reads"
+    assert rl["tags"]["made_by.models/sft"] == runs["sft"][0]["id"]
+    datasets = {each.dataset.name: each.dataset.digest for each in rl["run"].inputs.dataset_inputs}
+    assert datasets["data/curated/dev.jsonl"] == runs["curate"][0]["tags"]["output.data/curated/dev.jsonl"]
+
+
+def test_the_metrics_of_a_run_are_those_of_its_record_once_each(checkout: Checkout) -> None:
+    (rl,) = runs_by_name(checkout)["rl"]
+    history = rl["client"].get_metric_history(rl["id"], "reward/accuracy")
+    assert [(each.step, each.value) for each in history] == [(step, step / 10) for step in range(1, 7)]
+    assert rl["metrics"]["odd_at_name"] == 1.0
+    files = {file.path for file in rl["client"].list_artifacts(rl["id"])}
+    assert {"rl_curve.png", "examples_table.json"} <= files
+    table = rl["client"].download_artifacts(rl["id"], "examples_table.json", str(checkout.home))
+    with open(table) as stream:  # noqa: PTH123 - a text path
+        assert len(json.load(stream)["data"]) == 20
+
+
+def test_the_model_is_registered_with_its_alias_and_lineage(checkout: Checkout) -> None:
+    entry = json.loads((checkout.folder / "reports" / "registered.json").read_text())
+    (run,) = runs_by_name(checkout)["register"]
+    version = run["client"].get_model_version_by_alias("mathrl-chain", "candidate")
+    assert (entry["version"], int(version.version)) == (1, 1)
+    assert version.tags["mathrl.digest"] == entry["digest"]
+    assert version.tags["dvc.md5"] in (checkout.folder / "dvc.lock").read_text()
+    assert version.tags["git.commit"] == checkout.git("rev-parse", "HEAD")
+
+
+def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checkout: Checkout) -> None:
+    before = {run["id"] for run in checkout.mlflow_runs()}
+    checkout.set_param("rl.yaml", "lr: 5.0e-4", "lr: 4.0e-4")
+    assert ran(checkout.repro().stdout) == ["rl", "evaluate", "register"]
+    runs = runs_by_name(checkout)
+    new = {name: [r for r in each if r["id"] not in before] for name, each in runs.items()}
+    assert {name: len(each) for name, each in new.items() if each} == {
+        "parent": 1, "rl": 1, "evaluate": 1, "register": 1,
+    }  # fmt: skip
+    (parent,) = new["parent"]
+    for stage in ("curate", "sft", "difficulty", "mix"):
+        assert parent["tags"][f"stage.{stage}"] == runs[stage][0]["id"], "the run that made it is linked"
+    assert new["rl"][0]["tags"]["git.dirty"] == "true"
+    checkout.git("checkout", "-q", "--", "params")
+
+
+def test_register_keeps_the_version_of_a_model_whose_bytes_it_knows(checkout: Checkout) -> None:
+    checkout.repro()
+    entry = json.loads((checkout.folder / "reports" / "registered.json").read_text())
+    assert entry["version"] == 1
+    (first, *_) = runs_by_name(checkout)["register"]
+    versions = first["client"].search_model_versions("name = 'mathrl-chain'")
+    assert sorted(int(version.version) for version in versions) == [1, 2]
+    assert int(first["client"].get_model_version_by_alias("mathrl-chain", "candidate").version) == 1
+
+
+def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Checkout) -> None:
+    def bytes_of_workspace() -> dict[str, bytes]:
+        folders = ("params", "data", "models", "reports")
+        files = [file for name in folders for file in (checkout.folder / name).rglob("*") if file.is_file()]
+        return {str(file): file.read_bytes() for file in [*files, checkout.folder / "dvc.lock"]}
+
+    before = bytes_of_workspace()
+    done = checkout.mathrl("run", "rl", "--set", "rl.lr=3e-4")
+    output = done.stdout + done.stderr
+    assert bytes_of_workspace() == before
+    assert ran(output) == ["rl"], "what the override does not change comes from the shared cache"
+    (folder,) = (checkout.folder / "runs").iterdir()
+    assert folder.name.startswith("rl-lr_3e-4-")
+    assert "0.0003" in (folder / "params" / "rl.yaml").read_text()
+    new, old = (f / "models" / "rl" / "summary.json" for f in (folder, checkout.folder))
+    assert new.read_bytes() != old.read_bytes()
+    assert folder.name in checkout.mathrl("runs").stdout
+    checkout.mathrl("runs", "--prune", folder.name)
+    assert not folder.exists() and folder.name not in checkout.git("worktree", "list")
+
+
+def test_overrides_name_uncommitted_code_and_refuse(checkout: Checkout) -> None:
+    file = checkout.folder / "mathrl" / "stages" / "mix.py"
+    file.write_text(file.read_text() + "# changed\n")
+    done = checkout.mathrl("run", "rl", "--set", "rl.lr=3e-4", ok=False)
+    assert done.returncode == 2 and "mathrl/stages/mix.py" in done.stderr and "--allow-dirty" in done.stderr
+    assert not list((checkout.folder / "runs").iterdir())
+    checkout.git("checkout", "-q", "--", "mathrl")
+
+
+def test_a_failed_stage_is_one_sentence_and_resumes_its_own_run(checkout: Checkout) -> None:
+    checkout.set_param("rl.yaml", "lr: 5.0e-4", "lr: 1.0e-4")
+    checkout.git("commit", "-q", "-am", "another rate")
+    done = checkout.mathrl("run", "rl", ok=False, STANDIN_FAIL="rl")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1] == (
+        "error: stage rl failed: rl: made to fail; take STANDIN_FAIL away"
+    )
+    assert "Traceback" not in done.stderr
+    failed = [run for run in runs_by_name(checkout)["rl"] if run["status"] == "FAILED"]
+    assert len(failed) == 1 and "made to fail" in failed[0]["tags"]["mathrl.error"]
+    checkout.mathrl("run", "rl")
+    resumed = next(run for run in runs_by_name(checkout)["rl"] if run["id"] == failed[0]["id"])
+    assert resumed["status"] == "FINISHED"
+    history = resumed["client"].get_metric_history(resumed["id"], "loss")
+    assert [each.step for each in history] == [1, 2, 3, 4, 5, 6], "each step once, over both runs"
+    assert not list((checkout.home / "state").glob("rl-*/")), "state is removed on success"
