@@ -13,6 +13,7 @@ from mathrl.params.section import Section
 
 # (value, expression, precedence: 2 a number, 1 a product, 0 a sum)
 Term = tuple[Fraction, str, int]
+LARGEST_STEP = 1_000  # intermediate results of the way that makes a problem
 
 
 class Countdown(Section):
@@ -38,11 +39,14 @@ class Countdown(Section):
         while len(terms) > 1:
             first = terms.pop(rng.randrange(len(terms)))
             second = terms.pop(rng.randrange(len(terms)))
-            made = rng.choice(list(_combine(first, second)))
+            whole = [t for t in _combine(first, second) if t[0].denominator == 1 and 0 < t[0] <= LARGEST_STEP]
+            if not whole:
+                return None
+            made = rng.choice(whole)
             steps.append(f"{_shown(first[0])}{_operation(first, second, made)}={_shown(made[0])}")
             terms.append(made)
         value, expression, _ = terms[0]
-        if value.denominator != 1 or not 1 <= value <= self.largest_target or value in given:
+        if value > self.largest_target or value in given:
             return None
         parts = _parts(given, int(value), expression)
         return Draft(parts["question"], parts["answers"][0], "; ".join(steps), extra=parts["extra"])

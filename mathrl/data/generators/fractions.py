@@ -13,7 +13,7 @@ class Fractions(Section):
     """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
 
     kinds: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
-    largest_denominator: int = Field(20, ge=4, description="Denominators are 2 to this.")
+    largest_denominator: int = Field(30, ge=4, description="Denominators are 2 to this.")
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -38,13 +38,13 @@ class Fractions(Section):
         return Draft(question, str(value), steps, "product")
 
     def _percent(self, rng: random.Random) -> Draft:
-        percent, whole = rng.randint(1, 40) * 5 // 2, rng.randint(4, 200) * 10
+        percent, whole = rng.randint(1, 99), rng.randint(4, 2_000) * 5
         value = Fraction(percent * whole, 100)
         steps = f"{percent}/100 * {whole} = {percent * whole}/100 = {_decimal(value)}"
         return Draft(f"What is {percent}% of {whole}?", _decimal(value), steps, "percentage")
 
     def _change(self, rng: random.Random) -> Draft:
-        price, percent = rng.randint(2, 90) * 20, rng.choice((5, 10, 15, 20, 25, 30, 40, 50))
+        price, percent = rng.randint(2, 2_000) * 20, rng.choice((5, 10, 15, 20, 25, 30, 40, 50))
         then = rng.choice((5, 10, 20, 25, 50))
         first = price + Fraction(price * percent, 100)
         second = first - first * then / 100

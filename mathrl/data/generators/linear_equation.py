@@ -21,7 +21,7 @@ class LinearEquation(Section):
     """Level 1: ax + b = c; 2: unknown on both sides; 3: brackets; 4: two unknowns; 5: a rational solution."""
 
     forms: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
-    largest_number: int = Field(12, ge=3, description="Coefficients and solutions are within ± this.")
+    largest_number: int = Field(20, ge=3, description="Coefficients and solutions are within ± this.")
 
     @property
     def levels(self) -> tuple[int, ...]:

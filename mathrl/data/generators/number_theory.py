@@ -59,7 +59,7 @@ class NumberTheory(Section):
         return Draft(question, str(value), "\n".join(steps), "power modulo n")
 
     def _divisors(self, rng: random.Random) -> Draft:
-        n = rng.randint(12, 10 * self.largest_number)
+        n = rng.randint(12, 1_000 * self.largest_number)
         factors = _factors(n)
         written = " * ".join(f"{p}^{e}" if e > 1 else str(p) for p, e in factors)
         product = "*".join(f"({e}+1)" for _, e in factors)

@@ -1,0 +1,86 @@
+"""Time and memory of curation: `python benchmarks/curation.py [10000 100000 1000000]`.
+
+Generated problems (chains, word problems, fractions, equations, number theory) go through reading, exact and
+near deduplication and decontamination against 10,000 evaluation questions of other seeds. Each size runs in a
+process of its own, so that its peak of memory is its own.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.files import write_jsonl
+from mathrl.data import curation
+from mathrl.data.generators import generate
+from mathrl.params.data import Curate
+
+SHARES = {"word_problem": 0.4, "chain": 0.2, "fractions": 0.15, "linear_equation": 0.15, "number_theory": 0.1}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "chain": {"steps": [5, 6, 7, 8], "largest_number": 20, "largest_result": 200},
+    "fractions": {"kinds": [3, 5], "largest_denominator": 60},
+    "linear_equation": {"forms": [2, 3, 4, 5], "largest_number": 99},
+    "number_theory": {"kinds": [2, 3, 4], "largest_number": 4000},
+}
+EVALUATION = 10_000
+
+
+def make(file: Path, count: int, seed: int) -> None:
+    def rows() -> Any:
+        for name, share in SHARES.items():
+            for problem in generate(name, {"rl": round(share * count)}, OPTIONS.get(name, {}), seed=seed):
+                yield {
+                    "id": f"{seed}/{problem.id}",
+                    "question": problem.question,
+                    "answer": problem.answers[0],
+                }
+
+    write_jsonl(file, rows())
+
+
+def one(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        train, test = Path(folder) / "train.jsonl", Path(folder) / "test.jsonl"
+        start = time.perf_counter()
+        make(train, count, seed=1)
+        make(test, EVALUATION, seed=2)
+        made = time.perf_counter() - start
+        shared = {"type": "file", "id_key": "id"}
+        params = Curate.model_validate({
+            "sources": [{"name": "train", "path": str(train), "split": "rl", **shared},
+                        {"name": "test", "path": str(test), "split": "test", **shared}],
+            "deduplicate": {"exact": True, "near": {"ngram": 5, "permutations": 128, "threshold": 0.8}},
+            "decontaminate": {"ngram": 10, "min_share": 0.8},
+        })  # fmt: skip
+        start = time.perf_counter()
+        found = curation.run(params, seed=0)
+        seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    steps = {step.name: [step.rows_in, step.rows_out] for step in found.steps}
+    print(
+        json.dumps({"rows": count, "generate_s": made, "curate_s": seconds, "peak_mib": peak, "steps": steps})
+    )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        one(int(sys.argv[2]))
+        return
+    print(f"{'rows':>10} {'generate s':>11} {'curate s':>9} {'rows/s':>8} {'peak MiB':>9} {'kept':>10}")
+    for size in [int(text) for text in sys.argv[1:]] or [10_000, 100_000, 1_000_000]:
+        command = [sys.executable, __file__, "--one", str(size)]
+        row = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        kept = row["steps"]["decontaminate"][1]
+        seconds, peak = row["curate_s"], row["peak_mib"]
+        figures = (
+            f"{row['generate_s']:>11.1f} {seconds:>9.1f} {size / seconds:>8,.0f} {peak:>9,.0f} {kept:>10,}"
+        )
+        print(f"{size:>10,} {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
