@@ -15,6 +15,7 @@ _BIG_FACTORIAL = re.compile(r"\^\s*\{?\s*\d+\s*\}?\s*\)?\s*!|\d{4,}\s*[})]*\s*!|
 _CODE = re.compile(
     r"__|[\"'`;@#]|\b(?:import|lambda|eval|exec|open|getattr|globals|print|exit|raise|class|system)\b"
 )
+_BASE = re.compile(r"\d\s*\}?\s*_")
 _BOUND = re.compile(r"\\(?:sum|prod|int|iint|iiint|oint|lim|Gamma|zeta|binom|bigcup|bigcap)(?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}(?![A-Za-z}])")
 _MATH = re.compile(r"[\d\\^_=<>+*/|]")
@@ -44,6 +45,8 @@ def refusal(answer: str, truth: str) -> str | None:
             return "no mathematics in it"
     if len(_WORD.findall(answer)) > 1 and "\\text" not in truth:
         return "words where mathematics was expected"
+    if _BASE.search(answer) or _BASE.search(truth):
+        return "digits in a base, which the engine would overlook"
     if _CODE.search(answer):
         return "it looks like code"
     if _BOUND.search(answer) and not _BOUND.search(truth):

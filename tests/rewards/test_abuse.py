@@ -138,6 +138,7 @@ def test_guards_name_their_reason() -> None:
     assert refusal("\\sum_k k", "\\sum_j j") is None
     assert refusal("x" * 500, "x+1") == "too long"
     assert refusal("(" * 20 + "1" + ")" * 20, "x+1") == "nested too deeply"
+    assert refusal("1011_{22}", "1011_2") == "digits in a base, which the engine would overlook"
     assert refusal("a__b + 1", "x+1") == "it looks like code"
 
 
