@@ -23,6 +23,8 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     Raises:
         UserError: a worked demonstration is asked of a problem without a solution.
     """
+    if "response" in problem.extra:  # a policy's own, kept by rejection sampling
+        return str(problem.extra["response"])
     tags = prompt.template in ("plain", "r1_zero")
     answer = str(problem.extra.get("demonstrated_answer", problem.answers[0]))
     if terse:
