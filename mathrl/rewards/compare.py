@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from mathrl.rewards.exact import Refused, start_clock
+from mathrl.rewards.exact import Refused, start_clock, stop_clock
 from mathrl.rewards.extract import last_value, prose_words
 from mathrl.rewards.normalize import canonical, has_comma_groups, merge_thousands, squeezed
 from mathrl.rewards.parser import parse
@@ -90,11 +90,14 @@ def compare(truth: str, answer: str) -> Comparison:
         return Comparison(equal, "number", "" if equal else "different numbers")
     if len(their_text) > max(MAX_ANSWER, 2 * len(mine_text)):
         return Comparison(False, "guard", "the answer is too long")
-    return _compare_texts(mine_text, their_text)
+    start_clock(TIME_LIMIT)
+    try:
+        return _compare_texts(mine_text, their_text)
+    finally:
+        stop_clock()
 
 
 def _compare_texts(truth: str, answer: str) -> Comparison:
-    start_clock(TIME_LIMIT)
     labelled = labelled_option(truth)
     if labelled is not None:
         letter, content = labelled

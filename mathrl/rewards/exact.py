@@ -19,8 +19,12 @@ _local = threading.local()
 
 
 def start_clock(seconds: float) -> None:
-    """From now on this thread's evaluations are refused after so many seconds (until the next call)."""
+    """From now on this thread's evaluations are refused after so many seconds, until `stop_clock`."""
     _local.deadline = time.monotonic() + seconds
+
+
+def stop_clock() -> None:
+    _local.deadline = float("inf")
 
 
 def check_clock() -> None:
