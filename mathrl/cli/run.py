@@ -19,7 +19,8 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "PREFECT_LOGGING_LEVEL": "CRITICAL",  # a failed stage says it itself; the flow would repeat it as a traceback
+    # A failed stage says so itself; the flow would repeat it as a traceback.
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
     # The first start makes a database; on a busy machine that takes longer than Prefect's 20 s.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
 }

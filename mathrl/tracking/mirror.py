@@ -45,33 +45,40 @@ class Mirror:
     def __init__(self) -> None:
         self.records = home() / "records"
         self.locks: dict[Path, FileLock] = {}
-        self.done: set[Path] = set()
+        self.done: dict[Path, int] = {}  # complete records, with the time of their run.json
         self.upload: Upload | None = None
         self.said = False
 
     def sweep(self) -> int:
         """Bring every record up to date; returns how many are now complete in MLflow."""
-        for record in self._open_records():
+        for record, written in self._open_records():
             try:
                 self.upload = self.upload or Upload(*connect())
-                self._bring_up_to_date(record)
             except Exception as error:  # the tracker must never stop a run, whatever it raises
+                self._say(error)
+                break
+            try:
+                self._bring_up_to_date(record, written)
+            except Exception as error:  # nor must one record keep the others back
                 self.upload = None
-                if not self.said:
-                    print(f"tracking: {error}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
-                self.said = True
-                return len(self.done)
+                self._say(error)
         return len(self.done)
 
-    def _open_records(self) -> Iterator[Path]:
-        for run in sorted(self.records.glob("*/run.json"), key=lambda file: file.stat().st_mtime):
+    def _say(self, error: Exception) -> None:
+        if not self.said:
+            print(f"tracking: {error}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
+        self.said = True
+
+    def _open_records(self) -> Iterator[tuple[Path, int]]:
+        times = {file: file.stat().st_mtime_ns for file in self.records.glob("*/run.json")}
+        for run in sorted(times, key=lambda file: times[file]):
             record = run.parent
-            if record in self.done or not self._mine(record):
-                continue
+            if self.done.get(record) == times[run] or not self._mine(record):
+                continue  # a record is opened again when a failed run goes on
             if _read(record / "mirror.json").get("complete") == _read(run).get("started"):
-                self._finish(record)
+                self._finish(record, times[run])
                 continue
-            yield record
+            yield record, times[run]
 
     def _mine(self, record: Path) -> bool:
         if record not in self.locks:
@@ -83,11 +90,11 @@ class Mirror:
             self.locks[record] = lock
         return True
 
-    def _finish(self, record: Path) -> None:
-        self.done.add(record)
+    def _finish(self, record: Path, written: int) -> None:
+        self.done[record] = written
         self.locks.pop(record).release()
 
-    def _bring_up_to_date(self, record: Path) -> None:
+    def _bring_up_to_date(self, record: Path, written: int) -> None:
         facts, known = _read(record / "run.json"), _read(record / "mirror.json")
         status = facts.get("status", "running")
         if status == "running" and not _alive(int(facts.get("pid", 0))):
@@ -96,6 +103,9 @@ class Mirror:
         if "run_id" not in known:
             known["run_id"], known["parent"] = self.upload.start(facts, record.name)
             write_json(record / "mirror.json", known)
+        elif "complete" in known:
+            self.upload.reopen(known["run_id"])
+            del known["complete"]
         known["step"] = self.upload.metrics(
             known["run_id"], _whole_rows(record / "metrics.jsonl"), after=known.get("step")
         )
@@ -104,7 +114,7 @@ class Mirror:
             self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")
             known["complete"] = facts.get("started")
             write_json(record / "mirror.json", known)
-            self._finish(record)
+            self._finish(record, written)
 
 
 def sync() -> int:

@@ -44,6 +44,12 @@ class Upload:
         self._describe(parent)
         return run_id, parent
 
+    def reopen(self, run_id: str) -> None:
+        """A run that failed or was stopped goes on."""
+        self.client.update_run(run_id, status="RUNNING")
+        if "mathrl.error" in self.client.get_run(run_id).data.tags:
+            self.client.delete_tag(run_id, "mathrl.error")
+
     def metrics(self, run_id: str, rows: Sequence[Mapping[str, Any]], after: int | None) -> int | None:
         """Send the rows of later steps than `after`; returns the last step sent."""
         from mlflow.entities import Metric
