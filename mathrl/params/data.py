@@ -127,7 +127,7 @@ class Curate(Section):
 class Difficulty(Section):
     """Pass rate of the SFT model on the rl split."""
 
-    samples: int = Field(8, ge=2, description="Responses a problem.")
+    samples: int = Field(8, ge=8, description="Responses a problem; rl asks for pass@8 before it starts.")
     temperature: float = Field(1.0, gt=0, description="As in training.")
     max_problems: int | None = Field(None, ge=1, description="Measure a seeded choice of so many problems.")
     max_tokens: int = Field(64, ge=1, description="Longest response.")
