@@ -1,6 +1,6 @@
 """Problem sources by name: their hub id, the names of their local files, their fields and licence.
 
-`mathrl sources` lists them. The normalised shape (id, question, answer, …) is tried first, then the shapes
+The normalised shape (id, question, answer, …) is tried first, then the shapes
 in which the set is published.
 """
 

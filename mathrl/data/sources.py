@@ -13,7 +13,7 @@ from mathrl.core.nouns import Problem
 from mathrl.core.places import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.generators import generate, make_generator
-from mathrl.data.registry import Named, benchmark, find
+from mathrl.data.registry import REGISTRY, Named, benchmark, find
 from mathrl.data.row_files import SUFFIXES, Row, list_files, read_rows
 from mathrl.data.row_formats import BadRow, Shape, to_problem
 from mathrl.params.data import FileSource, GeneratedSource, HubSource, RowSource, Source
@@ -86,7 +86,10 @@ def resolve_source(source: Source, data_folder: str | None) -> Resolved:
     named = find(source.id)
     if named is None:
         if "/" not in source.id:
-            raise UserError(f"curate.sources: no source named {source.id!r}; `mathrl sources` lists them")
+            raise UserError(
+                f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, "
+                "or a hub id owner/name"
+            )
         return Resolved(source.name, source.split, licence, hub=source.id, subset=source.subset,
                         hub_split=source.hub_split, revision=source.revision, shapes=(_shape(source),),
                         limit=source.limit)  # fmt: skip

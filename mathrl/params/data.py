@@ -59,7 +59,7 @@ class HubSource(RowSource):
 
     type: Literal["hub"] = "hub"
     split: SplitName = Field(description="Where the rows go.")
-    id: str = Field(min_length=1, description="Hub id, or a name from `mathrl sources`.")
+    id: str = Field(min_length=1, description="Hub id, or a registry name: gsm8k, math, dapo_17k, …")
     subset: str | None = Field(None, description="The hub's configuration name.")
     hub_split: str = Field("train", description="The hub's split.")
     revision: str | None = Field(None, description="Branch, tag or commit.")

@@ -63,7 +63,7 @@ def test_without_a_local_file_the_hub_is_named(tmp_path: Path, monkeypatch: pyte
 def test_a_name_or_its_hub_id_finds_the_same_source() -> None:
     assert find("gsm8k") is find("openai/gsm8k") is REGISTRY["gsm8k"]
     assert find("nobody/nothing") is None
-    with pytest.raises(UserError, match="no source named 'gsm9k'; `mathrl sources` lists them"):
+    with pytest.raises(UserError, match="no source named 'gsm9k'; known: gsm8k, math"):
         resolve_source(HubSource(name="x", id="gsm9k", split="rl"), None)
     with pytest.raises(UserError, match="no benchmark 'dapo_17k'; known: test"):
         benchmark("dapo_17k")
