@@ -1,0 +1,120 @@
+"""What ends a run: cancellation, a kill, a server that is down. Nothing lives on, nothing is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Checkout = Any
+pytestmark = pytest.mark.xdist_group("stopping")
+RUN = "from mathrl.cli import main; main()"
+
+
+def wait_for(condition: Any, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come in {seconds} s"
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGTERM, 25.0), (signal.SIGKILL, 25.0)], ids=["cancelled", "killed"]
+)
+def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(
+    checkout: Checkout, tmp_path: Path, number: signal.Signals, seconds: float
+) -> None:
+    pids = tmp_path / "pid"
+    env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids)}
+    flow = subprocess.Popen([sys.executable, "-c", RUN, "run", "sft"], cwd=checkout.folder, env=env,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        wait_for(pids.exists, 120, "the trainer")
+        trainer = int(pids.read_text())
+        assert alive(trainer)
+        began = time.monotonic()
+        flow.send_signal(number)  # SIGTERM is what Prefect's worker sends when a person cancels
+        wait_for(lambda: not alive(trainer), seconds, "the trainer's end")
+        flow.wait(timeout=60)
+        assert time.monotonic() - began < 60
+    finally:
+        flow.kill()
+    (state,) = (checkout.home / "state").glob("sft-*/")
+    assert (state / "checkpoint").read_text() == "step 7", "what it needs to go on is kept"
+
+
+def test_it_goes_on_from_its_state_and_dvc_is_not_left_locked(checkout: Checkout) -> None:
+    checkout.repro("sft")
+    assert not list((checkout.home / "state").glob("sft-*/"))
+
+
+def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
+    env = checkout.env | {"STANDIN_SLOW": "difficulty"}
+    repro = subprocess.Popen(["dvc", "repro", "difficulty"], cwd=checkout.folder, env=env, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 60, "its first step")
+    os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
+    output = repro.communicate(timeout=60)[0]
+    assert "difficulty: stopped; start it again and it goes on" in output
+    assert "Traceback" not in output
+    records = list((checkout.home / "records").glob("difficulty-*/run.json"))
+    assert '"status": "stopped"' in records[0].read_text()
+
+
+def test_two_of_one_stage_at_once_is_refused(checkout: Checkout) -> None:
+    env = checkout.env | {"STANDIN_SLOW": "difficulty"}
+    command = [sys.executable, "-m", "mathrl.stages.difficulty"]
+    first = subprocess.Popen(command, cwd=checkout.folder, env=env, stderr=subprocess.DEVNULL)
+    try:
+        (state,) = (checkout.home / "state").glob("difficulty-*/")
+        wait_for(state.with_suffix(".lock").exists, 30, "its lock")
+        time.sleep(1.0)
+        second = checkout.run(*command, ok=False)
+        assert second.returncode == 2
+        assert "error: stage difficulty with these parameters and inputs is running already" in second.stderr
+        assert first.poll() is None, "and the first goes on"
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(
+    checkout: Checkout,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    before = {run["id"] for run in checkout.mlflow_runs()}
+    done = checkout.repro("mix", MLFLOW_TRACKING_URI=nobody)
+    output = done.stdout + done.stderr
+    assert output.count("does not answer") == 2, "once a stage: difficulty and mix"
+    assert (checkout.folder / "data" / "mixture").is_dir()
+    refused = checkout.mathrl("sync", ok=False, MLFLOW_TRACKING_URI=nobody)
+    assert refused.returncode == 2 and "start it with `make ui`" in refused.stderr
+    checkout.mathrl("sync")
+    after = {run["id"]: run for run in checkout.mlflow_runs()}
+    new = [after[run]["tags"].get("dvc.stage", "parent") for run in after.keys() - before]
+    assert [stage for stage in new if stage != "parent"] == ["mix"]
+    resumed = [run for run in after.values() if run["tags"].get("dvc.stage") == "difficulty"]
+    assert [run["status"] for run in resumed] == ["FINISHED"], "the run that Ctrl-C stopped went on"
+    checkout.mathrl("sync")
+    assert {run["id"] for run in checkout.mlflow_runs()} == set(after), "a second upload adds nothing"
+
+
+def test_the_flow_says_at_once_that_the_tracking_server_is_down(checkout: Checkout) -> None:
+    done = checkout.mathrl("run", "rl", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 does not answer" in done.stderr
+    assert (checkout.folder / "models" / "rl").is_dir()
