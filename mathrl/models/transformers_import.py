@@ -1,7 +1,8 @@
 """transformers, imported without the optional packages that this platform never uses through it.
 
 `from transformers import PreTrainedModel` imports scikit-learn (for assisted generation) and with it scipy
-and pandas: 2 of 4.4 CPU-seconds, paid by every process of every stage. transformers asks whether a package
+and pandas, 2 of 4.4 CPU-seconds paid by every process of every stage; accelerate would bring deepspeed into
+each export. transformers asks whether a package
 can be found before it imports one, and remembers the answer, so it is enough to hide them while it is
 imported. They are visible again afterwards. If transformers was imported before, nothing is hidden.
 """
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-HIDDEN = ("sklearn", "scipy", "pandas", "deepspeed")
+HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 from mathrl.core.nouns import Completion
 from mathrl.core.seeding import derive_seed
 from mathrl.models.logprobs import takes_packed
+from mathrl.models.packing import rounded_up
 from mathrl.params.run import Rollout
 from mathrl.rollout.choose import choose
 from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
@@ -89,8 +90,10 @@ class TorchEngine:
             idle = int(waiting.sum())
             if idle == len(rows) or column + 1 == sampling.max_tokens:
                 break
-            if idle >= LEAVE_AT * len(rows):
-                staying = torch.nonzero(~waiting)[:, 0]
+            size = rounded_up(len(rows) - idle)
+            if len(rows) - size >= LEAVE_AT * len(rows):
+                # Some finished ones stay, so that the batch has one of few sizes.
+                staying = torch.argsort(waiting, stable=True)[:size].sort().values
                 decoder.keep(staying)
                 rows, tokens = rows[staying], tokens[staying]
             logits = decoder.step(tokens)

@@ -1,0 +1,109 @@
+"""A workspace with tiny data and parameters, in which the training stages run as processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.files import write_json, write_text
+from mathrl.core.problems import write_problems
+from mathrl.data.generators import generate
+from mathrl.params import load_params, write_params
+
+ROOT = Path(__file__).parents[2]
+OVERRIDES = (
+    "model.base.hidden_size=32", "model.base.intermediate_size=64", "model.base.layers=2",
+    "model.base.heads=2", "model.base.alphabet=arithmetic", "sft.steps=12", "sft.tokens_per_step=256", "sft.checkpoint_every=5",
+    "sft.eval_every=4", "rl.steps=9", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=12",
+    "rl.eval_every=4", "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.min_pass_at_8=0",
+    # A reward that random models differ in: the shorter the better.
+    "reward.parts=[{type: overlong, options: {max_length: 12, buffer: 12}}]",
+)  # fmt: skip
+
+
+@dataclass
+class Workspace:
+    """Where `python -m mathrl.stages.<stage>` finds its inputs; states and records stay inside."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self, stage: str) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
+            "MATHRL_HOME": str(self.folder / "home"), "MATHRL_MIRROR": "none", "PYTHONPATH": str(ROOT),
+            **self.environment,
+        }  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", f"mathrl.stages.{stage}"], cwd=self.folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, stage: str, status: int = 0) -> str:
+        process = self.start(stage)
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == status, errors
+        return errors
+
+    def steps_logged(self, stage: str) -> int:
+        files = sorted((self.folder / "home" / "records").glob(f"{stage}-*/metrics.jsonl"))
+        return len(files[-1].read_text().splitlines()) if files else 0
+
+    def interrupt(self, stage: str, after: int, number: signal.Signals) -> subprocess.Popen[str]:
+        """Start the stage and send it the signal once `after` steps are logged."""
+        process = self.start(stage)
+        deadline = time.monotonic() + 150
+        while self.steps_logged(stage) < after:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(number)
+        return process
+
+    def output(self, stage: str) -> tuple[bytes, list[dict[str, Any]]]:
+        rows = (self.folder / "reports" / stage / "metrics.jsonl").read_text().splitlines()
+        weights = (self.folder / "models" / stage / "model.safetensors").read_bytes()
+        return weights, [json.loads(row) for row in rows]
+
+
+@pytest.fixture(scope="session")
+def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Workspace]]:
+    def make(*overrides: str) -> Workspace:
+        folder = tmp_path_factory.mktemp("workspace")
+        before = load_params(ROOT / "params")
+        after = load_params(ROOT / "params", overrides=[*OVERRIDES, *overrides])
+        for file in (ROOT / "params").glob("*.yaml"):
+            write_text(folder / "params" / file.name, file.read_text())
+        write_params(before, after, folder / "params")
+        counts = {"sft": 60, "rl": 16, "dev": 6}
+        problems = list(generate("chain", counts, {"steps": [2]}, seed=0))
+        for split in counts:
+            chosen = [problem for problem in problems if problem.split == split]
+            write_problems(folder / "data" / "curated" / f"{split}.jsonl", chosen)
+        write_problems(folder / "data/mixture/train.jsonl", [p for p in problems if p.split == "rl"])
+        write_json(folder / "data/difficulty/summary.json", {"pass_at_8": 0.5})
+        return Workspace(folder)
+
+    yield make
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(make_workspace: Callable[..., Workspace]) -> Callable[[int], Workspace]:
+    """A workspace in which sft and rl ran through, one for each number of processes."""
+    made: dict[int, Workspace] = {}
+
+    def get(processes: int) -> Workspace:
+        if processes not in made:
+            made[processes] = make_workspace(f"run.processes={processes}")
+            made[processes].run("sft")
+            made[processes].run("rl")
+        return made[processes]
+
+    return get
