@@ -92,9 +92,10 @@ def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
     if curate.decontaminate:
         against = [p for p in held_out if p.split in curate.decontaminate.against]
         for resolved in planned.evaluation:
-            extra = _good(read_source(resolved, seed))
-            out.evaluation_sizes[resolved.name] = len(extra)
-            against += extra
+            found, bad = _taken(read_source(resolved, seed), curate.on_bad_row == "stop")
+            out.rejected += bad
+            out.evaluation_sizes[resolved.name] = len(found)
+            against += found
         kept = _decontaminate(kept, against, curate.decontaminate, "decontaminate", out)
     kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
     if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
@@ -142,33 +143,31 @@ def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> l
     problems: list[Problem] = []
     ids: set[str] = set()
     for resolved in sources:
-        before = len(out.rejected)
-        taken: list[Problem] = []
-        for item in read_source(resolved, seed):
-            if isinstance(item, Rejected):
-                if stop:
-                    raise UserError(
-                        f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject"
-                    )
-                out.rejected.append(item)
-            else:
-                # The same rows in two sources keep ids that tell them apart.
-                taken.append(
-                    item if item.id not in ids else item.with_(id=f"{item.source}/{item.split}/{item.id}")
-                )
-        ids.update(p.id for p in taken)
-        problems += taken
-        bad = out.rejected[before:]
-        step = Step(f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else ""),
-                    len(taken) + len(bad), len(taken))  # fmt: skip
-        if bad:
-            step.reasons["bad row"] = len(bad)
-        out.steps.append(step)
+        found, bad = _taken(read_source(resolved, seed), stop)
+        # The same rows in two sources keep ids that tell them apart.
+        found = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in found]
+        ids.update(p.id for p in found)
+        problems += found
+        out.rejected += bad
+        name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
+        reasons = Counter({"bad row": len(bad)} if bad else {})
+        out.steps.append(Step(name, len(found) + len(bad), len(found), reasons))
     return problems
 
 
-def _good(items: Iterable[Problem | Rejected]) -> list[Problem]:
-    return [item for item in items if isinstance(item, Problem)]
+def _taken(items: Iterable[Problem | Rejected], stop: bool) -> tuple[list[Problem], list[Rejected]]:
+    found: list[Problem] = []
+    bad: list[Rejected] = []
+    for item in items:
+        if isinstance(item, Problem):
+            found.append(item)
+        elif stop:
+            raise UserError(
+                f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject"
+            )
+        else:
+            bad.append(item)
+    return found, bad
 
 
 def _decontaminate(

@@ -220,3 +220,15 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(account)
     assert "`z` for `r0`" in text and "| source_rl → rl: a.jsonl | MIT |" in text
     assert {f.name for f in (tmp_path / "report").iterdir()} == {"report.md", "levels.png", "lengths.png"}
+
+
+def test_a_bad_row_of_a_further_evaluation_file_is_not_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}])
+    against = write(
+        tmp_path, "e.jsonl", [{"id": "e", "question": LONG, "answer": "1"}, {"id": "f", "question": "no"}]
+    )
+    sources, clean = [file_source(path, "rl")], {"files": [against]}
+    with pytest.raises(UserError, match=r"e\.jsonl, line 2: field 'answer'"):
+        curation.run(curate(sources=sources, decontaminate=clean), seed=0)
+    found = curation.run(curate(sources=sources, decontaminate=clean, on_bad_row="reject"), seed=0)
+    assert len(found.rejected) == 1 and found.evaluation_sizes == {against: 1}
