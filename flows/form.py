@@ -1,9 +1,10 @@
 """The fields that every flow's form has."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
-from pydantic import Field
+from pydantic import GetJsonSchemaHandler
 
 from mathrl.params.form import section_form
 from mathrl.params.load import preset_names
@@ -14,9 +15,19 @@ PARAMS = Path(__file__).parents[1] / "params"
 Preset = Optional[Literal[tuple(preset_names(PARAMS))]]  # type: ignore[valid-type]  # noqa: UP045
 
 
+@dataclass(frozen=True)
+class Described:
+    """A help text in the form; one in `Field(description=…)` is dropped by Prefect."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(core), "description": self.text}
+
+
 def section(name: str, text: str) -> object:
-    """The optional, empty section `name` of a form, with its heading."""
-    return Annotated[Optional[section_form(name)], Field(title=name, description=text)]  # noqa: UP045
+    """The optional, empty section `name` of a form, with its help text."""
+    return Annotated[Optional[section_form(name)], Described(text)]  # noqa: UP045
 
 
 RunForm = section("run", "Seed and machine.")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Optional
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from mathrl.params.schema import Params
@@ -24,10 +24,11 @@ def form(section: type[Section]) -> type[BaseModel]:
         if isinstance(kind, type) and issubclass(kind, Section):
             kind = form(kind)
         default = info.get_default(call_default_factory=True, validated_data={})
-        help_text = " ".join(part for part in (info.description, _default_text(default)) if part)
-        copied = FieldInfo.from_annotation(Optional[kind])  # noqa: UP045 - `kind | None` fails on an alias
-        copied.default, copied.title, copied.description = None, name, help_text
-        copied.metadata = list(info.metadata)
+        help_text = [part for part in (_about(info), _default_text(default)) if part]
+        # A factory and not a default: a form would show the default null as a choice to be undone first.
+        copied: Any = Field(
+            default_factory=_nothing, title=name, description=" ".join(help_text), json_schema_extra=_direct
+        )
         fields[name] = (_bounded(kind, info), copied)
     return create_model(
         f"{section.__name__}Form",
@@ -42,7 +43,8 @@ def section_form(name: str) -> type[BaseModel]:
     for field, info in Params.model_fields.items():
         if name in (field, info.alias):
             assert isinstance(info.annotation, type)
-            return form(info.annotation)
+            kind: type[Section] = info.annotation
+            return form(kind)
     raise KeyError(name)
 
 
@@ -61,12 +63,38 @@ def _dotted(path: str, value: Any) -> list[str]:
     return [f"{path}={json.dumps(value, ensure_ascii=False)}"]  # JSON is YAML
 
 
+def _nothing() -> None:
+    return None
+
+
+def _direct(schema: dict[str, Any]) -> None:
+    """A number, text or choice is filled in at once, without choosing first that it is not null."""
+    kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
+    if len(kinds) == 1 and kinds[0].get("type") in ("integer", "number", "string"):
+        del schema["anyOf"]
+        schema.update(kinds[0])
+
+
 def _bounded(kind: Any, info: FieldInfo) -> Any:
     """`kind | None` with the bounds on `kind`, where a form shows them."""
     bounded = kind
     for bound in info.metadata:
         bounded = Annotated[bounded, bound]
     return Optional[bounded]  # noqa: UP045
+
+
+def _about(info: FieldInfo) -> str:
+    """The help text with the bounds in words, since a form shows only that they were missed."""
+    words = {"ge": "at least {:g}", "gt": "above {:g}", "le": "at most {:g}", "lt": "below {:g}"}
+    said = [
+        text.format(float(getattr(bound, name)))
+        for bound in info.metadata
+        for name, text in words.items()
+        if getattr(bound, name, None) is not None
+    ]
+    # What is empty in params/ is null in an override; an empty field of the form means "as in params/".
+    about = (info.description or "").rstrip(".").replace("empty:", "null, by an override:")
+    return "; ".join(part for part in (about, ", ".join(said)) if part) + "." * bool(about or said)
 
 
 def _default_text(default: Any) -> str:

@@ -64,7 +64,8 @@ def test_it_goes_on_from_its_state_and_dvc_is_not_left_locked(checkout: Checkout
 def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
     env = checkout.env | {"STANDIN_SLOW": "difficulty"}
     repro = subprocess.Popen(["dvc", "repro", "difficulty"], cwd=checkout.folder, env=env, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             start_new_session=True)  # fmt: skip
     wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 60, "its first step")
     os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
     output = repro.communicate(timeout=60)[0]
