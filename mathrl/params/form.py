@@ -25,10 +25,7 @@ def form(section: type[Section]) -> type[BaseModel]:
             kind = form(kind)
         default = info.get_default(call_default_factory=True, validated_data={})
         help_text = [part for part in (_about(info), _default_text(default)) if part]
-        # A factory and not a default: a form would show the default null as a choice to be undone first.
-        copied: Any = Field(
-            default_factory=_nothing, title=name, description=" ".join(help_text), json_schema_extra=_direct
-        )
+        copied: Any = Field(None, title=name, description=" ".join(help_text), json_schema_extra=_direct)
         fields[name] = (_bounded(kind, info), copied)
     return create_model(
         f"{section.__name__}Form",
@@ -63,15 +60,11 @@ def _dotted(path: str, value: Any) -> list[str]:
     return [f"{path}={json.dumps(value, ensure_ascii=False)}"]  # JSON is YAML
 
 
-def _nothing() -> None:
-    return None
-
-
 def _direct(schema: dict[str, Any]) -> None:
     """A number, text or choice is filled in at once, without choosing first that it is not null."""
     kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
     if len(kinds) == 1 and kinds[0].get("type") in ("integer", "number", "string"):
-        del schema["anyOf"]
+        del schema["anyOf"], schema["default"]
         schema.update(kinds[0])
 
 
