@@ -1,4 +1,4 @@
-"""`mathrl run`, `evaluate`, `grade`, `runs`, `sync`, `doctor`, `ui`."""
+"""`mathrl run`, `evaluate`, `grade`, `sources`, `decontaminate`, `export`, `runs`, `sync`, `doctor`, `ui`."""
 
 import sys
 from pathlib import Path
@@ -76,6 +76,50 @@ def grade(
     from mathrl.cli.grade import grade_file
 
     grade_file(file, response_key, answer_key, output, extraction)
+
+
+@app.command()
+def sources() -> None:
+    """List the named problem sets: hub id, splits, licence."""
+    from mathrl.data.registry import REGISTRY
+
+    for name, named in sorted(REGISTRY.items()):
+        typer.echo(f"{name:<22} {named.hub:<44} {', '.join(named.splits):<18} {named.licence}")
+
+
+@app.command()
+def decontaminate(
+    train: Annotated[Path, typer.Option(help="Training rows.")],
+    against: Annotated[list[Path], typer.Option(help="Evaluation rows; repeatable.")],
+    output: Annotated[Path, typer.Option(help="Where the clean rows go.")],
+    report: Annotated[Path, typer.Option(help="Where every hit goes, strongest first.")],
+    ngram: Annotated[int, typer.Option(min=3, help="Grams in a row that count as a hit.")] = 10,
+    min_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Shared grams over the smaller text's.")
+    ] = 0.0,
+) -> None:
+    """Drop the training rows that share n-grams with evaluation rows; every hit is reported."""
+    from mathrl.data.decontaminate_files import decontaminate_files
+
+    figures = decontaminate_files(
+        train, against, ngram=ngram, min_share=min_share, output=output, report=report
+    )
+    typer.echo(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
+    for file, hits in sorted(figures["hits_by_file"].items()):
+        typer.echo(f"  {file}: {hits}")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="Curated problems, such as data/curated/rl.jsonl.")],
+    output: Annotated[Path, typer.Option(help="Where the rows go; .parquet or .jsonl.")],
+    format: Annotated[Literal["verl", "rlinf"], typer.Option(help="Whose rows.")] = "verl",
+) -> None:
+    """Write curated problems as veRL or RLinf rows."""
+    from mathrl.core.problems import read_problems
+    from mathrl.data.export import export as write
+
+    typer.echo(f"{write(read_problems(file), format, output)} rows in {output}")
 
 
 @app.command()
