@@ -1,0 +1,137 @@
+"""controls: what RL is compared with, beside SFT and RL. `python -m mathrl.stages.controls`.
+
+- more_sft: the SFT model trained on for as much computation as RL took. Computation, not the clock, so that
+  it is the same everywhere: a token that is trained on costs three times one that is sampled.
+- forced_prefix: the SFT model, its responses begun with `controls.forced_prefix`.
+- worked_only: the base model trained like the SFT model, on worked demonstrations alone.
+
+Writes models/controls/ and reports/controls/summary.json, evaluated like the models of the pipeline.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mathrl.core.files import read_jsonl, write_json, written_aside
+from mathrl.core.launch import launch_ranks, rank, world_size
+from mathrl.core.metrics import JsonlSink
+from mathrl.core.problems import read_problems
+from mathrl.core.progress import progress
+from mathrl.data.sft_sets import few_shot_examples
+from mathrl.evaluation.benchmark import Evaluated, benchmark_problems, evaluate_model
+from mathrl.evaluation.summary import summarise
+from mathrl.params import Params
+from mathrl.params.run import Prompt
+from mathrl.params.train import Sft
+from mathrl.stages.entry import StageRun, run_stage
+
+PROBLEMS, DEV, TEST = (Path(f"data/curated/{split}.jsonl") for split in ("sft", "dev", "test"))
+BASE, SFT, RL_METRICS = Path("models/base"), Path("models/sft"), Path("reports/rl/metrics.jsonl")
+MODELS, REPORT = Path("models/controls"), Path("reports/controls")
+
+
+def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
+    """SFT steps that cost what the logged RL steps did: trained tokens plus a third of the sampled ones.
+
+    (A forward pass is a third of forward and backward; 2 and 6 floating-point operations a parameter and
+    token.)
+    """
+    responses = params.rl.prompts_per_step * params.rl.group_size
+    tokens: float = sum(row["trained_tokens"] + row["response_length"] * responses / 3 for row in rows)
+    return max(1, math.ceil(tokens / params.sft.tokens_per_step))
+
+
+def work(run: StageRun) -> None:
+    params = run.params
+    launch_ranks(params.run.processes)
+    # torch: after the ranks are started, so that each has its own.
+    from mathrl.trainers.backend import Backend, choose_device
+
+    backend = Backend(choose_device(params.run.device))
+    wanted: dict[str, tuple[Path, Sft]] = {}
+    if params.controls.more_sft:
+        steps = equal_steps(list(read_jsonl(RL_METRICS)), params)
+        wanted["more_sft"] = (SFT, params.sft.model_copy(update={"steps": steps}))
+    if params.controls.worked_only:
+        wanted["worked_only"] = (BASE, params.sft.model_copy(update={"terse_share": 0.0}))
+    trained = {name: _train(name, *how, run, backend) for name, how in wanted.items()}
+    results = _evaluate(run, trained)
+    if rank() != 0:
+        return
+    summary: dict[str, Any] = {
+        "benchmark": params.evaluate.benchmarks[0],
+        "models": {r.model: summarise(r.rows, params.evaluate, params.run.seed) for r in results},
+        "training": {name: {"steps": how.steps, "from": str(start)} for name, (start, how) in wanted.items()},
+    }
+    with written_aside(MODELS) as folder:
+        folder.mkdir()
+        for name, path in trained.items():
+            path.rename(folder / name)
+    with written_aside(REPORT) as folder:
+        folder.mkdir()
+        write_json(folder / "summary.json", summary)
+    run.summary({f"{r.model}/pass_at_1": float(summary["models"][r.model]["pass_at_1"]) for r in results})
+
+
+def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Path:
+    """Fine-tune from `start`; the model's folder, in the stage's state until all are there."""
+    from mathrl.models.load import export_model, load_model, load_tokenizer
+    from mathrl.trainers.demonstrations import tokenize_demonstrations
+    from mathrl.trainers.sft import train_sft
+
+    params, folder = run.params, run.state / name / "model"
+    backend.gather(name)
+    if folder.is_dir():
+        return folder
+    tokenizer, model = load_tokenizer(start), load_model(start, params.model, backend.device)
+    demonstrations, dev = (
+        tokenize_demonstrations(
+            read_problems(file), params.prompt, tokenizer, how.terse_share, params.run.seed
+        )
+        for file in (PROBLEMS, DEV)
+    )
+
+    def open_metrics(resume_after: int | None) -> JsonlSink:
+        return JsonlSink(run.state / name / "metrics.jsonl", resume_after=resume_after)
+
+    train_sft(
+        model, demonstrations, dev, how, params.run.seed, backend, run.state / name, open_metrics, title=name
+    )
+    if rank() == 0:
+        done = f"{how.steps} steps of SFT from {start}, {how.terse_share:.0%} of the demonstrations terse"
+        export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{done}.\n")
+    backend.gather(name)
+    return folder
+
+
+def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[Evaluated]:
+    """The controls on the first benchmark of `evaluate.benchmarks`; empty at ranks other than 0."""
+    params, plain = run.params, run.params.prompt
+    plans: dict[str, tuple[Path, Prompt]] = {name: (folder, plain) for name, folder in trained.items()}
+    if params.controls.forced_prefix:
+        forced = plain.model_copy(update={"response_prefix": params.controls.forced_prefix})
+        plans["forced_prefix"] = (SFT, forced)
+    benchmark = params.evaluate.benchmarks[0]
+    problems = benchmark_problems(benchmark, params)
+    few_shot = few_shot_examples(plain, PROBLEMS)
+    results = []
+    for name, (folder, prompt) in plans.items():
+        sections = SimpleNamespace(
+            run=params.run, model=params.model, prompt=prompt, rollout=params.rollout,
+            evaluate=params.evaluate,
+        )  # fmt: skip
+        with progress(f"evaluate {name}", len(problems) * params.evaluate.samples) as bar:
+            result = evaluate_model(
+                folder, benchmark, problems, cast(Params, sections), label=name, few_shot=few_shot,
+                state=run.state / "evaluate" / name,
+                on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
+            )  # fmt: skip
+        if result is not None:
+            results.append(result)
+    return results
+
+
+if __name__ == "__main__":
+    run_stage("controls", work, inputs=[PROBLEMS, DEV, TEST, BASE, SFT, RL_METRICS], outputs=[MODELS, REPORT])
