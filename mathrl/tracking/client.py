@@ -12,7 +12,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.places import home, tracking_uri
 
 EXPERIMENT = "mathrl"
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 
 
 def connect() -> tuple[Any, str]:
@@ -35,7 +41,8 @@ def connect() -> tuple[Any, str]:
             found = client.get_experiment_by_name(EXPERIMENT)
             if found:
                 return client, str(found.experiment_id)
-            return client, str(client.create_experiment(EXPERIMENT, artifact_location=_artifacts(uri)))
+            made = client.create_experiment(EXPERIMENT, artifact_location=_artifacts(uri), tags=KIND)
+            return client, str(made)
     except mlflow.exceptions.MlflowException as error:
         raise UserError(f"MLflow at {shown(uri)} refused: {error}; see MLFLOW_TRACKING_URI") from None
 

@@ -6,6 +6,7 @@ the input of a run that did happen is found by its output's digest, and its run 
 `stage.<name>`.
 """
 
+import getpass
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -195,6 +196,8 @@ def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
         "mlflow.source.git.commit": git.get("commit", ""),
         "git.dirty": str(git.get("dirty", False)).lower(),
         "mathrl.workspace": facts.get("workspace", ""),
+        "mlflow.user": getpass.getuser(),
+        "mlflow.source.name": f"mathrl.stages.{facts['stage']}",
     }
     if facts.get("prefect_flow_run"):
         tags["prefect.flow_run_id"] = facts["prefect_flow_run"]

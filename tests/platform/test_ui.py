@@ -1,0 +1,195 @@
+"""`mathrl ui` and a person in a browser: forms, runs, cancelling, MLflow's pages; nothing is simulated."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Checkout = Any
+pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(400)]
+# Chromium as root in a container, and without calls home.
+FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--no-first-run", "--disable-default-apps"]  # fmt: skip
+RUN = "from mathrl.cli import main; main()"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Servers:
+    """What `mathrl ui` started, with its Prefect API."""
+
+    def __init__(self, checkout: Checkout, pids: Path) -> None:
+        self.checkout, self.prefect_port, self.mlflow_port = checkout, free_port(), free_port()
+        self.words = ["ui", "--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port)]
+        self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
+        env = checkout.env | {"STANDIN_SILENT": "evaluate", "STANDIN_PIDS": str(pids)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RUN, *self.words], cwd=checkout.folder, env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.said: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "Ctrl-C" in line:
+                return
+        raise AssertionError("".join(self.said))
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"{self.prefect}/api{path}",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    def deployments(self) -> dict[str, str]:
+        flows = {flow["id"]: flow["name"] for flow in self.post("/flows/filter", {})}
+        return {flows[each["flow_id"]]: each["id"] for each in self.post("/deployments/filter", {})}
+
+    def wait_for(self, run: str, *states: str, seconds: float = 120) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0]
+            if found["state"]["type"] in states:
+                return dict(found)
+            assert found["state"]["type"] not in ("FAILED", "CRASHED"), found["state"]["message"]
+            time.sleep(0.5)
+        raise AssertionError(f"{run} is not {states} after {seconds} s")
+
+
+@pytest.fixture(scope="module")
+def pids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pids") / "pid"
+
+
+@pytest.fixture(scope="module")
+def servers(checkout: Checkout, pids: Path) -> Iterator[Servers]:
+    started = Servers(checkout, pids)
+    yield started
+    started.process.send_signal(signal.SIGINT)
+    try:
+        started.process.wait(timeout=40)
+    except subprocess.TimeoutExpired:
+        started.process.kill()
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = browser.new_page(viewport={"width": 1400, "height": 1600})
+        opened.set_default_timeout(60_000)
+        yield opened
+        browser.close()
+
+
+def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Servers) -> None:
+    assert set(servers.deployments()) == {"pipeline", "curate", "sft", "rl", "evaluate"}
+    done = servers.checkout.mathrl(*servers.words, ok=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        f"error: port {servers.prefect_port} of Prefect is in use: stop what listens there, "
+        "or give --prefect-port another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [({"rl": {"lr": 2}}, "greater than the maximum of 1"), ({"rl": {"learning": 1}}, "learning")],
+)
+def test_the_server_refuses_wrong_parameters_before_any_work(
+    servers: Servers, parameters: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        servers.post(
+            f"/deployments/{servers.deployments()['rl']}/create_flow_run", {"parameters": parameters}
+        )
+    assert caught.value.code in (409, 422) and reason in caught.value.read().decode()
+
+
+@pytest.mark.browser
+def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, page: Any) -> None:
+    deployment = servers.deployments()["rl"]
+    page.goto(f"{servers.prefect}/deployments/deployment/{deployment}/run")
+    page.get_by_text("Reinforcement learning.", exact=True).wait_for()
+    page.get_by_text("Rl", exact=True).click()
+    text = "Learning rate of AdamW (Muon's is optimizer.muon_lr); at least 0, at most 1."
+    field = page.get_by_text(text).locator("xpath=following::input[1]")
+    field.fill("2")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text("2 is greater than the maximum of 1").first.wait_for()
+    field.fill("0.0002")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**tab=Runs**")
+    run = servers.post("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 1})[0]
+    servers.wait_for(run["id"], "COMPLETED")
+    (folder,) = (servers.checkout.folder / "runs").glob("rl-*")
+    assert "lr: 0.0002" in (folder / "params" / "rl.yaml").read_text()
+    assert not (servers.checkout.folder / "models").exists(), "the workspace is untouched"
+    page.goto(f"{servers.prefect}/runs/flow-run/{run['id']}")
+    page.get_by_text("Artifacts", exact=True).first.click()
+    for name in ("rl-curve", "curate-report"):
+        page.get_by_text(name, exact=True).last.wait_for()
+
+
+@pytest.mark.browser
+def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) -> None:
+    found = f"{servers.mlflow}/api/2.0/mlflow/experiments/get-by-name?experiment_name=mathrl"
+    with urllib.request.urlopen(found, timeout=20) as answer:
+        experiment = json.load(answer)["experiment"]["experiment_id"]
+    page.goto(f"{servers.mlflow}/#/experiments/{experiment}/runs")
+    page.get_by_text("pipeline ").first.click()
+    page.get_by_text("Child runs").wait_for()
+    page.get_by_text("Stages, made now or found:").wait_for()
+    page.get_by_role("link", name="rl", exact=True).first.click()
+    page.get_by_text("Parent run").wait_for()
+    page.get_by_text("reward/accuracy").first.wait_for()
+
+
+def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds(servers: Servers, pids: Path) -> None:
+    run = servers.post(
+        f"/deployments/{servers.deployments()['evaluate']}/create_flow_run", {"parameters": {}}
+    )["id"]
+    deadline = time.monotonic() + 120
+    while not pids.exists():
+        assert time.monotonic() < deadline, "the trainer did not start"
+        time.sleep(0.2)
+    trainer = Path(f"/proc/{pids.read_text()}")
+    assert trainer.exists()
+    # What the button does.
+    servers.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    deadline = time.monotonic() + 45
+    while trainer.exists():
+        assert time.monotonic() < deadline, "the trainer lives on"
+        time.sleep(0.2)
+    servers.wait_for(run, "CANCELLED", seconds=60)
+    assert list((servers.checkout.home / "state").glob("evaluate-*/checkpoint")), "it can go on"
+
+
+def test_ctrl_c_ends_every_server(servers: Servers) -> None:
+    servers.process.send_signal(signal.SIGINT)
+    assert servers.process.wait(timeout=60) == 0
+    for port in (servers.prefect_port, servers.mlflow_port):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
