@@ -44,7 +44,7 @@ def prepare(
     if before == after:
         return Workspace(root, after)
     changed = uncommitted(root)
-    code = [name for name in changed if name.split("/")[0] in CODE]
+    code = [name for name in changed if name.split("/")[0] in CODE and Path(name).name != "dvc.lock"]
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "

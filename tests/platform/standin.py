@@ -60,7 +60,8 @@ def work(run: StageRun) -> None:
             folder.mkdir()
             for name in ("sft", "rl", "dev", "test", "train", "pass_rates"):
                 write_text(folder / f"{name}.jsonl", f"{said} {name}\n")
-            write_json(folder / "summary.json", {"said": said})
+            write_json(folder / "summary.json", {"said": said, "models": {"more_sft": FIGURES}})
+            write_text(folder / "metrics.jsonl", f"{said}\n")
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")
     run.summary({"loss": 0.1})

@@ -23,25 +23,26 @@ def runs_by_name(checkout: Checkout) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) -> None:
-    done = checkout.mathrl("run", "pipeline")
+    done = checkout.mathrl("run", "pipeline", "--controls")
     assert ran(done.stdout + done.stderr) == list(STAGES)
     for part in ("pass@1", "0.400 to 0.600", "maj@8", "rl is better than sft", "mathrl-chain version 1",
                  "reports/rl/curve.png", "make ui"):  # fmt: skip
         assert part in done.stdout
     names = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
-    assert names == ["base", "sft", "rl"]
+    assert names == ["base", "sft", "rl", "more_sft"]
 
 
 def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert "up to date" in checkout.repro().stdout
+    assert "up to date" in checkout.repro("controls/dvc.yaml:controls").stdout
     status = checkout.git("status", "--porcelain").splitlines()
-    assert {line[3:].split("/")[0] for line in status} <= {"data", "models", "reports", "dvc.lock"}
+    assert {line[3:] for line in status} == {"data/", "models/", "reports/", "dvc.lock", "controls/dvc.lock"}
 
 
 def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkout: Checkout) -> None:
     runs = runs_by_name(checkout)
     (parent,) = runs.pop("parent")
-    assert {name: len(each) for name, each in runs.items()} == dict.fromkeys(STAGES, 1)
+    assert {name: len(each) for name, each in runs.items()} == dict.fromkeys((*STAGES, "controls"), 1)
     commit = checkout.git("rev-parse", "HEAD")
     for stage, (run,) in runs.items():
         assert run["status"] == "FINISHED"

@@ -155,15 +155,25 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
 
 @pytest.mark.browser
 def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) -> None:
-    found = f"{servers.mlflow}/api/2.0/mlflow/experiments/get-by-name?experiment_name=mathrl"
-    with urllib.request.urlopen(found, timeout=20) as answer:
-        experiment = json.load(answer)["experiment"]["experiment_id"]
-    page.goto(f"{servers.mlflow}/#/experiments/{experiment}/runs")
-    page.get_by_text("pipeline ").first.click()
-    page.get_by_text("Child runs").wait_for()
+    def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"{servers.mlflow}/api/2.0/mlflow/{path}", data=json.dumps(body).encode() if body else None,
+            headers={"content-type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    experiment = ask("experiments/get-by-name?experiment_name=mathrl")["experiment"]["experiment_id"]
+    runs = ask("runs/search", {"experiment_ids": [experiment]})["runs"]
+    ids = {run["info"]["run_name"].split()[0]: run["info"]["run_id"] for run in runs}
+    pages = f"{servers.mlflow}/#/experiments/{experiment}/runs"
+    page.goto(pages)
+    page.get_by_text("pipeline ").first.wait_for()
+    page.goto(f"{pages}/{ids['pipeline']}")
+    page.get_by_text("Child runs", exact=True).wait_for()
     page.get_by_text("Stages, made now or found:").wait_for()
-    page.get_by_role("link", name="rl", exact=True).first.click()
-    page.get_by_text("Parent run").wait_for()
+    page.goto(f"{pages}/{ids['rl']}")
+    page.get_by_text("Parent run", exact=True).wait_for()
     page.get_by_text("reward/accuracy").first.wait_for()
 
 
