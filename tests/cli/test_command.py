@@ -1,0 +1,76 @@
+"""The `mathrl` command as a person meets it: help, mistakes, a dry run, the doctor."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUN = "from mathrl.cli import main; main()"
+
+
+def mathrl(*words: str, cwd: Path = ROOT, **env: str) -> "subprocess.CompletedProcess[str]":
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("MATHRL_", "MLFLOW_"))}
+    return subprocess.run(
+        [sys.executable, "-c", RUN, *words], cwd=cwd, env=given | env, capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    done = mathrl("--help")
+    assert done.returncode == 0
+    for command in ("run", "evaluate", "grade", "doctor", "ui", "runs", "sync"):
+        assert f" {command} " in done.stdout
+    loaded = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", RUN, "--help"], cwd=ROOT, capture_output=True, text=True,
+        check=True,
+    ).stderr  # fmt: skip
+    modules = {line.rpartition("|")[2].strip() for line in loaded.splitlines()}
+    heavy = {"torch", "transformers", "prefect", "mlflow", "dvc", "pandas", "numpy", "pydantic", "datasets"}
+    assert modules & heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "rll"], "no stage 'rll'"),
+        (["run", "rl", "--set", "rl.learning_rate=1"], "learning_rate"),
+        (["run", "rl", "--set", "rl.lr=5"], "rl.lr"),
+        (["run", "rl", "--set", "rl.lr=fast"], "rl.lr"),
+        (["run", "rl", "--set", "rl.lr"], "write section.key=value"),
+        (["run", "rl", "--preset", "gsm8"], "did you mean gsm8k?"),
+        (["run", "rl", "--controls"], "--controls goes with the pipeline"),
+        (["runs", "--prune", "nothing"], "no run 'nothing'"),
+        (["evaluate", "--model", "no/such/folder", "--benchmark", "nonsense"], "nonsense"),
+        (["grade", "missing.jsonl", "--output", "out.jsonl"], "missing.jsonl: no such file"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_status_2(words: list[str], message: str) -> None:
+    done = mathrl(*words)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+def test_outside_a_git_checkout_the_remedy_is_said(tmp_path: Path) -> None:
+    done = mathrl("run", "pipeline", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 2 and "start from `git clone`" in done.stderr
+
+
+def test_a_dry_run_resolves_everything_but_the_weights_and_runs_nothing() -> None:
+    done = mathrl("run", "pipeline", "--set", "run.seed=3", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "seed: 3" in done.stdout and "curate -> sft -> difficulty -> mix -> rl" in done.stdout
+    assert "fresh qwen2" in done.stdout and "chain" in done.stdout
+
+
+def test_the_doctor_names_a_server_that_does_not_answer() -> None:
+    well = mathrl("doctor")
+    assert "ok      torch" in well.stdout and "git checkout" in well.stdout
+    ill = mathrl("doctor", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert ill.returncode == 1
+    (line,) = [line for line in ill.stdout.splitlines() if "127.0.0.1:9" in line]
+    assert line.startswith("missing") and "make ui" in line
