@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,8 +101,15 @@ def _shower(name: str, workspace: Workspace) -> "_Console | _Logged":
 
 
 class _Console:
+    """Everything as it comes, bars included, less DVC's advice on git, which `make demo` needs not follow."""
+
+    ADVICE = re.compile(
+        r"(Generating|Updating) lock file '[^']*'\n|\nTo track the changes with git, run:\n\n\t[^\n]*\n"
+        r"|\nTo enable auto staging, run:\n\n\t[^\n]*\n|Use `dvc push` to send your updates[^\n]*\n"
+    )
+
     def __call__(self, text: str) -> None:
-        sys.stderr.write(text)
+        sys.stderr.write(self.ADVICE.sub("", text))
         sys.stderr.flush()
 
 

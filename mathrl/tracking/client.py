@@ -33,11 +33,11 @@ def connect() -> tuple[Any, str]:
     import mlflow  # 1.4 s: only the mirror, the registry and the doctor pay it
 
     mlflow.set_tracking_uri(uri)
-    client = mlflow.MlflowClient(uri)
     home().mkdir(parents=True, exist_ok=True)
     try:
-        # One at a time: the first call makes the tables of a local file, and the experiment is made once.
+        # One at a time: the first client makes the tables of a local file, and the experiment is made once.
         with FileLock(home() / "tracking.lock"):
+            client = mlflow.MlflowClient(uri)
             found = client.get_experiment_by_name(EXPERIMENT)
             if found:
                 return client, str(found.experiment_id)
