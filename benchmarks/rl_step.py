@@ -1,15 +1,23 @@
-"""One GRPO step of mathrl beside TRL: same checkpoint, prompts, group, lengths, reward, precision.
+"""Seconds and CPU-seconds of an RL step: mathrl and TRL's GRPOTrainer, one after the other in one run.
 
-    python benchmarks/rl_step.py --model models/sft --problems data/mixture/train.jsonl \
-        --dev data/curated/dev.jsonl
+    python benchmarks/rl_step.py [--model models/sft] [--steps 20] [--precisions float32 bfloat16]
 
-Prints seconds and CPU-seconds a step split into generation, log-probs and update, the share of this machine's
-measured matrix-product peak, and the accuracy on dev problems after equal numbers of samples. Each side runs
-in processes of its own, one after the other. Quote a quiet machine.
+Both start from the same checkpoint, take the same prompts in the same order, 32 prompts x 16 responses of at
+most 64 tokens, the same reward, AdamW 3e-4 without warm-up or decay, one update a step, no KL and no weight
+averaging; TRL without gradient checkpointing. mathrl runs two processes of one thread, TRL one process of two
+threads (each its faster way on two cores). The first two steps warm up and are not counted. bfloat16 is
+autocast (`bf16=True`) for TRL and bfloat16 products for mathrl; float32 weights in both. "mathrl-all" also
+computes the groups whose responses all have the same reward, as TRL does, although they change nothing.
+Neither computes old log-probs: with one update a step they are those of the sampler, or of the update itself.
+
+"of peak" is the least arithmetic that the step's own tokens need (2 operations a parameter for each token
+sampled, 6 for each trained, the prompt once a group) over time times the matrix-product rate measured at the
+start on the same cores.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,173 +25,189 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-SIZE, REPEATS = 1024, 20
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+PROMPTS, SAMPLES, MAX_TOKENS, LR, WARM_UP = 32, 16, 64, 3e-4, 2
 
 
-def main() -> None:
-    options = _options()
-    if options.side == "mathrl":
-        _mathrl_side(options)
-        return
-    print(
-        f"{options.steps} steps of {options.prompts} prompts x {options.group} responses, at most "
-        f"{options.max_tokens} tokens, AdamW {options.lr:g}, temperature 1, no KL, one update a step"
-    )
-    for precision in options.precision:
-        peak = _peak(precision)
-        print(f"\n{precision}: matrix-product peak of this machine {peak / 1e9:.0f} GFLOP/s (two threads)")
-        rows = {}
-        for name in options.sides:
-            with tempfile.TemporaryDirectory() as folder:
-                rows[name] = _run_side(name, options, precision, Path(folder))
-        _print(rows, peak)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
-    for name in ("model", "problems", "dev"):
-        parser.add_argument(f"--{name}", required=True, type=Path)
-    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--sides", nargs="+", default=["mathrl", "mathrl, every group", "TRL"])
-    parser.add_argument(
-        "--every-group", action="store_true", help="Train on groups without a difference too."
-    )
-    for name, default in (
-        ("steps", 20),
-        ("prompts", 32),
-        ("group", 16),
-        ("max-tokens", 64),
-        ("processes", 2),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--lr", type=float, default=3e-4)
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="models/sft")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--role", choices=["all", "trl", "mathrl", "mathrl-all"], default="all")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def _run_side(name: str, options: argparse.Namespace, precision: str, folder: Path) -> dict[str, Any]:
-    shared = []
-    for key in ("model", "problems", "steps", "prompts", "group", "max-tokens", "lr"):
-        shared += [f"--{key}", str(getattr(options, key.replace("-", "_")))]
-    shared += ["--precision", precision, "--output", str(folder)]
-    if name == "TRL":
-        command = [sys.executable, str(HERE / "trl_grpo.py"), *shared]
+def main() -> None:
+    given = arguments()
+    if given.role.startswith("mathrl"):
+        run_mathrl(given)
+    elif given.role == "trl":
+        from trl_grpo import run_trl
+
+        run_trl(given, training_problems(given.steps), PROMPTS, SAMPLES, MAX_TOKENS, LR)
     else:
-        command = [sys.executable, str(HERE / "rl_step.py"), "--side", "mathrl", "--dev", str(options.dev),
-                   "--processes", str(options.processes), *shared]  # fmt: skip
-        command += ["--every-group"] if name.endswith("every group") else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    report["accuracy"] = _accuracy(folder / "model", options.dev)
-    return report
+        compare(given)
 
 
-def _mathrl_side(options: argparse.Namespace) -> None:
-    """Runs in every rank."""
-    from mathrl.core.launch import gather, launch_ranks, rank
+def compare(given: argparse.Namespace) -> None:
+    peaks = {name: matmul_peak(name) for name in given.precisions}
+    print(
+        "matrix products on this machine: " + ", ".join(f"{n} {p / 1e9:.0f} GF/s" for n, p in peaks.items())
+    )
+    print(f"load average before: {os.getloadavg()[0]:.2f}\n")
+    head = ("", "s/step", "CPU s/step", "generation", "log-probs", "update", "of peak", "greedy", "length")
+    print("{:<18}{:>8}{:>12}{:>12}{:>11}{:>9}{:>9}{:>9}{:>8}".format(*head))
+    means: dict[tuple[str, str], float] = {}
+    for precision in given.precisions:
+        for role in ("trl", "mathrl", "mathrl-all"):
+            result = run_role(role, precision, given)
+            steps = result["steps"][WARM_UP:]
+            mean = {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
+            flops = result["parameters"] * (2 * mean["sampled"] + 6 * mean["trained"])
+            means[role, precision] = mean["seconds"]
+            cpu, share = result["cpu_seconds"] / len(steps), flops / mean["seconds"] / peaks[precision]
+            print(
+                f"{role + ' ' + precision:<18}{mean['seconds']:>8.3f}{cpu:>12.3f}{mean['generation']:>12.3f}"
+                f"{mean['logprobs']:>11.3f}{mean['update']:>9.3f}{share:>9.1%}{result['greedy']:>9.3f}"
+                f"{mean['length']:>8.1f}"
+            )
+        faster = (means["trl", precision] / means[role, precision] for role in ("mathrl", "mathrl-all"))
+        print("times TRL: {:.2f} (mathrl), {:.2f} (mathrl-all)\n".format(*faster))
+    print(f"greedy: accuracy on 200 held-out problems after {given.steps * PROMPTS * SAMPLES:,} samples")
 
-    launch_ranks(options.processes)
-    from mathrl.core.files import read_jsonl
-    from mathrl.core.metrics import JsonlSink
-    from mathrl.core.problems import read_problems
-    from mathrl.models.load import export_model, load_model, load_tokenizer
-    from mathrl.params.run import Model, Prompt, Reward, Rollout
-    from mathrl.params.train import Optimizer, Rl
+
+def run_role(role: str, precision: str, given: argparse.Namespace) -> dict[str, Any]:
+    """In a process of its own, so that neither sees the other's imports, threads or memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        environment.pop("OMP_NUM_THREADS", None)
+        done = subprocess.run(
+            [sys.executable, __file__, "--role", role, "--precision", precision, "--model", given.model,
+             "--steps", str(given.steps), "--processes", str(given.processes), "--out", str(out)],
+            env=environment, cwd=ROOT, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{role} {precision} failed:\n{done.stderr[-3000:]}")
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+
+def matmul_peak(precision: str) -> float:
+    """Operations a second of a large matrix product on all cores, the best of several."""
+    import torch
+
+    kind, best, size = getattr(torch, precision), 0.0, 2048
+    a, b = torch.randn(size, size).to(kind), torch.randn(size, size).to(kind)
+    for _ in range(8):
+        start = time.perf_counter()
+        a @ b
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def training_problems(steps: int) -> list[Any]:
+    """Fresh problems in the order in which mathrl's trainer takes them."""
+    from mathrl.core.seeding import derive_seed
+    from mathrl.data.generators import generate
+    from mathrl.params import load_params
+    from mathrl.trainers.demonstrations import Stream
+
+    options = load_params().curate.sources[0].model_dump()["options"]
+    problems = list(generate("chain", {"rl": steps * PROMPTS}, options, seed=90210))
+    stream = Stream(len(problems), derive_seed(0, "rl order"))
+    return [problems[stream.take()] for _ in problems]
+
+
+def greedy_accuracy(model: Any, tokenizer: Any) -> float:
+    from mathrl.data.generators import generate
+    from mathrl.params import load_params
+    from mathrl.rewards.compose import build_reward
+    from mathrl.rollout.engine import Sampling
+    from mathrl.rollout.sampler import Sampler
+    from mathrl.rollout.torch_engine import TorchEngine
+
+    params = load_params()
+    options = params.curate.sources[0].model_dump()["options"]
+    problems = list(generate("chain", {"test": 200}, options, seed=4711))
+    sampler = Sampler(TorchEngine(model, tokenizer, params.rollout), tokenizer, params.prompt)
+    graded = sampler.sample(problems, Sampling(1, 0.0, MAX_TOKENS), build_reward(params.reward), 0)
+    return sum(group[0].correct for group in graded if group) / len(problems)
+
+
+def run_mathrl(given: argparse.Namespace) -> None:
+    from mathrl.core.launch import launch_ranks, rank
+
+    launch_ranks(given.processes)
+    import resource
+
+    from mathrl.models.load import load_model, load_tokenizer
+    from mathrl.params import load_params
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.sampler import Sampler
     from mathrl.rollout.torch_engine import TorchEngine
     from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.rl import train_rl
 
-    backend = Backend(choose_device("auto"))
-    model = load_model(options.model, Model(precision=options.precision[0]), backend.device)
-    tokenizer = load_tokenizer(options.model)
-    sampler = Sampler(TorchEngine(model, tokenizer, Rollout()), tokenizer, Prompt())
-    optimizer = Optimizer(type="adamw", warmup_steps=0, schedule="constant", clip_norm=1.0)
-    params = Rl(
-        steps=options.steps, prompts_per_step=options.prompts, group_size=options.group, lr=options.lr,
-        optimizer=optimizer, max_tokens=options.max_tokens, eval_every=0, checkpoint_every=options.steps,
-        ema=None, skip_zero_variance=not options.every_group,
+    optimizer = "{type: adamw, beta1: 0.9, beta2: 0.999, clip_norm: 1.0, warmup_steps: 0, schedule: constant}"
+    params = load_params(
+        overrides=[
+            f"model.precision={given.precision}", f"rl.steps={given.steps}", f"rl.prompts_per_step={PROMPTS}",
+            f"rl.group_size={SAMPLES}", f"rl.max_tokens={MAX_TOKENS}", f"rl.lr={LR}", "rl.std_eps=1e-4",
+            f"rl.skip_zero_variance={str(given.role == 'mathrl').lower()}",
+            f"rl.optimizer={optimizer}", "rl.ema=null", "rl.eval_every=0", "rl.checkpoint_every=1000000",
+        ]
     )  # fmt: skip
-    metrics = options.output / "metrics.jsonl"
-    cpu = time.process_time()
-    train_rl(
-        model, sampler, read_problems(options.problems), [], build_reward(Reward()), params, 0, backend,
-        options.output / f"state{rank()}", lambda after: JsonlSink(metrics, resume_after=after),
-    )  # fmt: skip
-    cpus = gather(time.process_time() - cpu, "cpu")
-    if rank() != 0 or cpus is None:
-        return
-    rows = list(read_jsonl(metrics))[1:]  # the first step warms caches up
-    cpu_a_step = sum(cpus) / options.steps
-    mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name.startswith("time/")}
-    total = mean["time/step"]
-    report = {
-        "seconds_a_step": total,
-        "cpu_seconds_a_step": cpu_a_step,
-        # CPU time of a phase: its share of the wall time, all processes being busy in each.
-        "phases": {
-            "generation": cpu_a_step * mean["time/rollout"] / total,
-            "log-probs and update": cpu_a_step * mean["time/update"] / total,
-            "reward and rest": cpu_a_step * (total - mean["time/rollout"] - mean["time/update"]) / total,
-        },
-        "trained_tokens": sum(row["trained_tokens"] for row in rows) / len(rows),
-        "sampled_tokens": sum(row["throughput/tokens_per_second"] * row["time/step"] for row in rows)
-        / len(rows),
-        "parameters": sum(p.numel() for n, p in model.named_parameters() if "embed" not in n),
-    }
-    export_model(model, tokenizer, options.output / "model", "")
-    (options.output / "report.json").write_text(json.dumps(report))
+    backend = Backend(choose_device("cpu"))
+    tokenizer, model = load_tokenizer(given.model), load_model(given.model, params.model, backend.device)
+    problems = training_problems(given.steps)
+    # The trainer draws its own order: give it the problems such that it takes them in this one.
+    places: list[Any] = sorted(problems, key=lambda problem: problem.id)
+    sampler = Sampler(TorchEngine(model, tokenizer, params.rollout), tokenizer, params.prompt)
+    rows: list[dict[str, float]] = []
+    used: list[float] = []
 
+    class Sink:
+        def log(self, step: int, metrics: Any) -> None:
+            rows.append(dict(metrics))
 
-def _accuracy(folder: Path, dev: Path) -> float:
-    """pass@1 at temperature 0.7 over 8 samples of each dev problem, by one sampler for both sides."""
-    from mathrl.core.problems import read_problems
-    from mathrl.params.run import Model, Prompt, Reward, Rollout
-    from mathrl.rewards.compose import build_reward
-    from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open import open_engine
-    from mathrl.rollout.sampler import Sampler
+    def cpu() -> float:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        return own.ru_utime + own.ru_stime
 
-    engine, tokenizer = open_engine(folder, Model(precision="float32"), Rollout(), "cpu")
-    graded = Sampler(engine, tokenizer, Prompt()).sample(
-        read_problems(dev), Sampling(8, 0.7, 64), build_reward(Reward()), seed=0
-    )
-    flat = [each.correct for group in graded if group for each in group]
-    return sum(flat) / len(flat)
+    sample = sampler.sample
 
+    def sample_noting(*args: Any, **named: Any) -> Any:
+        used.append(cpu())
+        return sample(*args, **named)
 
-def _peak(precision: str) -> float:
-    """FLOP/s of square matrix products, the best of many."""
-    import torch
-
-    kind = getattr(torch, precision)
-    one, other = torch.randn(SIZE, SIZE).to(kind), torch.randn(SIZE, SIZE).to(kind)
-    best = float("inf")
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        one @ other
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * SIZE**3 / best
-
-
-def _print(rows: dict[str, dict[str, Any]], peak: float) -> None:
-    theirs = rows.get("TRL")
-    for name, row in rows.items():
-        line = f"{name:<20} {row['seconds_a_step']:.3f} s a step, {row['cpu_seconds_a_step']:.3f} CPU-s ("
-        line += ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in row["phases"].items()) + ")"
-        if "trained_tokens" in row:
-            useful = row["parameters"] * (6 * row["trained_tokens"] + 2 * row["sampled_tokens"])
-            line += f"; {useful / row['seconds_a_step'] / peak:.0%} of the peak"
-        if theirs and row is not theirs:
-            line += f"; {theirs['seconds_a_step'] / row['seconds_a_step']:.2f} times TRL"
-        print(f"{line}; dev accuracy afterwards {row['accuracy']:.3f}", flush=True)
+    sampler.sample = sample_noting  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as state:
+        train_rl(
+            model, sampler, places, [], build_reward(params.reward), params.rl, 0, backend, Path(state),
+            lambda resume_after: Sink(),
+        )  # fmt: skip
+    cpu_seconds = sum(backend.gather(cpu() - used[WARM_UP]))
+    if rank() == 0:
+        responses = PROMPTS * SAMPLES
+        steps = [
+            {
+                "seconds": row["time/step"], "generation": row["time/rollout"], "logprobs": 0.0,
+                "update": row["time/update"], "sampled": row["response_length"] * responses,
+                "trained": row["trained_tokens"], "length": row["response_length"],
+            }
+            for row in rows
+        ]  # fmt: skip
+        greedy = greedy_accuracy(model.eval(), tokenizer)
+        count = sum(weight.numel() for weight in model.parameters())
+        result = {"steps": steps, "cpu_seconds": cpu_seconds, "greedy": greedy, "parameters": count}
+        given.out.write_text(json.dumps(result))
+    backend.close()
 
 
 if __name__ == "__main__":

@@ -72,12 +72,17 @@ def launch_ranks(processes: int) -> None:
         threading.Thread(target=_watch, args=(number, child), daemon=True).start()
 
 
-def check_ranks() -> None:
+def check_ranks(patience: float = 0.0) -> None:
     """Raise where another rank has died, so that its death is named and not the broken connection.
+
+    The connection may break before the death is noticed: `patience` seconds are waited for that.
 
     Raises:
         UserError: a rank ended with an error.
     """
+    deadline = time.monotonic() + patience
+    while not _failed and time.monotonic() < deadline:
+        time.sleep(0.02)
     if _failed:
         raise UserError(_failed[0])
 

@@ -8,15 +8,18 @@ Shapes: T packed tokens; H query heads, K key heads, R = H / K; d width of a hea
 q queries and k keys each; B sequences that are decoded, L columns of their cache.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mathrl.models.transformers_import import ALL_ATTENTION_FUNCTIONS
+from mathrl.models.transformers_import import (
+    ALL_ATTENTION_FUNCTIONS,
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    sdpa_attention_forward,
+    sdpa_mask,
+)
 
 NAME = "mathrl"
 
@@ -177,23 +180,26 @@ class DecodeCache:
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """What transformers calls in each layer in place of its own attention."""
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls in each layer: attention by the `layout`, or PyTorch's where none is given."""
+    layout = kwargs.pop("layout", None)
+    if layout is None:
+        out: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return out
+    scaling = kwargs.get("scaling")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return kwargs["layout"].attend(module, query, key, value, scale), None
+    return layout.attend(module, query, key, value, scale), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
-@contextmanager
-def packed_attention(model: Any) -> Iterator[None]:
-    """Within the block the model computes attention by the `layout` that its forward is given."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
+def packed_inputs(model: Any) -> dict[str, Any]:
+    """Keyword arguments that every packed forward pass needs.
+
+    A four-dimensional mask is taken as it is by transformers, which so makes none of its own; ours is in
+    the layout.
+    """
+    return {"use_cache": False, "attention_mask": torch.empty(1, 1, 1, 1, device=model.device)}

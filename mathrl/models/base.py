@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mathrl.core.files import write_json, written_aside
 from mathrl.core.seeding import derive_seed
@@ -31,8 +31,7 @@ def make_base(model: Model, folder: Path | str, seed: int) -> None:
     if isinstance(model.base, PretrainedModel):
         with written_aside(folder) as aside:
             aside.mkdir(parents=True)
-            reference = {"path": model.base.path, "revision": model.base.revision}
-            write_json(aside / REFERENCE, reference)
+            write_json(aside / REFERENCE, model.base.model_dump(mode="json", exclude={"type"}))
         return
     tokenizer = character_tokenizer(model.base)
     network = fresh_network(model.base, tokenizer, seed)
@@ -51,12 +50,15 @@ def character_tokenizer(base: FreshModel) -> Any:
     >>> tokenizer.decode(tokenizer.encode("<think>7+5=12</think>"))
     '<think>7+5=12</think>'
     """
-    tokens = [PAD, END, UNKNOWN, *ALPHABETS[base.alphabet]]
-    # Byte-pair encoding without merges splits a text into characters.
+    # Byte-level byte-pair encoding without merges splits a text into characters. Byte-level, since
+    # transformers reads any tokenizer of a qwen2 folder as such a one, whatever its files say.
+    written = {" ": "Ġ", "\n": "Ċ"}
+    tokens = [PAD, END, UNKNOWN, *(written.get(char, char) for char in ALPHABETS[base.alphabet])]
     tokenizer = Tokenizer(
         models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token=UNKNOWN)
     )
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in base.marks])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN,

@@ -12,7 +12,7 @@ from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from mathrl.params.run import Model
+from mathrl.params.run import Model, PretrainedModel
 
 __all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "resolve_folder"]
 
@@ -28,11 +28,12 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str) -> 
     """
     keep_freed_memory()
     path, options = resolve_folder(folder)
-    trust = model.base.type == "pretrained" and model.base.trust_remote_code
+    if isinstance(model.base, PretrainedModel):
+        options["trust_remote_code"] = model.base.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **options)
+        config = AutoConfig.from_pretrained(path, **options)
         network = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust, **options
+            path, config=config, dtype=torch.float32, use_safetensors=True, **options
         )
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
@@ -55,10 +56,12 @@ def load_tokenizer(folder: Path | str) -> Any:
     path, options = resolve_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        size = AutoConfig.from_pretrained(path, **options).get_text_config().vocab_size
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
         raise UserError(f"{folder}: no tokenizer can be loaded from it ({said})") from None
-    if tokenizer.eos_token_id is None:
+    # Some tokenizer classes make up an end token, which then is none of the model's.
+    if tokenizer.eos_token_id is None or tokenizer.eos_token_id >= size:
         raise UserError(
             f"{folder}: its tokenizer has no end token, so no response could ever end; "
             "set eos_token in its tokenizer_config.json"
@@ -68,7 +71,7 @@ def load_tokenizer(folder: Path | str) -> Any:
     return tokenizer
 
 
-def resolve_folder(folder: Path | str) -> tuple[str, dict[str, str]]:
+def resolve_folder(folder: Path | str) -> tuple[str, dict[str, Any]]:
     """Follow a folder's reference file; return what from_pretrained takes: a path or hub id, and options.
 
     Raises:
@@ -80,7 +83,8 @@ def resolve_folder(folder: Path | str) -> tuple[str, dict[str, str]]:
         target = str(reference["path"])
         if Path(target).is_dir():
             return resolve_folder(target)
-        return target, {"revision": str(reference["revision"])}
+        trust = bool(reference.get("trust_remote_code", False))
+        return target, {"revision": str(reference["revision"]), "trust_remote_code": trust}
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{folder}: not a model folder: it has no config.json")

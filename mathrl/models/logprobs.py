@@ -10,28 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mathrl.models.attention import packed_attention
+from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.packing import Group, pack
 
 PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask is off by more than 0.1, bfloat16 products by less
 
 
-def response_logprobs(
-    model: Any, groups: Sequence[Group], temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def response_logprobs(model: Any, groups: Sequence[Group], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (nats) of every response token under softmax(logits / temperature).
 
     Returns:
         logprobs_N and entropies_N, float32, in the order of groups, responses, tokens.
     """
-    if not takes_packed(model):
-        return _padded_logprobs(model, groups, temperature)
+    packed = takes_packed(model)
+    return (_packed_logprobs if packed else _padded_logprobs)(model, groups, temperature)
+
+
+def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
     batch = pack(groups, model.device)
-    with packed_attention(model):
-        logits_RV = model(
-            input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, use_cache=False,
-            layout=batch.layout, logits_to_keep=batch.rows_R,
-        ).logits[0]  # fmt: skip
+    logits_RV = model(
+        input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout,
+        logits_to_keep=batch.rows_R, **packed_inputs(model),
+    ).logits[0]  # fmt: skip
     logprobs_N, entropies_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         logits_RV, batch.row_of_N, batch.targets_N, temperature
     )
@@ -95,15 +95,13 @@ def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) ->
 def takes_packed(model: Any) -> bool:
     """Whether the model computes the same with packed attention as with its own; tried once a model.
 
-    False for a model without an exchangeable attention, with sliding windows, or whose attention does more
-    than softmax(q k^T) v (soft-capping, sinks, position biases): a short trial finds the difference.
+    If so it keeps that attention, which without a layout is PyTorch's. False for a model without an
+    exchangeable attention, with sliding windows, or whose attention does more than softmax(q k^T) v
+    (soft-capping, sinks, position biases): a short trial finds the difference.
     """
-    known = model.__dict__.get("_takes_packed")
-    if known is None:
-        known = bool(getattr(model, "_supports_attention_backend", False)) and _full_attention(model.config)
-        model.__dict__["_takes_packed"] = known
-        if known:
-            model.__dict__["_takes_packed"] = _trial(model)
+    if "_takes_packed" not in model.__dict__:
+        exchangeable = bool(getattr(model, "_supports_attention_backend", False))
+        model.__dict__["_takes_packed"] = exchangeable and _full_attention(model.config) and _trial(model)
     return bool(model.__dict__["_takes_packed"])
 
 
@@ -118,13 +116,16 @@ def _trial(model: Any) -> bool:
     size = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.randint(0, size, (24,), generator=torch.Generator().manual_seed(0)).tolist()
     groups = [Group(ids[:5], (ids[5:9], ids[9:16])), Group(ids[16:19], (ids[19:24],))]
-    training = model.training
+    training, own = model.training, model.config._attn_implementation
     model.eval()
+    expected, _ = _padded_logprobs(model, groups, 1.0)
+    model.config._attn_implementation = NAME
     try:
-        expected, _ = _padded_logprobs(model, groups, 1.0)
-        found, _ = response_logprobs(model, groups)
+        found, _ = _packed_logprobs(model, groups, 1.0)
+        same = bool(((found - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError):
-        return False  # its forward does not hand the layout through, or its shapes are its own
-    finally:
-        model.train(training)
-    return bool(((found - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())
+        same = False  # its forward does not hand the layout through, or its shapes are its own
+    if not same:
+        model.config._attn_implementation = own
+    model.train(training)
+    return same

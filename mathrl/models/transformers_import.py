@@ -38,6 +38,8 @@ with hidden(HIDDEN if "transformers" not in sys.modules else ()):
         PreTrainedModel,
         PreTrainedTokenizerFast,
     )
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 transformers.utils.logging.set_verbosity_error()
@@ -45,10 +47,13 @@ transformers.utils.logging.disable_progress_bar()
 
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
+    "ALL_MASK_ATTENTION_FUNCTIONS",
     "AutoConfig",
     "AutoModelForCausalLM",
     "AutoTokenizer",
     "GenerationConfig",
     "PreTrainedModel",
     "PreTrainedTokenizerFast",
+    "sdpa_attention_forward",
+    "sdpa_mask",
 ]

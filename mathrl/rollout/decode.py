@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mathrl.models.attention import DecodeCache, packed_attention
+from mathrl.models.attention import DecodeCache, packed_inputs
 from mathrl.models.packing import pack_prompts
 
 FIRST_COLUMNS = 128  # room for so many new tokens at first; doubled when it is full
@@ -43,10 +43,10 @@ class PackedDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]], samples: int, max_tokens: int) -> Tensor:
         device = self.model.device
         ids, positions, layout, last_P = pack_prompts(prompts, device)
-        with packed_attention(self.model):
-            out = self.model(
-                input_ids=ids, position_ids=positions, use_cache=False, layout=layout, logits_to_keep=last_P
-            )
+        out = self.model(
+            input_ids=ids, position_ids=positions, layout=layout, logits_to_keep=last_P,
+            **packed_inputs(self.model),
+        )  # fmt: skip
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths_P.max())
         # Prompts end at column `longest`, so that all sequences write their next key to the same column.
@@ -76,11 +76,10 @@ class PackedDecoder:
     def step(self, tokens_B: Tensor) -> Tensor:
         if self.cache.column == self.cache.bias_BL.shape[1]:
             self.cache.grow()
-        with packed_attention(self.model):
-            out = self.model(
-                input_ids=tokens_B[None], position_ids=self.positions_B[None], use_cache=False,
-                layout=self.cache,
-            )  # fmt: skip
+        out = self.model(
+            input_ids=tokens_B[None], position_ids=self.positions_B[None], layout=self.cache,
+            **packed_inputs(self.model),
+        )  # fmt: skip
         self.cache.column += 1
         self.positions_B = self.positions_B + 1
         logits: Tensor = out.logits[0]

@@ -77,4 +77,3 @@ class Sampler:
             truncated=completion.finish_reason == "length",
             row={"source": problem.source, **problem.extra},
         )
-

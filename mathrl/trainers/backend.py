@@ -54,7 +54,7 @@ class Backend:
         try:
             call()
         except RuntimeError:
-            check_ranks()  # name the dead rank, if that is why
+            check_ranks(patience=5.0)  # name the dead rank, if that is why
             raise
 
     def close(self) -> None:

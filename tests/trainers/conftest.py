@@ -21,7 +21,8 @@ from mathrl.params import load_params, write_params
 ROOT = Path(__file__).parents[2]
 OVERRIDES = (
     "model.base.hidden_size=32", "model.base.intermediate_size=64", "model.base.layers=2",
-    "model.base.heads=2", "model.base.alphabet=arithmetic", "sft.steps=12", "sft.tokens_per_step=256", "sft.checkpoint_every=5",
+    "model.base.heads=2", "model.base.alphabet=arithmetic",
+    "sft.steps=12", "sft.tokens_per_step=256", "sft.checkpoint_every=5",
     "sft.eval_every=4", "rl.steps=9", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=12",
     "rl.eval_every=4", "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.min_pass_at_8=0",
     # A reward that random models differ in: the shorter the better.

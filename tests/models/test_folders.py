@@ -1,0 +1,104 @@
+"""Models as folders: made, loaded, exported, refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_json, write_json
+from mathrl.core.hashing import digest_path
+from mathrl.models.base import REFERENCE
+from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
+from mathrl.params.run import FreshModel, Model, PretrainedModel
+
+FRESH = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2)
+MODEL = Model(base=FRESH, precision="float32")
+
+
+def test_a_fresh_base_is_a_plain_folder_equal_for_equal_seeds(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_base(MODEL, tmp_path / name, seed)
+    assert digest_path(tmp_path / "a") == digest_path(tmp_path / "b") != digest_path(tmp_path / "c")
+    names = {file.name for file in (tmp_path / "a").iterdir()}
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+    } <= names
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    plain, tokenizer = (
+        kind.from_pretrained(tmp_path / "a") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    ids = tokenizer("7+5=", return_tensors="pt").input_ids
+    ours = load_model(tmp_path / "a", MODEL, "cpu")
+    assert torch.equal(plain(ids).logits, ours(ids).logits)
+    assert plain.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_the_character_tokenizer_gives_back_every_text(tmp_path: Path) -> None:
+    make_base(MODEL, tmp_path / "a", 0)
+    tokenizer = load_tokenizer(tmp_path / "a")
+    text = "<think>7+5=12; 12-3=9\n</think><answer>9</answer>  ~"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(tokenizer.encode("<think></think><answer></answer>")) == 4
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_keeps_the_weights(tmp_path: Path, tied: bool) -> None:
+    make_base(MODEL, tmp_path / "a", 0)
+    if not tied:
+        write_json(
+            tmp_path / "a" / "config.json",
+            read_json(tmp_path / "a" / "config.json") | {"tie_word_embeddings": False},
+        )
+    model, tokenizer = load_model(tmp_path / "a", MODEL, "cpu"), load_tokenizer(tmp_path / "a")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.5)
+    ids = torch.tensor([[5, 6, 7]])
+    export_model(model, tokenizer, tmp_path / "b", "# A card")
+    again = load_model(tmp_path / "b", MODEL, "cpu")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    shared = again.get_output_embeddings().weight is again.get_input_embeddings().weight
+    assert shared == tied
+    assert (tmp_path / "b" / "README.md").read_text() == "# A card\n"
+
+
+def test_a_pretrained_base_is_a_reference_that_is_followed(tmp_path: Path) -> None:
+    make_base(MODEL, tmp_path / "real", 0)
+    pretrained = Model(base=PretrainedModel(path=str(tmp_path / "real")), precision="float32")
+    make_base(pretrained, tmp_path / "base", 0)
+    assert [file.name for file in (tmp_path / "base").iterdir()] == [REFERENCE]
+    assert load_tokenizer(tmp_path / "base").eos_token == "<end>"
+    assert load_model(tmp_path / "base", pretrained, "cpu").num_parameters() > 0
+
+
+def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "missing", tmp_path / "empty"):
+        with pytest.raises(UserError, match=folder.name):
+            load_model(folder, MODEL, "cpu")
+        with pytest.raises(UserError, match=folder.name):
+            load_tokenizer(folder)
+    make_base(MODEL, tmp_path / "a", 0)
+    (tmp_path / "a" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="safetensors"):
+        load_model(tmp_path / "a", MODEL, "cpu")
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    make_base(MODEL, tmp_path / "a", 0)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = tmp_path / "a" / name
+        if file.exists():
+            values = read_json(file)
+            values.pop("eos_token", None)
+            write_json(file, values)
+    with pytest.raises(UserError, match="end token"):
+        load_tokenizer(tmp_path / "a")

@@ -1,0 +1,144 @@
+"""Packed rows with a shared prompt against the plain forward pass of each response on its own."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.logprobs import _padded_logprobs, response_logprobs, takes_packed
+from mathrl.models.packing import Group, pack, rounded_up
+
+# Float32 sums in another order; log-probs are of the order of 10 in these models.
+TOLERANCE = 2e-4
+
+
+def random_groups(seed: int, count: int = 6) -> list[Group]:
+    rng = random.Random(seed)
+
+    def tokens(low: int, high: int) -> list[int]:
+        return [rng.randrange(3, 90) for _ in range(rng.randint(low, high))]
+
+    return [Group(tokens(1, 9), [tokens(1, 12) for _ in range(rng.choice([1, 2, 5]))]) for _ in range(count)]
+
+
+def reference(model: Any, groups: list[Group], temperature: float = 1.0) -> torch.Tensor:
+    """One response at a time, no padding, the model's own attention."""
+    out = []
+    for group in groups:
+        for response in group.responses:
+            ids = torch.tensor([[*group.prompt, *response]])
+            logp = (model(input_ids=ids).logits[0].float() / temperature).log_softmax(-1)
+            start = len(group.prompt) - 1
+            out.append(logp[torch.arange(start, start + len(response)), torch.tensor(response)])
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("architecture,kv_heads", [("qwen2", 1), ("llama", 2), ("qwen2", 4)])
+def test_packed_logprobs_and_gradients_equal_the_plain_ones(
+    network: Callable[..., Any], architecture: str, kv_heads: int
+) -> None:
+    model = network(architecture=architecture, kv_heads=kv_heads)
+    assert takes_packed(model)
+    for seed in range(3):
+        groups = random_groups(seed)
+        expected = reference(model, groups, 0.7)
+        weights = torch.randn(len(expected), generator=torch.Generator().manual_seed(seed))
+        model.zero_grad()
+        (expected * weights).sum().backward()
+        gradients = [weight.grad.clone() for weight in model.parameters()]
+        model.zero_grad()
+        found, _ = response_logprobs(model, groups, 0.7)
+        (found * weights).sum().backward()
+        assert torch.allclose(found, expected, atol=TOLERANCE)
+        for weight, gradient in zip(model.parameters(), gradients, strict=True):
+            assert torch.allclose(weight.grad, gradient, atol=1e-3, rtol=1e-3)
+        # The prompt is in the row once a group, and little else.
+        batch = pack(groups)
+        assert batch.input_ids_1T.shape[1] == rounded_up(sum(group.packed_tokens for group in groups))
+
+
+def test_a_wrong_prefix_would_be_seen(network: Callable[..., Any]) -> None:
+    model = network()
+    groups = random_groups(0)
+    broken = [Group([*group.prompt[:-1], 4], group.responses) for group in groups]
+    assert not torch.allclose(response_logprobs(model, broken)[0], reference(model, groups), atol=0.05)
+
+
+def test_packed_and_padded_agree_on_entropy_too(network: Callable[..., Any]) -> None:
+    model, groups = network(), random_groups(5)
+    packed, padded = response_logprobs(model, groups, 1.3), _padded_logprobs(model, groups, 1.3)
+    for found, expected in zip(packed, padded, strict=True):
+        assert torch.allclose(found, expected, atol=TOLERANCE)
+
+
+def test_gradients_of_logprobs_and_entropies(network: Callable[..., Any]) -> None:
+    """The written-out backward of the log-prob function against autograd's, both outputs used."""
+    model, groups = network(), random_groups(7)
+    gradients = []
+    for function in (response_logprobs, _padded_logprobs):
+        model.zero_grad()
+        logprobs, entropies = function(model, groups, 0.9)
+        (logprobs.sum() * 0.3 + (entropies * torch.linspace(-1, 1, len(entropies))).sum()).backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    assert gradients[0].abs().max() > 1
+    assert torch.allclose(*gradients, atol=2e-3, rtol=2e-3)
+
+
+def test_micro_batches_add_up(network: Callable[..., Any]) -> None:
+    model, groups = network(), random_groups(3)
+    sums = []
+    for parts in ([groups], [groups[:2], groups[2:]], [[group] for group in groups]):
+        model.zero_grad()
+        for part in parts:
+            response_logprobs(model, part)[0].sum().backward()
+        sums.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    assert torch.allclose(sums[0], sums[1], atol=1e-3, rtol=1e-3)
+    assert torch.allclose(sums[0], sums[2], atol=1e-3, rtol=1e-3)
+
+
+def test_gradient_checkpointing_changes_nothing(network: Callable[..., Any]) -> None:
+    model, groups = network(), random_groups(2)
+    gradients = []
+    for on in (False, True):
+        if on:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        model.zero_grad()
+        response_logprobs(model, groups)[0].sum().backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    assert torch.equal(*gradients)
+
+
+def test_bfloat16_products_are_near_and_notice_new_weights(network: Callable[..., Any]) -> None:
+    model, groups = network(), random_groups(4)
+    exact = response_logprobs(model, groups)[0].detach()
+    use_bfloat16_products(model)
+    near = response_logprobs(model, groups)[0].detach()
+    assert 0 < (near - exact).abs().mean() < 0.2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, foreach=True)
+    response_logprobs(model, groups)[0].sum().backward()
+    optimizer.step()
+    changed = response_logprobs(model, groups)[0].detach()
+    assert (changed - near).abs().mean() > 0.2
+    assert torch.equal(changed, response_logprobs(model, groups)[0].detach())
+
+
+def test_attention_with_more_than_softmax_falls_back() -> None:
+    """Gemma 2 caps its scores; a sliding window hides keys: both are found out and computed plainly."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+
+    sizes = {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_logit_softcapping=0.5)).eval()
+    mistral = MistralForCausalLM(MistralConfig(**sizes, sliding_window=4)).eval()
+    for model in (gemma, mistral):
+        assert not takes_packed(model)
+        groups = random_groups(1)
+        found, _ = response_logprobs(model, groups)
+        assert torch.allclose(found, reference(model, groups), atol=TOLERANCE)

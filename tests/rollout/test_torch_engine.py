@@ -1,0 +1,115 @@
+"""The engine against the model's own forward pass, packed and plain."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.models.base import character_tokenizer
+from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.logprobs import response_logprobs, takes_packed
+from mathrl.models.packing import Group
+from mathrl.params.run import FreshModel, Rollout
+from mathrl.rollout.choose import choose, nucleus
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.torch_engine import TorchEngine
+
+PROMPTS = [[20, 21, 22], [30], [40, 41, 42, 43, 44, 45], [50, 51]]
+TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic"))
+PROMPTS = [[token % len(TOKENIZER) for token in prompt] for prompt in PROMPTS]
+
+
+@pytest.fixture(params=[True, False], ids=["packed", "plain"])
+def engine(request: pytest.FixtureRequest, network: Callable[..., Any]) -> TorchEngine:
+    model = network(alphabet="arithmetic")
+    assert takes_packed(model)
+    model.__dict__["_takes_packed"] = request.param
+    return TorchEngine(model, TOKENIZER, Rollout(max_sequences=16))
+
+
+def test_greedy_equals_generate_and_packed_equals_plain(engine: TorchEngine) -> None:
+    found = engine.generate(PROMPTS, Sampling(1, 0.0, 20), seed=0)
+    for prompt, group in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([prompt])
+        expected = engine.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False
+        )
+        assert list(group[0].tokens) == expected[0, len(prompt) :].tolist()
+
+
+def test_logprobs_are_those_of_the_sampling_distribution(engine: TorchEngine) -> None:
+    sampling = Sampling(6, 0.8, 24)
+    groups = engine.generate(PROMPTS, sampling, seed=3)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        assert len(group) == 6 and len({completion.tokens for completion in group}) > 1
+        packed = [Group(prompt, [completion.tokens for completion in group])]
+        expected, _ = response_logprobs(engine.model, packed, 0.8)
+        told = torch.tensor([value for completion in group for value in completion.logprobs])
+        assert torch.allclose(told, expected, atol=2e-4)
+        for completion in group:
+            ended = completion.tokens[-1] == TOKENIZER.eos_token_id
+            assert (completion.finish_reason == "stop") == ended
+            assert TOKENIZER.eos_token_id not in completion.tokens[:-1]
+            assert ended or len(completion.tokens) == 24
+            assert completion.text == TOKENIZER.decode(completion.tokens, skip_special_tokens=True)
+
+
+def test_equal_seeds_give_equal_samples_and_progress_adds_up(engine: TorchEngine) -> None:
+    counted: list[int] = []
+    sampling = Sampling(8, 1.0, 16)
+    first = engine.generate(PROMPTS, sampling, 7, counted.append)
+    assert sum(counted) == len(PROMPTS) * 8
+    assert engine.generate(PROMPTS, sampling, 7) == first != engine.generate(PROMPTS, sampling, 8)
+    # A sequence's random numbers are its own: whoever leaves the batch beside it.
+    torch.manual_seed(0)
+    assert engine.generate(PROMPTS, sampling, 7) == first
+
+
+def test_more_than_a_batch_of_sequences_and_long_ones(network: Callable[..., Any]) -> None:
+    model = network(alphabet="arithmetic")
+    engine = TorchEngine(model, TOKENIZER, Rollout(max_sequences=4))
+    # More tokens than the cache has columns at first.
+    groups = engine.generate(PROMPTS, Sampling(2, 1.0, 200), seed=1)
+    expected, _ = response_logprobs(
+        model, [Group(p, [c.tokens for c in g]) for p, g in zip(PROMPTS, groups, strict=True)]
+    )
+    told = torch.tensor([value for group in groups for each in group for value in each.logprobs])
+    assert len(told) > 100 and torch.allclose(told, expected, atol=5e-4)
+
+
+def test_bfloat16_sampler_and_trainer_agree(network: Callable[..., Any]) -> None:
+    model = network(alphabet="arithmetic")
+    use_bfloat16_products(model)
+    engine = TorchEngine(model, TOKENIZER, Rollout())
+    groups = engine.generate(PROMPTS, Sampling(16, 1.0, 16), seed=1)
+    packed = [Group(p, [c.tokens for c in g]) for p, g in zip(PROMPTS, groups, strict=True)]
+    expected, _ = response_logprobs(model, packed)
+    told = torch.tensor([value for group in groups for each in group for value in each.logprobs])
+    # Rounded alike; a sum in another order may round an activation to its neighbour.
+    assert (told - expected).abs().mean() < 0.02
+
+
+def test_choose_inverts_the_distribution_function() -> None:
+    logits = torch.tensor([[0.1, 0.2, 0.0, 0.7]]).log().expand(4, 4)
+    uniform = torch.tensor([0.05, 0.15, 0.31, 0.999999])
+    tokens, logprobs = choose(logits, uniform, 1.0, 1.0)
+    assert tokens.tolist() == [0, 1, 3, 3]
+    assert logprobs.exp().tolist() == pytest.approx([0.1, 0.2, 0.7, 0.7])
+    tokens, logprobs = choose(logits, uniform, 0.0, 1.0)
+    assert tokens.tolist() == [3] * 4 and logprobs.exp().tolist() == pytest.approx([0.7] * 4)
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    logits = torch.tensor([1.0, 0.0, -1.0]).expand(20_000, 3)
+    uniform = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
+    tokens, _ = choose(logits, uniform, 0.5, 1.0)
+    shares = torch.bincount(tokens, minlength=3) / 20_000
+    # Standard error of a share is below 0.0035.
+    assert torch.allclose(shares, torch.softmax(logits[0] / 0.5, 0), atol=0.012)
+
+
+def test_nucleus_keeps_the_fewest_that_reach_top_p() -> None:
+    kept = nucleus(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), 0.6)
+    assert kept.tolist()[0] == pytest.approx([0.625, 0.375, 0, 0])
+    assert nucleus(torch.tensor([[0.5, 0.3, 0.2]]), 0.5).tolist()[0] == [1, 0, 0]
