@@ -1,5 +1,6 @@
 """One `dvc repro` as a child process, followed stage by stage."""
 
+import json
 import os
 import re
 import subprocess
@@ -51,6 +52,7 @@ class Repro:
         command = [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "dvc", "repro", target]
         command += ["--single-item"] if single else []
         command += ["--force"] if force else []
+        _mend_locks(workspace)
         self.process = subprocess.Popen(
             command, cwd=workspace, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,8 +78,7 @@ class Repro:
                 continue
             if what == "ended":
                 self.events.put((what, name))  # for the stages that follow
-                if self.process.wait():
-                    raise UserError(f"stage {self._failed_stage() or stage} failed: {self._last_words()}")
+                self.finish(stage)
                 return ran
             if name == stage:
                 if what == "skipped":
@@ -86,6 +87,16 @@ class Repro:
             elif ran == "ran" and what in ("started", "skipped"):
                 self.events.queue.appendleft((what, name))  # the next stage's: this one is over
                 return ran
+
+    def finish(self, stage: str) -> None:
+        """Wait until DVC has written its lock files and ended by itself.
+
+        Raises:
+            UserError: it failed; the message has its last lines.
+        """
+        if self.process.wait():
+            self.reader.join(timeout=5)
+            raise UserError(f"stage {self._failed_stage() or stage} failed: {self._last_words()}")
 
     def stop(self) -> None:
         """End the process group and wait until it is gone."""
@@ -122,6 +133,17 @@ class Repro:
         raised = [line for line in self.lines if RAISED.match(line)]
         rest = [line for line in self.lines if line.strip()]
         return [*rest, *raised, *errors][-1] if rest else "it said nothing"
+
+
+def _mend_locks(workspace: Path) -> None:
+    """Remove DVC's list of locks where a kill left it half written: DVC would refuse to run ever after."""
+    file = workspace / ".dvc" / "tmp" / "rwlock"
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except ValueError:
+        file.unlink(missing_ok=True)
 
 
 @contextmanager

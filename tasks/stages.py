@@ -47,9 +47,11 @@ def run_stages(
         with running(Repro(workspace.folder, last, env, show)) as repro:
             for stage in chain:
                 run_stage(stage, repro, env["MATHRL_PROGRESS"])
+            repro.finish(last)
         if controls:
             with running(Repro(workspace.folder, CONTROLS, env, show, single=True)) as repro:
                 run_stage("controls", repro, env["MATHRL_PROGRESS"])
+                repro.finish("controls")
     report(workspace.folder, last)
     return str(workspace.folder)
 

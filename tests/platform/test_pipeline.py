@@ -39,6 +39,18 @@ def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert {line[3:] for line in status} == {"data/", "models/", "reports/", "dvc.lock", "controls/dvc.lock"}
 
 
+def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:
+    code = (
+        "from tasks.repro import Repro, environment, running\nfrom pathlib import Path\n"
+        "repro = Repro(Path.cwd(), 'register', environment(Path.cwd()), lambda text: None)\n"
+        "with running(repro):\n"
+        "    print([repro.follow(stage) for stage in ('curate', 'rl', 'register')])\n"
+        "    repro.finish('register')\n"
+        "print(repro.process.returncode)"
+    )
+    assert checkout.python(code).split("\n") == ["['skipped', 'skipped', 'skipped']", "0", ""]
+
+
 def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkout: Checkout) -> None:
     runs = runs_by_name(checkout)
     (parent,) = runs.pop("parent")
