@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,15 +102,22 @@ def _shower(name: str, workspace: Workspace) -> "_Console | _Logged":
 
 
 class _Console:
-    """Everything as it comes, bars included, less DVC's advice on git, which `make demo` needs not follow."""
+    """Lines and bars as they come, less DVC's advice on git, which nobody needs to follow here."""
 
-    ADVICE = re.compile(
-        r"(Generating|Updating) lock file '[^']*'\n|\nTo track the changes with git, run:\n\n\t[^\n]*\n"
-        r"|\nTo enable auto staging, run:\n\n\t[^\n]*\n|Use `dvc push` to send your updates[^\n]*\n"
-    )
+    ADVICE = ("Generating lock", "Updating lock", "To track the changes", "\tgit add", "To enable auto staging",
+              "\tdvc config core.autostage", "Use `dvc push`")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.tail = ""
 
     def __call__(self, text: str) -> None:
-        sys.stderr.write(self.ADVICE.sub("", text))
+        *lines, self.tail = (self.tail + text).split("\n")
+        for line in lines:
+            if line.strip() and not line.startswith(self.ADVICE):
+                sys.stderr.write(line + "\n")
+        if "\r" in self.tail:  # a bar that redraws itself
+            sys.stderr.write(self.tail)
+            self.tail = ""
         sys.stderr.flush()
 
 
