@@ -104,8 +104,10 @@ def _shower(name: str, workspace: Workspace) -> "_Console | _Logged":
 class _Console:
     """Lines and bars as they come, less DVC's advice on git, which nobody needs to follow here."""
 
-    ADVICE = ("Generating lock", "Updating lock", "To track the changes", "\tgit add", "To enable auto staging",
-              "\tdvc config core.autostage", "Use `dvc push`")  # fmt: skip
+    ADVICE = (
+        "Generating lock", "Updating lock", "To track the changes", "\tgit add", "To enable auto staging",
+        "\tdvc config core.autostage", "Use `dvc push`",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.tail = ""
