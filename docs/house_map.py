@@ -22,7 +22,6 @@ OTHERS = {
     "dvc.yaml": "the pipeline's stages, what each depends on and makes",
     "controls/": "the demo's controls, a DVC pipeline beside it",
     "prefect.yaml": "the flows' deployments",
-    "mlflow/": "configuration of the tracking server (never a package)",
     "benchmarks/": "measurements with their peers, each in one run",
     "docs/": "pages and pictures",
     "tests/": "the same tree as above",
