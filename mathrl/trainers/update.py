@@ -126,5 +126,3 @@ def update_gradient(
     backend.sum_(sums)
     loss_sum, kl_sum, entropy, clipped, alignment, tokens_sum, trained = sums.tolist()
     return UpdateFigures(loss_sum, kl_sum, entropy, clipped, alignment, tokens_sum, int(trained))
-
-
