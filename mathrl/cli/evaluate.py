@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mathrl.core.errors import UserError
 from mathrl.core.places import main_checkout
 from mathrl.params import load_params
 
@@ -20,6 +21,10 @@ def evaluate_model(
     """Print the table row and write figures, responses and pictures to `output`."""
     here = Path(model).absolute()  # relative to where the person stands, not to the checkout
     target = output.absolute() if output else None
+    if not here.exists() and (
+        here.parent.is_dir() and here.parent != Path.cwd() or Path(model).is_absolute()
+    ):
+        raise UserError(f"{model}: no such folder; give a Hugging Face model folder or a hub id")
     os.chdir(main_checkout())
     given = {"evaluate.limit": limit, "evaluate.samples": samples}
     wanted = [*overrides, *(f"{name}={value}" for name, value in given.items() if value is not None)]
