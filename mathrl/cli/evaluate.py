@@ -22,7 +22,7 @@ def evaluate_model(
     here = Path(model).absolute()  # relative to where the person stands, not to the checkout
     target = output.absolute() if output else None
     if not here.exists() and (
-        here.parent.is_dir() and here.parent != Path.cwd() or Path(model).is_absolute()
+        (here.parent.is_dir() and here.parent != Path.cwd()) or Path(model).is_absolute()
     ):
         raise UserError(f"{model}: no such folder; give a Hugging Face model folder or a hub id")
     os.chdir(main_checkout())
