@@ -29,14 +29,14 @@ class Block:
     """S sequences padded to one length, whose queries see their prefix and their own past.
 
     `query_rows_Sq` and `key_rows_Sk` are rows of the packed tokens (0 where there is padding);
-    `padding_rows` are the places of padding in the flattened queries; `hidden_Sqk` is True where a query
-    does not see a key (its first dimension is 1 where all sequences are alike).
+    `padding_rows` are the places of padding in the flattened queries; `bias_Sqk` is -inf where a query does
+    not see a key, else 0 (its first dimension is 1 where all sequences are alike).
     """
 
     query_rows_Sq: Tensor
     key_rows_Sk: Tensor
     padding_rows: Tensor
-    hidden_Sqk: Tensor
+    bias_Sqk: Tensor
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _BlockAttention(torch.autograd.Function):
             k, v = (_rows(each, block.key_rows_Sk, key_heads) for each in (key, value))
             scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale)
             by_query = scores.view(*scores.shape[:2], block.query_rows_Sq.shape[1], -1, scores.shape[-1])
-            by_query.masked_fill_(block.hidden_Sqk[:, None, :, None, :], -torch.inf)
+            by_query.add_(block.bias_Sqk[:, None, :, None, :])
             probabilities = torch.softmax(scores, dim=-1)
             outs.append(_flat(torch.matmul(probabilities, v), block.query_rows_Sq))
             weights.append(probabilities)

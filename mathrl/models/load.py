@@ -11,6 +11,7 @@ from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
 from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.norm import use_fast_norms
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from mathrl.params.run import Model, PretrainedModel
 
@@ -42,6 +43,7 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str) -> 
             "with config.json and *.safetensors, or a hub id"
         ) from None
     network = network.to(device).eval()
+    use_fast_norms(network)
     if model.precision == "bfloat16":
         use_bfloat16_products(network)
     return network

@@ -36,7 +36,8 @@ def test_a_fresh_base_is_a_plain_folder_equal_for_equal_seeds(tmp_path: Path) ->
     )
     ids = tokenizer("7+5=", return_tensors="pt").input_ids
     ours = load_model(tmp_path / "a", MODEL, "cpu")
-    assert torch.equal(plain(ids).logits, ours(ids).logits)
+    # Float32 sums in another order.
+    assert torch.allclose(plain(ids).logits, ours(ids).logits, atol=1e-5)
     assert plain.generation_config.eos_token_id == tokenizer.eos_token_id
 
 

@@ -2,9 +2,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
+
+# Tiny products gain nothing from threads, and lose much where cores are busy.
+torch.set_num_threads(1)
 
 
 @pytest.fixture

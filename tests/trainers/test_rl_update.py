@@ -26,6 +26,8 @@ from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.update import update_gradient
 
+# Tiny products gain nothing from threads, and lose much where cores are busy.
+torch.set_num_threads(1)
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
 TOKENIZER = character_tokenizer(BASE)
 PROBLEMS = [

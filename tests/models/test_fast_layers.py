@@ -1,0 +1,84 @@
+"""Layers whose class was exchanged against those they were."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.norm import FastRMSNorm, use_fast_norms
+from mathrl.models.packing import Group
+
+GROUPS = [Group([5, 6, 7], [[8, 9, 10], [11, 12]]), Group([13], [[14, 15, 16, 17]])]
+
+
+def gradient(model: Any) -> torch.Tensor:
+    model.zero_grad()
+    response_logprobs(model, GROUPS)[0].sum().backward()
+    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+def test_norms_equal_the_original_forward_and_backward(network: Callable[..., Any]) -> None:
+    model = network()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.copy_(torch.rand(len(weight)) + 0.5)
+    before, names = gradient(model), list(model.state_dict())
+    use_fast_norms(model)
+    assert sum(isinstance(module, FastRMSNorm) for module in model.modules()) == 5
+    after = gradient(model)
+    assert before.abs().max() > 1 and torch.allclose(after, before, atol=1e-3, rtol=1e-3)
+    assert list(model.state_dict()) == names
+
+
+def test_other_norms_stay_as_they_are() -> None:
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    config = GemmaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16,
+    )  # fmt: skip
+    model = GemmaForCausalLM(config)
+    use_fast_norms(model)
+    assert not any(isinstance(module, FastRMSNorm) for module in model.modules())
+
+
+def test_layers_with_one_input_are_one_product_and_equal_single_ones(network: Callable[..., Any]) -> None:
+    model = network()
+    single = copy.deepcopy(model)
+    use_bfloat16_products(model)
+    use_bfloat16_products(single)
+    for module in single.modules():
+        if isinstance(module, BFloat16Linear):
+            module.__dict__["_together"] = type(module.__dict__["_together"])([module])
+            module.__dict__["_place"] = 0
+    layer = model.model.layers[0]
+    attention, mlp = layer.self_attn, layer.mlp
+    some = (attention.q_proj, attention.v_proj, mlp.up_proj, mlp.down_proj)
+    assert [len(each.__dict__["_together"].layers) for each in some] == [3, 3, 2, 1]
+    assert torch.equal(response_logprobs(model, GROUPS)[0], response_logprobs(single, GROUPS)[0])
+    # The input's gradient is summed before it is rounded, not after.
+    one, three = gradient(model), gradient(single)
+    assert torch.nn.functional.cosine_similarity(one, three, dim=0) > 0.9999
+
+
+def test_a_copy_has_products_of_its_own(network: Callable[..., Any]) -> None:
+    model = network()
+    use_bfloat16_products(model)
+    other = copy.deepcopy(model)
+    attention = other.model.layers[0].self_attn
+    shared = attention.q_proj.__dict__["_together"]
+    assert (
+        shared
+        is attention.k_proj.__dict__["_together"]
+        is not model.model.layers[0].self_attn.q_proj.__dict__["_together"]
+    )
+    assert shared.layers[1] is attention.k_proj
+    before = response_logprobs(model, GROUPS)[0].detach()
+    with torch.no_grad():
+        attention.k_proj.weight.mul_(3)
+    assert torch.equal(response_logprobs(model, GROUPS)[0], before)
+    assert not torch.allclose(response_logprobs(other, GROUPS)[0], before, atol=1e-2)
