@@ -32,6 +32,8 @@ class Backend:
         if self.world > 1:
             if device.type == "cpu":
                 torch.set_num_threads(1)  # a process a core
+            else:
+                torch.cuda.set_device(device)
             kind = "nccl" if device.type == "cuda" else "gloo"
             folder = rendezvous()
             where = f"file://{folder}/torch" if folder else "env://"

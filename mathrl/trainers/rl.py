@@ -34,7 +34,7 @@ from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
 from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
-from mathrl.trainers.rollouts import rollout_group, rollout_metrics
+from mathrl.trainers.rollouts import merged_counters, rollout_group, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
@@ -121,9 +121,9 @@ def train_rl(
                 for index, group in zip(mine, graded, strict=True) if group is not None
             ]  # fmt: skip
             sampled_at = time.perf_counter()
-            shares = backend.gather((own, stop.asked))
-            groups = [group for share, _ in shares for group in share]
-            stopping = any(asked for _, asked in shares)
+            shares = backend.gather((own, stop.asked, reward.counters()))
+            groups = [group for share, _, _ in shares for group in share]
+            stopping = any(asked for _, asked, _ in shares)
 
             # Advantages: of the whole batch, at every process.
             rewards_PG = torch.tensor([group.rewards for group in groups])
@@ -166,7 +166,8 @@ def train_rl(
             # Log.
             end = time.perf_counter()
             row = {
-                **rollout_metrics(groups, uniform), **update.metrics(params), "lr_factor": factor,
+                **rollout_metrics(groups, uniform), **update.metrics(params),
+                **merged_counters([counters for _, _, counters in shares]), "lr_factor": factor,
                 "skipped_updates": counts["bad"], "rollout/dropped_prompts": len(problems) - len(usable),
                 "time/step": end - start, "time/rollout": sampler.seconds["generation"],
                 "time/reward": sampler.seconds["reward"], "time/update": end - sampled_at,
@@ -212,6 +213,7 @@ def evaluate_dev(
     dropped = sampler.dropped
     graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
     sampler.dropped = dropped
+    reward.counters()  # begins anew: the counters of a step are those of its roll-outs
     flat.set_weights(trained)
     rows = [(each.correct, len(each.completion.tokens)) for group in graded if group for each in group]
     gathered = [row for share in backend.gather(rows) for row in share]

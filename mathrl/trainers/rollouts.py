@@ -3,14 +3,15 @@
 Shapes: P groups (prompts) of G responses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from mathrl.core.nouns import Graded, Problem
+from mathrl.core.nouns import Graded
 from mathrl.models.packing import Group
+
+SUMMED = ("verifier/graded", "verifier/timeouts", "verifier/second_graded", "verifier/second_abstained")
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,18 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform: int) -> dict[str, f
     return figures
 
 
-def example_rows(
-    problems: Sequence[Problem], groups: Sequence[RolloutGroup], tokenizer: Any, count: int
-) -> list[dict[str, Any]]:
-    """A few responses to look at: the first of each of `count` groups."""
-    return [
-        {
-            "problem_id": problems[group.problem].id,
-            "prompt": tokenizer.decode(group.prompt),
-            "response": tokenizer.decode(group.responses[0]),
-            "ground_truth": list(problems[group.problem].answers),
-            "reward": group.rewards[0],
-            "correct": group.correct[0],
-        }
-        for group in groups[:count]
-    ]
+def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The verifier's counters of all processes: counts summed, shares and means weighted by what was graded.
+
+    Seconds go under time/, since they differ from run to run.
+    """
+    graded = [share.get("verifier/graded", 0.0) for share in shares]
+    out: dict[str, float] = {}
+    for name in sorted({name for share in shares for name in share}):
+        values = [share.get(name, 0.0) for share in shares]
+        if name in SUMMED:
+            out[name] = sum(values)
+        else:
+            mean = sum(n * value for n, value in zip(graded, values, strict=True)) / max(1.0, sum(graded))
+            out[f"time/{name}" if name.endswith("seconds") else name] = mean
+    return out
