@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ def start(
     began = time.time()
     os.environ |= {name: value for name, value in QUIET.items() if name not in os.environ}
     os.environ["MATHRL_CONSOLE"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ephemeral server is ended too
     _use_running_servers()
     home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
