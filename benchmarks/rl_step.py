@@ -146,6 +146,8 @@ def run_mathrl(given: argparse.Namespace) -> None:
     launch_ranks(given.processes)
     import resource
 
+    import torch
+
     from mathrl.models.load import load_model, load_tokenizer
     from mathrl.params import load_params
     from mathrl.rewards.compose import build_reward
@@ -163,6 +165,7 @@ def run_mathrl(given: argparse.Namespace) -> None:
             f"rl.optimizer={optimizer}", "rl.ema=null", "rl.eval_every=0", "rl.checkpoint_every=1000000",
         ]
     )  # fmt: skip
+    torch.set_num_threads(1)  # also with one process: --processes 1 compares on one core
     backend = Backend(choose_device("cpu"))
     tokenizer, model = load_tokenizer(given.model), load_model(given.model, params.model, backend.device)
     problems = training_problems(given.steps)
