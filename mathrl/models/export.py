@@ -16,13 +16,14 @@ def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> N
 
 
 def write_folder(model: Any, tokenizer: Any, folder: Path, card: str) -> None:
-    # Greedy, ending at the tokenizer's end token: what a reader of the folder expects without being told.
-    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
-    model.generation_config = GenerationConfig(
-        eos_token_id=ends if ends is not None else tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=False,
-    )
+    if model.can_generate():
+        # Greedy, ending at the tokenizer's end token: what a reader of the folder expects without being told.
+        ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+        model.generation_config = GenerationConfig(
+            eos_token_id=ends if ends is not None else tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            do_sample=False,
+        )
     with written_aside(folder) as aside:
         model.save_pretrained(aside, safe_serialization=True)
         tokenizer.save_pretrained(aside)

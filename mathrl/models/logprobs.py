@@ -4,7 +4,7 @@ Shapes: N response tokens (groups, responses, tokens in order); R rows of logits
 B responses padded to L tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.packing import Group, pack
 
+Outputs = Callable[[Sequence[Group]], Tensor]
 PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask is off by more than 0.1, bfloat16 products by less
 
 
@@ -74,22 +75,26 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
     """The plain way: every response with its own copy of the prompt, padded on the right."""
+    ids_BL, real_BL, chosen = padded(groups, model.device)
+    logits = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
+    logp_NV = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)
+    entropies_N = -(logp_NV.exp() * logp_NV).sum(-1)
+    return logp_NV.gather(1, ids_BL[:, 1:][chosen][:, None])[:, 0], entropies_N
+
+
+def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [B, L], the mask of real tokens [B, L], and where a response token is next [B, L - 1]."""
     pairs = [(list(group.prompt), list(response)) for group in groups for response in group.responses]
     longest = max(len(prompt) + len(response) for prompt, response in pairs)
     ids_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
     real_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
-    response_BL = torch.zeros(len(pairs), longest, dtype=torch.bool)
+    next_BL = torch.zeros(len(pairs), longest - 1, dtype=torch.bool)
     for row, (prompt, response) in enumerate(pairs):
         end = len(prompt) + len(response)
         ids_BL[row, :end] = torch.tensor(prompt + response)
         real_BL[row, :end] = 1
-        response_BL[row, len(prompt) : end] = True
-    ids_BL, real_BL, response_BL = (each.to(model.device) for each in (ids_BL, real_BL, response_BL))
-    logits = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
-    chosen = response_BL[:, 1:]
-    logp_NV = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)
-    entropies_N = -(logp_NV.exp() * logp_NV).sum(-1)
-    return logp_NV.gather(1, ids_BL[:, 1:][chosen][:, None])[:, 0], entropies_N
+        next_BL[row, len(prompt) - 1 : end - 1] = True
+    return ids_BL.to(device), real_BL.to(device), next_BL.to(device)
 
 
 def takes_packed(model: Any) -> bool:
@@ -99,9 +104,20 @@ def takes_packed(model: Any) -> bool:
     exchangeable attention, with sliding windows, or whose attention does more than softmax(q k^T) v
     (soft-capping, sinks, position biases): a short trial finds the difference.
     """
+    return same_when_packed(
+        model,
+        lambda groups: _padded_logprobs(model, groups, 1.0)[0],
+        lambda groups: _packed_logprobs(model, groups, 1.0)[0],
+    )
+
+
+def same_when_packed(model: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
+    """The trial behind `takes_packed`, for any outputs that a model has a response token."""
     if "_takes_packed" not in model.__dict__:
         exchangeable = bool(getattr(model, "_supports_attention_backend", False))
-        model.__dict__["_takes_packed"] = exchangeable and _full_attention(model.config) and _trial(model)
+        model.__dict__["_takes_packed"] = (
+            exchangeable and _full_attention(model.config) and _trial(model, by_padding, by_packing)
+        )
     return bool(model.__dict__["_takes_packed"])
 
 
@@ -112,16 +128,16 @@ def _full_attention(config: Any) -> bool:
 
 
 @torch.no_grad()
-def _trial(model: Any) -> bool:
+def _trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
     size = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.randint(0, size, (24,), generator=torch.Generator().manual_seed(0)).tolist()
     groups = [Group(ids[:5], (ids[5:9], ids[9:16])), Group(ids[16:19], (ids[19:24],))]
     training, own = model.training, model.config._attn_implementation
     model.eval()
-    expected, _ = _padded_logprobs(model, groups, 1.0)
+    expected = by_padding(groups)
     model.config._attn_implementation = NAME
     try:
-        found, _ = _packed_logprobs(model, groups, 1.0)
+        found = by_packing(groups)
         same = bool(((found - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError):
         same = False  # its forward does not hand the layout through, or its shapes are its own

@@ -33,6 +33,7 @@ with hidden(HIDDEN if "transformers" not in sys.modules else ()):
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
+        AutoModelForTokenClassification,
         AutoTokenizer,
         GenerationConfig,
         PreTrainedModel,
@@ -50,6 +51,7 @@ __all__ = [
     "ALL_MASK_ATTENTION_FUNCTIONS",
     "AutoConfig",
     "AutoModelForCausalLM",
+    "AutoModelForTokenClassification",
     "AutoTokenizer",
     "GenerationConfig",
     "PreTrainedModel",

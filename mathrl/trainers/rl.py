@@ -34,10 +34,11 @@ from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
 from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
-from mathrl.trainers.rollouts import merged_counters, rollout_group, rollout_metrics
+from mathrl.trainers.rollouts import RolloutGroup, merged_counters, rollout_group, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
+Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 MOST_BAD_UPDATES = 10
 
 
@@ -62,8 +63,16 @@ def train_rl(
     backend: Backend,
     state: Path,
     open_metrics: Callable[[int | None], MetricSink],
+    *,
+    reference: Any = None,
+    judge: Judge | None = None,
+    teacher: Any = None,
 ) -> RlResult:
     """Train `model`, which `sampler`'s engine samples from, in place; resumes from `state`.
+
+    `reference` is the model of the KL (a copy of the start if none is given). `judge` is called at each
+    process on its own groups after grading, and may replace their rewards or add rewards of steps. `teacher`
+    is the model of on-policy distillation.
 
     At the end the model holds the averaged weights where `params.ema` is set.
 
@@ -75,7 +84,10 @@ def train_rl(
     optimizer = OptimizerSet(
         model, flat, params.optimizer, params.lr, params.steps * params.epochs * params.minibatches
     )
-    reference = copy.deepcopy(model).requires_grad_(False) if params.kl_coef else None
+    if not params.kl_coef:
+        reference = None
+    elif reference is None:
+        reference = copy.deepcopy(model).requires_grad_(False)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:
@@ -120,6 +132,7 @@ def train_rl(
                 rollout_group(index, prompts[index] or (), group)
                 for index, group in zip(mine, graded, strict=True) if group is not None
             ]  # fmt: skip
+            own = judge(own) if judge is not None else own
             sampled_at = time.perf_counter()
             shares = backend.gather((own, stop.asked, reward.counters()))
             groups = [group for share, _, _ in shares for group in share]

@@ -23,7 +23,9 @@ class RolloutGroup:
                      logprobs=((-0.1, -0.7, 0.0), (-2.3, 0.0)), rewards=(1.0, 0.0), correct=(True, False),
                      truncated=(False, False), parts=({"accuracy": 1.0}, {"accuracy": 0.0}))
 
-    `problem` is the number of the problem in the training set.
+    `problem` is the number of the problem in the training set. `step_ends` are the places of the last token
+    of each reasoning step, one tuple a response, and `step_rewards` what each step earned; both stay empty
+    without process supervision.
     """
 
     problem: int
@@ -34,6 +36,8 @@ class RolloutGroup:
     correct: tuple[bool, ...]
     truncated: tuple[bool, ...]
     parts: tuple[dict[str, float], ...]
+    step_ends: tuple[tuple[int, ...], ...] = ()
+    step_rewards: tuple[tuple[float, ...], ...] = ()
 
     @property
     def group(self) -> Group:
