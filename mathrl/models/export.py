@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_text, written_aside
+from mathrl.models.lora import ADAPTER, keeps_adapter, merged_state, save_adapter
 from mathrl.models.transformers_import import GenerationConfig
 
 
 def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> None:
     """Write weights (safetensors), tokenizer, generation config and the model card README.md.
 
-    The folder is written aside and renamed: whole or absent.
+    The folder is written aside and renamed: whole or absent. Adapters (LoRA) are merged into the weights; by
+    choice (`lora.keep_adapter`) they are there apart too, in adapter/.
     """
     write_folder(model, tokenizer, Path(folder), card)
 
@@ -25,6 +27,8 @@ def write_folder(model: Any, tokenizer: Any, folder: Path, card: str) -> None:
             do_sample=False,
         )
     with written_aside(folder) as aside:
-        model.save_pretrained(aside, safe_serialization=True)
+        model.save_pretrained(aside, safe_serialization=True, state_dict=merged_state(model))
+        if keeps_adapter(model):
+            save_adapter(model, aside / ADAPTER)
         tokenizer.save_pretrained(aside)
         write_text(aside / "README.md", card if card.endswith("\n") else card + "\n")

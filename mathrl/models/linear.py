@@ -135,5 +135,7 @@ class _Product(torch.autograd.Function):
         for part, grad in zip(torch.split(grad_NO, ctx.sizes, dim=1), grads, strict=True):
             part.copy_(grad.reshape(part.shape))
         grad_input = (grad_NO @ rounded_OI).to(ctx.dtype).view(input.shape)
+        if not any(ctx.needs_input_grad[3:]):  # frozen beside adapters
+            return grad_input, None, None, *(None for _ in grads)
         grad_weights = torch.split((grad_NO.t() @ rows_NI).float(), ctx.sizes)
         return grad_input, None, None, *grad_weights

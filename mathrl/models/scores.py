@@ -21,6 +21,7 @@ from mathrl.models.attention import packed_inputs
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
 from mathrl.models.load import resolve_folder
 from mathrl.models.logprobs import padded, same_when_packed
+from mathrl.models.lora import merged_state
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.transformers_import import AutoConfig, AutoModelForTokenClassification
@@ -42,7 +43,7 @@ def make_scorer(policy: Any) -> Any:
             f"a critic or reward model of architecture {config.model_type!r} cannot be made: transformers "
             "has no token classification for it; take another base model"
         ) from None
-    scorer.base_model.load_state_dict(policy.base_model.state_dict())
+    scorer.base_model.load_state_dict(merged_state(policy.base_model))
     with torch.no_grad():
         for weight in scorer.score.parameters():
             weight.zero_()

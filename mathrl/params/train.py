@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.lora import Lora
 from mathrl.params.section import Section
 
 
@@ -33,6 +34,7 @@ class Sft(Section):
     )
     lr: float = Field(3e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: Optimizer = Optimizer(schedule="flat_linear")
+    lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
     tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
     eval_every: int = Field(100, ge=0, description="Loss on dev demonstrations every n steps; 0: at the end.")
@@ -47,6 +49,7 @@ class Rl(Section):
     group_size: int = Field(16, ge=1, description="Responses a problem.")
     lr: float = Field(5e-4, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: Optimizer = Optimizer(muon_lr=0.01)
+    lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     temperature: float = Field(1.0, gt=0, description="Of the roll-outs.")
     max_tokens: int = Field(64, ge=1, description="Longest response.")
     advantage: Literal["group_std", "group_mean", "leave_one_out"] = Field(

@@ -105,10 +105,17 @@ class OptimizerSet:
 
 
 def split_parameters(model: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Hidden matrices (for Muon), and the rest: embedding, head, biases and norms (for AdamW)."""
+    """Hidden matrices (for Muon), and the rest (for AdamW): embedding, heads, biases, norms, adapters."""
     outer = [getattr(model, name)() for name in ("get_input_embeddings", "get_output_embeddings")]
     outer_ids = {id(module.weight) for module in outer if module is not None}
-    matrices = [weight for weight in named.values() if weight.dim() == 2 and id(weight) not in outer_ids]
+    matrices = [
+        weight
+        for name, weight in named.items()
+        if weight.dim() == 2
+        and id(weight) not in outer_ids
+        and ".lora_" not in name
+        and not name.startswith("score.")
+    ]
     chosen = {id(weight) for weight in matrices}
     return matrices, [weight for weight in named.values() if id(weight) not in chosen]
 

@@ -26,6 +26,7 @@ from mathrl.core.metrics import MetricSink
 from mathrl.core.nouns import Problem
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
+from mathrl.models.lora import add_lora
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
@@ -80,6 +81,8 @@ def train_rl(
         UserError: no problem whose prompt fits, or too many updates that are not a number.
         Stopped: after a signal, once the checkpoint is written.
     """
+    if params.lora is not None:
+        add_lora(model, params.lora, seed)
     flat = FlatParameters(model)
     optimizer = OptimizerSet(
         model, flat, params.optimizer, params.lr, params.steps * params.epochs * params.minibatches
@@ -87,7 +90,8 @@ def train_rl(
     if not params.kl_coef:
         reference = None
     elif reference is None:
-        reference = copy.deepcopy(model).requires_grad_(False)
+        # Adapters are switched off for it, so it needs no copy.
+        reference = model if params.lora else copy.deepcopy(model).requires_grad_(False)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:

@@ -17,6 +17,7 @@ from mathrl.core.metrics import MetricSink
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.models.logprobs import response_logprobs
+from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.train import Sft
 from mathrl.trainers.backend import Backend
@@ -60,6 +61,8 @@ def train_sft(
         UserError: ten steps had a loss or gradient that is not a number.
         Stopped: after a signal, once the checkpoint is written.
     """
+    if params.lora is not None:
+        add_lora(model, params.lora, seed)
     flat = FlatParameters(model)
     optimizer = OptimizerSet(model, flat, params.optimizer, params.lr, params.steps)
     stream = Stream(len(demonstrations), derive_seed(seed, "sft order"))

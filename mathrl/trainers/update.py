@@ -15,6 +15,7 @@ from mathrl.algorithms.alignment import logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import clipped_policy_loss
 from mathrl.models.logprobs import response_logprobs
+from mathrl.models.lora import adapters_off
 from mathrl.params.train import Rl
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.optimizer import FlatParameters
@@ -107,7 +108,7 @@ def update_gradient(
         )
         kl = 0.0
         if reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), adapters_off(reference):
                 reference_N, _ = response_logprobs(reference, packed, params.temperature)
             kl_N = kl_estimate(logprobs_N, reference_N, params.kl_estimator)
             loss_N = loss_N + params.kl_coef * kl_N

@@ -1,0 +1,20 @@
+"""Section of low-rank adapters, part of the sections that train."""
+
+from pydantic import Field
+
+from mathrl.params.section import Section
+
+
+class Lora(Section):
+    """Train low-rank adapters (arXiv:2106.09685) beside frozen weights; AdamW trains them."""
+
+    r: int = Field(16, ge=1, description="Rank of an adapter.")
+    alpha: float = Field(32.0, gt=0, description="The adapter's output is scaled by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Of an adapter's input while training.")
+    targets: tuple[str, ...] | None = Field(
+        None, min_length=1,
+        description="Linear layers by the end of their name, such as q_proj; empty: all but the output head.",
+    )  # fmt: skip
+    keep_adapter: bool = Field(
+        False, description="Export the adapter too, in adapter/ of the model folder, in peft's format."
+    )
