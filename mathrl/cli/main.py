@@ -1,4 +1,4 @@
-"""`mathrl run`, `evaluate`, `grade`, `sources`, `decontaminate`, `export`, `runs`, `sync`, `doctor`, `ui`."""
+"""`mathrl run`, `evaluate`, `compare`, `grade` and the smaller commands."""
 
 import sys
 from pathlib import Path
@@ -58,6 +58,27 @@ def evaluate(
     from mathrl.cli.evaluate import evaluate_model
 
     evaluate_model(model, benchmark, preset, set_ or [], limit, samples, output)
+
+
+@app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="As A; several seeds are joined by commas.")],
+    benchmark: Annotated[str | None, typer.Option(help="Which, where there are several.")] = None,
+    metric: Annotated[str, typer.Option(help="pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
+    preset: Preset = None,
+    set_: Set = None,
+    common: Annotated[bool, typer.Option("--common", help="On the problems that all have.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="All figures as JSON.")] = False,
+) -> None:
+    """Say whether B is better than A, by how much, and what difference the set could show at all.
+
+    A and B are responses.jsonl files or folders with one (:MODEL chooses a model in it), model folders, which
+    are evaluated on the spot, recipe steps (NAME/STEP), or models of reports/evaluate by their names.
+    """
+    from mathrl.cli.compare import compare as compare_models
+
+    compare_models(before, after, benchmark, metric, preset, set_ or [], common=common, as_json=json)
 
 
 @app.command()

@@ -109,7 +109,8 @@ def evaluate_model(
         if group is None:
             continue
         rows.append(_eval_row(label, benchmark, problem, group))
-        asked = {"question": problem.question, "answers": list(problem.answers)}
+        asked = {"question": problem.question, "answers": list(problem.answers), "level": problem.level,
+                 "subject": problem.subject}  # fmt: skip
         for number, sample in enumerate(group):
             place = {"model": label, "benchmark": benchmark, "problem_id": problem.id, "sample": number}
             responses.append({**place, **asked, **sample})

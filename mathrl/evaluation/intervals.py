@@ -1,6 +1,6 @@
 """Intervals of a mean over problems: the problem is the unit, its k samples are one cluster."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -49,35 +49,6 @@ def cluster_interval(
     means = bootstrap_means(found, resamples, seed)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(mean, float(low), float(high))
-
-
-def seeds_interval(
-    runs: Sequence[Mapping[str, float]], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
-    """The mean over several training runs (seeds) of one recipe, one value a problem and run.
-
-    Both the runs and the problems are drawn with replacement, so the interval holds for a new run on new
-    problems of the same kind; with two or three runs it is wide, as it should be.
-
-    Args:
-        runs: For each run {problem id: value}; only problems that all runs have count.
-
-    Raises:
-        ValueError: fewer than two runs, or no problem in common.
-    """
-    common = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
-    if len(runs) < 2 or not common:
-        raise ValueError(
-            f"{len(runs)} runs with {len(common)} problems in common: two runs of some are needed"
-        )
-    table = np.array([[run[id] for id in common] for run in runs])
-    rng = np.random.default_rng(derive_seed(seed, "seeds"))
-    means = np.empty(resamples)
-    for i in range(resamples):
-        drawn = table[rng.integers(0, len(runs), len(runs))].mean(axis=0)
-        means[i] = drawn[rng.integers(0, len(common), len(common))].mean()
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(table.mean()), float(low), float(high))
 
 
 def bootstrap_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:

@@ -27,7 +27,7 @@ class Comparison:
 
     `difference` is after minus before; `p_value` is two-sided; `detectable` is the smallest true difference
     that a set of this size and spread shows with 80 % power; `shown` when the interval leaves out 0 and the
-    p-value is below 1 - confidence.
+    p-value is below 1 - confidence. `before_runs` and `after_runs` count the training runs of each.
     """
 
     before: str
@@ -39,6 +39,8 @@ class Comparison:
     p_value: float
     detectable: float
     shown: bool
+    before_runs: int = 1
+    after_runs: int = 1
 
     def to_row(self) -> dict[str, Any]:
         return {**asdict(self), "verdict": self.verdict()}
@@ -47,6 +49,8 @@ class Comparison:
         """One sentence with the figures."""
         p = "p < 0.0001" if self.p_value < 0.0001 else f"p = {self.p_value:.4f}"
         figures = f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {p}, {self.problems} problems"
+        if self.before_runs + self.after_runs > 2:
+            figures += f", {self.before_runs} and {self.after_runs} runs"
         if self.shown:
             better, worse = (self.after, self.before) if self.difference > 0 else (self.before, self.after)
             return f"{better} is better than {worse}: {figures}"

@@ -27,22 +27,27 @@ def answer_classes(
     """Votes for the correct answer, votes of each class of equal wrong answers, and abstentions.
 
     All correct responses are one class, whatever their spelling; a response without an answer abstains.
+    Answers that equal one and the same third answer are one class, so the order of the samples is no matter.
+
+    >>> marks = [True, False, False, False, False]
+    >>> answer_classes(["4", ".5", "0.5", "7", None], marks, lambda a, b: float(a) == float(b))
+    (1, [2, 1], 1)
     """
     right, silent = 0, 0
-    wrong: list[tuple[str, int]] = []
+    wrong: dict[str, int] = {}
     for answer, is_correct in zip(extracted, correct, strict=True):
         if is_correct:
             right += 1
         elif answer is None or not answer.strip():
             silent += 1
         else:
-            for i, (head, votes) in enumerate(wrong):
-                if head == answer or equal(head, answer):
-                    wrong[i] = (head, votes + 1)
-                    break
-            else:
-                wrong.append((answer, 1))
-    return right, [votes for _, votes in wrong], silent
+            wrong[answer] = wrong.get(answer, 0) + 1
+    classes: list[list[str]] = []
+    for answer in wrong:
+        joined = [each for each in classes if any(equal(member, answer) for member in each)]
+        classes = [each for each in classes if each not in joined]
+        classes.append([*(member for each in joined for member in each), answer])
+    return right, [sum(wrong[member] for member in each) for each in classes], silent
 
 
 def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mathrl.core.errors import UserError
 from mathrl.core.nouns import EvalRow
 from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import Comparison, compare
 from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
 from mathrl.params.evaluate import Evaluate
-from mathrl.rewards.compare import compare as compare_answers
+from mathrl.rewards.grade import equal_answers
 
 PAIRS = (("sft", "rl"), ("base", "rl"))
 
@@ -30,7 +31,7 @@ def summarise(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, An
     samples = len(rows[0].correct)
     out: dict[str, Any] = {"problems": len(rows), "samples": samples}
     out |= _accuracy(rows, how, seed)
-    classes = [answer_classes(row.extracted, row.correct, same_answer) for row in rows]
+    classes = [answer_classes(row.extracted, row.correct, equal_answers) for row in rows]
     for k in sorted({k for k in how.ks if k <= samples}):
         if k > 1:
             values = [pass_at_k(samples, sum(row.correct), k) for row in rows]
@@ -46,6 +47,30 @@ def summarise(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, An
     return out
 
 
+def values_of(rows: Sequence[EvalRow], metric: str) -> dict[str, float]:
+    """One value a problem: pass_at_1, pass_at_k or maj_at_k.
+
+    Raises:
+        UserError: no such metric, or k above the number of samples.
+    """
+    if metric == "pass_at_1":
+        return accuracies(rows)
+    name, _, k_text = metric.rpartition("_")
+    samples = len(rows[0].correct)
+    if name not in ("pass_at", "maj_at") or not k_text.isdigit() or not 1 <= int(k_text) <= samples:
+        raise UserError(
+            f"no metric {metric!r} with {samples} samples a problem; there are pass_at_K and maj_at_K with K "
+            f"from 1 to {samples}"
+        )
+    k = int(k_text)
+    if name == "pass_at":
+        return {row.problem_id: pass_at_k(samples, sum(row.correct), k) for row in rows}
+    return {
+        row.problem_id: maj_at_k(*answer_classes(row.extracted, row.correct, equal_answers), k)
+        for row in rows
+    }
+
+
 def comparisons(models: Mapping[str, Sequence[EvalRow]], how: Evaluate, seed: int) -> dict[str, Comparison]:
     """The paired tests sft → rl and base → rl where both were evaluated: {"sft_to_rl": …}."""
     return {
@@ -56,11 +81,6 @@ def comparisons(models: Mapping[str, Sequence[EvalRow]], how: Evaluate, seed: in
         for before, after in PAIRS
         if before in models and after in models
     }  # fmt: skip
-
-
-def same_answer(one: str, other: str) -> bool:
-    """Whether two extracted answers are the same answer, by the grader's cheap exact steps."""
-    return compare_answers(one, other).equal is True
 
 
 def _accuracy(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, float]:

@@ -160,6 +160,26 @@ def _by_engine(
     return Comparison(False, "symbolic", outcome.reason or "not shown equal")
 
 
+def equal_answers(one: str, other: str, engine: Engine | None = None) -> bool:
+    """Whether two extracted answers are the same answer, whichever of them is taken as the truth.
+
+    What `grade` would say of them, so votes for 0.5 and 1/2 are votes for one answer. The first question
+    that the symbolic engine must settle waits for its start.
+
+    >>> equal_answers("0.5", "1/2"), equal_answers("12", "21")
+    (True, False)
+    """
+    if one == other:
+        return True
+    for answer, truth in ((one, other), (other, one)):
+        result = _settled(answer, truth, engine)
+        if result.reason == _TRANSIENT[0] and (engine or default_engine()).warm_up():
+            result = _settled(answer, truth, engine)
+        if result.equal:
+            return True
+    return False
+
+
 def clear_cache() -> None:
     """Forget every comparison (benchmarks and tests)."""
     _cache.clear()

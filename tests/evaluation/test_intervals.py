@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mathrl.data.difficulty import wilson
-from mathrl.evaluation.intervals import cluster_interval, seeds_interval
+from mathrl.evaluation.intervals import cluster_interval
 
 
 def test_the_interval_of_a_known_spread_is_the_normal_one() -> None:
@@ -53,19 +53,3 @@ def test_equal_seeds_give_equal_intervals() -> None:
 ])  # fmt: skip
 def test_wilson_by_table(correct: int, samples: int, low: float, high: float) -> None:
     assert wilson(correct, samples) == pytest.approx((low, high), abs=5e-5)
-
-
-def test_runs_that_differ_widen_the_interval_of_several_seeds() -> None:
-    problems = [f"p{i}" for i in range(200)]
-    rng = np.random.default_rng(2)
-
-    def run(mean: float) -> dict[str, float]:
-        return dict(zip(problems, (rng.binomial(8, mean, 200) / 8).tolist(), strict=True))
-
-    alike, unlike = [run(0.8), run(0.8), run(0.8)], [run(0.7), run(0.8), run(0.9)]
-    close, wide = seeds_interval(alike, resamples=2_000), seeds_interval(unlike, resamples=2_000)
-    assert close.mean == pytest.approx(wide.mean, abs=0.02)
-    # Three runs 0.1 apart: the standard error of their mean is 0.082 / sqrt(3) = 0.047; alone 0.006.
-    assert wide.high - wide.low > 0.15 > 0.05 > close.high - close.low
-    with pytest.raises(ValueError, match="two runs"):
-        seeds_interval(alike[:1])

@@ -1,6 +1,6 @@
 """Checked against every subset, listed one by one: slow, obvious, and written without the formulas."""
 
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 
@@ -89,5 +89,10 @@ def test_equal_answers_vote_together_and_silence_does_not_vote() -> None:
     same = {frozenset(("7", "7.0"))}
     classes = answer_classes(extracted, correct, lambda a, b: frozenset((a, b)) in same)
     assert classes == (2, [2, 1], 2)
+    # 7 = 7.0 and 7.0 = 7.00, though 7 and 7.00 were not found equal: one class in any order.
+    chain = {frozenset(("7", "7.0")), frozenset(("7.0", "7.00"))}
+    for order in permutations(["7", "7.00", "7.0", "8"]):
+        _, votes, _ = answer_classes(order, [False] * 4, lambda a, b: frozenset((a, b)) in chain)
+        assert sorted(votes) == [1, 3]
     as_strings = answer_classes(extracted, correct, lambda a, b: False)
     assert as_strings == (2, [1, 1, 1], 2)

@@ -1,0 +1,167 @@
+"""`mathrl compare A B`: is one model better than the other, and what difference could be seen at all?"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import digest, digest_path
+from mathrl.core.places import main_checkout
+from mathrl.evaluation.responses import ModelRun, common_problems, read_run
+from mathrl.evaluation.side_by_side import compare_sides
+from mathrl.params import Params, load_params
+
+RESPONSES = "responses.jsonl"
+PIPELINE = Path("reports/evaluate") / RESPONSES
+ACCEPTED = (
+    "a responses.jsonl, a folder with one (reports/evaluate, or a recipe's evaluate step), a model folder, a "
+    "recipe's step such as recipes/NAME/STEP, or a model of reports/evaluate by its name; :MODEL chooses one "
+    "of several, commas join the runs of several seeds"
+)
+
+
+def compare(
+    before: str,
+    after: str,
+    benchmark: str | None,
+    metric: str,
+    preset: str | None,
+    overrides: Sequence[str],
+    *,
+    common: bool,
+    as_json: bool,
+) -> None:
+    """Print the table, the paired difference with its interval and p, and the smallest detectable one.
+
+    Raises:
+        UserError: nothing to compare where a person points, or what is there cannot be compared.
+    """
+    here = Path.cwd()
+    os.chdir(main_checkout())
+    params = load_params(preset=preset, overrides=overrides)
+    sides = [_runs(text, here, benchmark, params) for text in (before, after)]
+    first = len(sides[0])
+    runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
+    names = _names(sides, (before, after))
+    found = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate, params.run.seed)
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        _print(found, params.evaluate.confidence)
+
+
+def _runs(text: str, here: Path, benchmark: str | None, params: Params) -> list[ModelRun]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UserError(f"{text!r}: nothing to compare; give {ACCEPTED}")
+    return [_run(part, here, benchmark, params) for part in parts]
+
+
+def _run(text: str, here: Path, benchmark: str | None, params: Params) -> ModelRun:
+    path, model = _place(text, here), None
+    if path is None and ":" in text:
+        name, _, model = text.rpartition(":")
+        path = _place(name, here)
+    if path is None and PIPELINE.is_file() and re.fullmatch(r"[\w-]+", text):
+        return read_run(PIPELINE, text, benchmark)
+    if path is None:
+        raise UserError(f"{text}: no such file or folder; give {ACCEPTED}")
+    if path.is_file():
+        return read_run(path, model, benchmark)
+    if (path / RESPONSES).is_file():
+        return read_run(path / RESPONSES, model, benchmark)
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() or (folder / "reference.json").is_file():
+            return _evaluated(
+                folder, path.name if path.name != "model" else path.parent.name, benchmark, params
+            )
+    raise UserError(f"{text}: neither responses nor a model in it; give {ACCEPTED}")
+
+
+def _place(text: str, here: Path) -> Path | None:
+    """The path as seen from where the person stands, from the checkout, or from its recipes."""
+    for path in (here / text, Path(text), Path("recipes") / text):
+        if text and path.exists():
+            inside = path.absolute().is_relative_to(Path.cwd())
+            return path.absolute().relative_to(Path.cwd()) if inside else path
+    return None
+
+
+def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
+    """A model folder, evaluated now unless its bytes were with the same parameters."""
+    from mathrl.stages.evaluate import evaluate_once  # torch, transformers
+
+    benchmark = benchmark or params.evaluate.benchmarks[0]
+    sections = [getattr(params, name).model_dump(mode="json") for name in
+                ("run", "model", "prompt", "rollout", "evaluate")]  # fmt: skip
+    key = digest([digest_path(folder), benchmark, sections])
+    output = Path("reports/evaluations") / f"{label}-{benchmark}-{key[:10]}"
+    if not (output / RESPONSES).is_file():
+        evaluate_once(folder, benchmark, params, output)
+    run = read_run(output / RESPONSES, None, benchmark)
+    return ModelRun(label, str(output / RESPONSES), run.benchmark, run.rows, run.questions)
+
+
+def _names(sides: Sequence[Sequence[ModelRun]], given: tuple[str, str]) -> tuple[str, str]:
+    """What the models are called: their own names without a seed, or what the person wrote."""
+    own = [{re.sub(r"[-_]s\d+$", "", run.label) for run in side} for side in sides]
+    if all(len(names) == 1 for names in own) and own[0] != own[1]:
+        return next(iter(own[0])), next(iter(own[1]))
+    return given if given[0] != given[1] else (given[0], f"{given[1]} (again)")
+
+
+def _print(found: dict[str, Any], confidence: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=max(100, Console().width) if not sys.stdout.isatty() else None)
+    models, test, metric = found["models"], found["comparison"], _spoken(found["metric"])
+    table = Table(title=f"{found['benchmark']}: {found['problems']} problems")
+    some = [name for name in next(iter(models.values())) if name.startswith(("pass_at_", "maj_at_"))]
+    columns = [
+        name for name in some if name != found["metric"] and all(name in each for each in models.values())
+    ]
+    interval = f"{confidence:.0%} interval"
+    others = map(_spoken, columns)
+    for column in ("model", "runs", metric, interval, *others, "mean length", "truncated"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for name, each in models.items():
+        table.add_row(
+            name, str(len(each["runs"])), f"{each['mean']:.3f}", f"{each['low']:.3f} to {each['high']:.3f}",
+            *(f"{each[column]:.3f}" for column in columns), f"{each['response_length']:.1f}",
+            f"{each['truncated_share']:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    for name, each in models.items():
+        if len(each["runs"]) > 1:
+            console.print(
+                f"{name}, each run: {', '.join(f'{value:.3f}' for value in each['runs'])}", highlight=False
+            )
+    for by in ("by_level", "by_subject"):
+        if found[by]:
+            console.print(_breakdown(found[by], by.removeprefix("by_"), list(models), metric))
+    console.print(test["verdict"], soft_wrap=True, highlight=False)
+    if test["shown"]:
+        least = f"with 80 % power this set shows differences from {test['detectable']:.3f} up"
+        console.print(least, soft_wrap=True, highlight=False)
+
+
+def _breakdown(groups: dict[str, Any], by: str, names: Sequence[str], metric: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"{metric} by {by}")
+    for column in (by, "problems", *names, "difference", "interval"):
+        table.add_column(column, justify="left" if column == by else "right")
+    for group, row in groups.items():
+        interval = f"{row['low']:+.3f} to {row['high']:+.3f}" if "low" in row else ""
+        table.add_row(group, str(row["problems"]), f"{row['before']:.3f}", f"{row['after']:.3f}",
+                      f"{row['difference']:+.3f}", interval)  # fmt: skip
+    return table
+
+
+def _spoken(metric: str) -> str:
+    return metric.replace("_at_", "@")

@@ -1,0 +1,132 @@
+"""Kept responses (responses.jsonl) → what one model made of one benchmark, checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_numbered_jsonl
+from mathrl.core.nouns import EvalRow
+
+NEEDED = ("model", "benchmark", "problem_id", "sample", "correct", "extracted", "length", "truncated")
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """One model, one seed, on one benchmark.
+
+    Example:
+        ModelRun(label="rl", where="reports/evaluate/responses.jsonl", benchmark="test", rows=[EvalRow(…), …],
+                 questions={"chain/test/00003": "7+5-3*4="})
+    """
+
+    label: str
+    where: str
+    benchmark: str
+    rows: list[EvalRow]
+    questions: Mapping[str, str]
+
+
+def read_run(file: Path, model: str | None, benchmark: str | None) -> ModelRun:
+    """The responses of one model on one benchmark from a responses.jsonl, one `EvalRow` a problem.
+
+    Raises:
+        UserError: no such file, no response in it, a row without a field, several models or benchmarks to
+            choose from, a response twice, or problems with different numbers of responses.
+    """
+    found: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
+    for number, row in read_numbered_jsonl(file):
+        missing = [name for name in NEEDED if name not in row]
+        if missing:
+            raise UserError(
+                f"{file}, line {number}: no field {missing[0]!r}; give the responses.jsonl that "
+                "`mathrl evaluate` or the evaluate stage wrote"
+            )
+        found.setdefault((str(row["model"]), str(row["benchmark"])), []).append((number, row))
+    if not found:
+        raise UserError(f"{file}: no response in it")
+    benchmark = _one_of({b for _, b in found}, benchmark, f"{file}: benchmark", "choose one with --benchmark")
+    model = _one_of(
+        {m for m, b in found if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL"
+    )
+    rows = found[model, benchmark]
+    return ModelRun(model, str(file), benchmark, _eval_rows(file, rows), {
+        str(row["problem_id"]): str(row.get("question", "")) for _, row in rows
+    })  # fmt: skip
+
+
+def _one_of(there: set[str], wanted: str | None, what: str, remedy: str) -> str:
+    if wanted in there:
+        return str(wanted)
+    known = ", ".join(sorted(there))
+    if wanted is not None:
+        raise UserError(f"{what} {wanted!r} is not in it; there are: {known}")
+    if len(there) > 1:
+        raise UserError(f"{what} is one of {known}; {remedy}")
+    return next(iter(there))
+
+
+def _eval_rows(file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[EvalRow]:
+    problems: dict[str, dict[int, dict[str, Any]]] = {}
+    for number, row in rows:
+        samples = problems.setdefault(str(row["problem_id"]), {})
+        if row["sample"] in samples:
+            raise UserError(
+                f"{file}, line {number}: sample {row['sample']} of {row['problem_id']} is there twice; "
+                "were two files put together?"
+            )
+        samples[row["sample"]] = row
+    counts = {len(samples) for samples in problems.values()}
+    if len(counts) > 1:
+        raise UserError(
+            f"{file}: some problems have {min(counts)} responses and others {max(counts)}; is it complete?"
+        )
+    out = []
+    for id, samples in problems.items():
+        group = [samples[number] for number in sorted(samples)]
+        out.append(EvalRow(
+            group[0]["model"], group[0]["benchmark"], id, group[0].get("level"), group[0].get("subject"),
+            correct=tuple(bool(row["correct"]) for row in group),
+            extracted=tuple(row["extracted"] for row in group),
+            lengths=tuple(int(row["length"]) for row in group),
+            truncated=tuple(bool(row["truncated"]) for row in group),
+        ))  # fmt: skip
+    return out
+
+
+def common_problems(runs: Sequence[ModelRun], *, allow_missing: bool) -> list[ModelRun]:
+    """The runs with the problems that all of them have, in one order.
+
+    Raises:
+        UserError: different benchmarks, one id for two questions, no problem in common, or, unless
+            `allow_missing`, problems that not all runs have.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if run.benchmark != first.benchmark:
+            raise UserError(
+                f"{first.where} is an evaluation on {first.benchmark}, {run.where} on {run.benchmark}: "
+                "compare on one benchmark (--benchmark)"
+            )
+        for id in sorted(first.questions.keys() & run.questions.keys()):
+            if first.questions[id] != run.questions[id]:
+                raise UserError(f"problem {id} asks one thing in {first.where} and another in {run.where}")
+    common = set.intersection(*(set(run.questions) for run in runs))
+    for run in runs if not allow_missing else ():
+        more = sorted(set(run.questions) - common)
+        if more:
+            raise UserError(
+                f"{run.where} has {len(more)} problems that another run lacks ({more[0]}, …; {len(common)} "
+                "are in all): evaluate all on the same problems, or compare on those in common with --common"
+            )
+    if not common:
+        raise UserError(f"{' and '.join(run.where for run in runs)} have no problem in common")
+    return [
+        ModelRun(
+            run.label, run.where, run.benchmark,
+            sorted((row for row in run.rows if row.problem_id in common), key=lambda row: row.problem_id),
+            run.questions,
+        )
+        for run in runs
+    ]  # fmt: skip

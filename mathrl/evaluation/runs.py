@@ -1,0 +1,131 @@
+"""Several training runs (seeds) of a recipe: what holds for a new run on new problems of the same kind.
+
+A table of runs by problems has three sources of spread: runs, problems, and the rest (sampling, and runs that
+are good at different problems). The variance of its mean is (MS_runs + MS_problems - MS_rest) / (R P), the
+two-way random-effects analysis of variance (Cornfield and Tukey, 1956); Student's t with Satterthwaite's
+degrees of freedom (1946) pays for the few runs. A bootstrap over three runs would claim two thirds of the
+variance.
+
+Shapes: R runs, P problems.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from mathrl.core.errors import UserError
+from mathrl.data.difficulty import wilson
+from mathrl.evaluation.intervals import Interval
+from mathrl.evaluation.paired import POWER, Comparison, compare
+
+Run = Mapping[str, float]
+
+
+def seeds_interval(runs: Sequence[Run], *, confidence: float = 0.95) -> Interval:
+    """The mean over several runs of one recipe, one value a problem and run.
+
+    With two or three runs that differ it is wide, as it should be.
+
+    Args:
+        runs: For each run {problem id: value}; only problems that all runs have count.
+
+    Raises:
+        ValueError: fewer than two runs, or fewer than two problems in common.
+
+    >>> seeds_interval([{"x": 0.5, "y": 0.5}, {"x": 0.7, "y": 0.7}])  # sqrt(0.01) t(0.975, 1) = 1.27
+    Interval(mean=0.6, low=-0.67..., high=1.87...)
+    """
+    table_RP = _table(runs, _common(runs))
+    if min(table_RP.shape) < 2:
+        raise ValueError(
+            f"{len(runs)} runs with {table_RP.shape[1]} problems in common: two of each are needed"
+        )
+    problems_P = table_RP.mean(axis=0)
+    error, freedom = _error([_runs_part(table_RP), _part(problems_P)], [_rest(table_RP)])
+    half = float(stdtrit(freedom, 0.5 + confidence / 2)) * error
+    mean = float(problems_P.mean())
+    return Interval(mean, mean - half, mean + half)
+
+
+def compare_runs(
+    before: str,
+    after: str,
+    before_runs: Sequence[Run],
+    after_runs: Sequence[Run],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two recipes by their runs on the same problems; one run each is `paired.compare`.
+
+    Where only one side has several runs, the other is taken as that one model and not as a recipe. The runs
+    of the two sides are not paired with one another.
+
+    Raises:
+        UserError: fewer than two problems that all runs have.
+    """
+    if len(before_runs) == len(after_runs) == 1:
+        return compare(before, after, before_runs[0], after_runs[0],
+                       confidence=confidence, resamples=resamples, seed=seed)  # fmt: skip
+    common = _common([*before_runs, *after_runs])
+    if len(common) < 2:
+        raise UserError(
+            f"the runs of {before} and {after} have {len(common)} problems in common, two or more are "
+            "needed; evaluate all of them on the same benchmark"
+        )
+    tables = [_table(runs, common) for runs in (before_runs, after_runs)]
+    differences_P = tables[1].mean(axis=0) - tables[0].mean(axis=0)
+    several = [table_RP for table_RP in tables if len(table_RP) > 1]
+    error, freedom = _error(
+        [*(_runs_part(each) for each in several), _part(differences_P)], [_rest(each) for each in several]
+    )
+    mean = float(differences_P.mean())
+    if error > 0:
+        quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
+        half, detectable = quantile * error, (quantile + float(stdtrit(freedom, POWER))) * error
+        p_value = float(2 * stdtr(freedom, -abs(mean) / error))
+    else:  # every run solves the same problems: as many could still hide a share up to Wilson's bound
+        half = detectable = wilson(0, len(common), confidence)[1]
+        p_value = 1.0 if mean == 0 else 0.0
+    return Comparison(
+        before, after, len(common), mean, max(-1.0, mean - half), min(1.0, mean + half), p_value, detectable,
+        shown=abs(mean) > half and p_value < 1 - confidence,
+        before_runs=len(before_runs), after_runs=len(after_runs),
+    )  # fmt: skip
+
+
+def _common(runs: Sequence[Run]) -> list[str]:
+    return sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+
+
+def _table(runs: Sequence[Run], common: Sequence[str]) -> np.ndarray:
+    return np.array([[run[id] for id in common] for run in runs]).reshape(len(runs), len(common))
+
+
+def _part(values: np.ndarray) -> tuple[float, int]:
+    """The variance of the mean of `values`, and its degrees of freedom."""
+    return float(values.var(ddof=1)) / len(values), len(values) - 1
+
+
+def _runs_part(table_RP: np.ndarray) -> tuple[float, int]:
+    return _part(table_RP.mean(axis=1))
+
+
+def _rest(table_RP: np.ndarray) -> tuple[float, int]:
+    """MS_rest / (R P), which the parts of runs and of problems both contain."""
+    rest_RP = table_RP - table_RP.mean(axis=1, keepdims=True) - table_RP.mean(axis=0) + table_RP.mean()
+    freedom = (table_RP.shape[0] - 1) * (table_RP.shape[1] - 1)
+    return float((rest_RP**2).sum()) / freedom / table_RP.size, freedom
+
+
+def _error(parts: Sequence[tuple[float, int]], twice: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """The standard error of the mean and Satterthwaite's degrees of freedom.
+
+    What is contained twice is taken off once, but never so much that less than the largest part is left.
+    """
+    total = sum(value for value, _ in parts) - sum(value for value, _ in twice)
+    variance = max(total, *(value for value, _ in parts))
+    spread = sum(value**2 / freedom for value, freedom in [*parts, *twice])
+    return variance**0.5, (variance**2 / spread if spread else 1.0)

@@ -1,0 +1,153 @@
+"""`mathrl compare` as a person meets it, in a checkout of its own."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.files import write_jsonl
+from mathrl.core.nouns import Problem
+from mathrl.core.problems import write_problems
+from mathrl.models.base import make_base
+from mathrl.params.run import FreshModel, Model
+
+ROOT = Path(__file__).parents[2]
+RUN = "from mathrl.cli import main; main()"
+
+
+def rows(
+    model: str, mean: float, seed: int, problems: int = 60, benchmark: str = "test"
+) -> list[dict[str, Any]]:
+    draw, hardness = random.Random(seed), random.Random(7)
+    out = []
+    for p in range(problems):
+        ability = mean + hardness.uniform(-0.3, 0.3)
+        for sample in range(8):
+            correct = draw.random() < ability
+            out.append({
+                "model": model, "benchmark": benchmark, "problem_id": f"p{p:03}", "sample": sample,
+                "question": f"{p}+0=", "answers": ["1"], "level": p % 2, "subject": None, "response": "…",
+                "extracted": "1" if correct else "2", "correct": correct, "rule": "", "length": 10,
+                "truncated": False,
+            })  # fmt: skip
+    return out
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    shutil.copytree(ROOT / "params", folder / "params")
+    write_jsonl(folder / "reports/evaluate/responses.jsonl", [*rows("sft", 0.4, 1), *rows("rl", 0.7, 2)])
+    for seed in range(3):
+        for step, mean in (("sft", 0.45), ("rl", 0.5)):
+            file = folder / f"recipes/study/{step}_test-s{seed}/responses.jsonl"
+            write_jsonl(file, rows(step, mean + 0.02 * seed, 10 * seed + len(step)))
+    write_jsonl(folder / "few.jsonl", rows("few", 0.5, 3, problems=59))
+    write_jsonl(folder / "gsm.jsonl", rows("sft", 0.5, 3, benchmark="gsm8k"))
+    write_jsonl(folder / "none.jsonl", [])
+    write_jsonl(folder / "other.jsonl", [{"response": "1"}])
+    write_jsonl(folder / "twice.jsonl", [*rows("a", 0.5, 3), *rows("a", 0.5, 4)])
+    write_jsonl(folder / "cut.jsonl", rows("a", 0.5, 3)[:-1])
+    changed = [row | {"question": "else"} for row in rows("changed", 0.5, 3)]
+    write_jsonl(folder / "changed.jsonl", changed)
+    return folder
+
+
+def compare(checkout: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", RUN, "compare", *words], cwd=checkout, capture_output=True,
+                          text=True, check=False, timeout=240)  # fmt: skip
+
+
+def test_two_models_of_the_pipeline_by_name(checkout: Path) -> None:
+    done = compare(checkout, "sft", "rl")
+    assert done.returncode == 0, done.stderr
+    assert "rl is better than sft: +0.292 [+0.2" in done.stdout
+    assert "with 80 % power this set shows differences from 0." in done.stdout
+    assert "pass@1 by level" in done.stdout and "test: 60 problems" in done.stdout
+    back = compare(checkout, "reports/evaluate:rl", "reports/evaluate/responses.jsonl:sft")
+    assert "rl is better than sft: -0.292" in back.stdout
+
+
+def test_all_figures_as_json(checkout: Path) -> None:
+    found = json.loads(compare(checkout, "sft", "rl", "--json", "--metric", "maj_at_4").stdout)
+    assert (found["benchmark"], found["metric"], found["problems"]) == ("test", "maj_at_4", 60)
+    test, models = found["comparison"], found["models"]
+    assert test["difference"] == pytest.approx(models["rl"]["mean"] - models["sft"]["mean"])
+    assert test["shown"] and test["detectable"] > 0 and test["p_value"] < 0.05
+    assert models["rl"]["mean"] != pytest.approx(models["rl"]["pass_at_1"])
+    levels = found["by_level"]
+    assert set(levels) == {"0", "1"} and found["by_subject"] == {}
+    assert levels["0"]["problems"] == 30
+    weighted = sum(row["difference"] * row["problems"] for row in levels.values()) / 60
+    assert weighted == pytest.approx(test["difference"])
+    assert all(row["low"] < row["difference"] < row["high"] for row in levels.values())
+
+
+def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> None:
+    steps = [",".join(f"study/{step}_test-s{seed}" for seed in range(3)) for step in ("sft", "rl")]
+    done = compare(checkout, *steps)
+    assert done.returncode == 0, done.stderr
+    assert "no difference shown between sft and rl" in done.stdout
+    assert "3 and 3 runs; this set shows differences from 0." in done.stdout
+    assert "sft, each run: 0." in done.stdout
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["sft", "few.jsonl"], "1 problems that another run lacks (p059"),
+    (["sft", "gsm.jsonl"], "an evaluation on test, gsm.jsonl on gsm8k"),
+    (["sft", "none.jsonl"], "none.jsonl: no response in it"),
+    (["sft", "other.jsonl"], "other.jsonl, line 1: no field 'model'"),
+    (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 is there twice"),
+    (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
+    (["sft", "changed.jsonl"], "problem p000 asks one thing"),
+    (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
+    (["sft", "reports/evaluate"], "model is one of rl, sft; name one as"),
+    (["sft", "nowhere/at/all"], "nowhere/at/all: no such file or folder"),
+    (["sft", "params"], "params: neither responses nor a model in it"),
+    (["sft", ","], "nothing to compare"),
+    (["sft", "rl", "--metric", "maj_at_9"], "K from 1 to 8"),
+    (["sft", "rl", "--metric", "accuracy"], "no metric 'accuracy'"),
+    (["sft", "rl", "--benchmark", "gsm8k"], "benchmark 'gsm8k' is not in it; there are: test"),
+])  # fmt: skip
+def test_what_cannot_be_compared_is_said_in_one_sentence(
+    checkout: Path, words: list[str], message: str
+) -> None:
+    done = compare(checkout, *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+def test_problems_in_common_by_choice(checkout: Path) -> None:
+    done = compare(checkout, "sft", "few.jsonl", "--common")
+    assert done.returncode == 0 and "test: 59 problems" in done.stdout
+
+
+def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> None:
+    base = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, alphabet="arithmetic")
+    for seed in range(2):
+        make_base(Model(base=base), checkout / f"recipes/study/step-s{seed}/model", seed)
+    problems = [
+        Problem(
+            id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="test", level=1
+        )
+        for n in range(8)
+    ]
+    write_problems(checkout / "data/curated/test.jsonl", problems)
+    write_problems(checkout / "data/curated/sft.jsonl", problems)
+    options = ["--set", "evaluate.samples=2", "--set", "evaluate.max_tokens=4", "--set", "run.device=cpu"]
+    words = ["study/step-s0", "recipes/study/step-s1/model", *options]
+    done = compare(checkout, *words)
+    assert done.returncode == 0, done.stderr
+    assert "no difference shown between" in done.stdout and "test: 8 problems" in done.stdout
+    kept = sorted((checkout / "reports/evaluations").glob("step-s?-test-*/responses.jsonl"))
+    stamps = [file.stat().st_mtime_ns for file in kept]
+    assert len(kept) == 2
+    assert compare(checkout, *words).stdout == done.stdout
+    assert [file.stat().st_mtime_ns for file in kept] == stamps
