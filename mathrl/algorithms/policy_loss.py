@@ -1,28 +1,119 @@
-"""The clipped surrogate.
+"""Surrogates of the policy: clipped (PPO, GRPO, DAPO), by sequence (GSPO), CISPO, and without a ratio.
 
-Shapes: N response tokens.
+All give a loss a token and take log-probs with a gradient, old ones and advantages without.
+
+Shapes: S responses of the given lengths, N their tokens in order.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from mathrl.algorithms.aggregation import spread
+from mathrl.algorithms.returns import response_sums
+
+Kind = Literal["clip", "gspo", "cispo", "reinforce"]
+MOST_GAP = 20.0  # exp(20) is far beyond any clip, and finite
+
+
+def policy_loss(
+    kind: Kind, logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, lengths_S: Tensor,
+    clip_low: float, clip_high: float, dual_clip: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The loss of the kind's own function below, and where it is clipped: loss_N, clipped_N.
+
+    >>> logprobs, advantages = torch.tensor([0.5, 1.5]).log(), torch.tensor([1.0, 1.0])
+    >>> policy_loss("clip", logprobs, torch.zeros(2), advantages, torch.tensor([2]), 0.2, 0.28)
+    (tensor([-0.5000, -1.2800]), tensor([False,  True]))
+    """
+    if kind == "reinforce":
+        return reinforce_loss(logprobs_N, advantages_N)
+    if kind == "cispo":
+        return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip_low, clip_high)
+    if kind == "gspo":
+        logprobs_N = old_logprobs_N + sequence_log_ratio(logprobs_N, old_logprobs_N, lengths_S)
+    return clipped_policy_loss(logprobs_N, old_logprobs_N, advantages_N, clip_low, clip_high, dual_clip)
+
 
 def clipped_policy_loss(
-    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprob - old logprob), a token at a time.
 
     PPO (arXiv:1707.06347, equation 7); with high > low it is DAPO's clip-higher (arXiv:2503.14476,
-    equation 10).
+    equation 10). With `dual_clip` c > 1, where A < 0 the loss is at most -c A (arXiv:1912.09729),
+    so that a ratio that has exploded does not. Log-ratios are kept within 20.
 
     >>> ratio, advantages = torch.tensor([1.5, 0.5, 1.1]), torch.tensor([1.0, -1.0, 2.0])
     >>> clipped_policy_loss(ratio.log(), torch.zeros(3), advantages, 0.2, 0.28)
     (tensor([-1.2800,  0.8000, -2.2000]), tensor([ True,  True, False]))
+    >>> clipped_policy_loss(torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), 0.2, 0.28, 3.0)
+    (tensor([3.]), tensor([True]))
 
     Returns:
-        loss_N, and clipped_N: True where the clipped branch was taken, so that the gradient is 0.
+        loss_N, and clipped_N: True where a clipped branch was taken, so that the gradient is 0.
     """
-    ratio_N = (logprobs_N - old_logprobs_N).exp()
+    ratio_N = log_ratio(logprobs_N, old_logprobs_N).exp()
     free_N = -ratio_N * advantages_N
     bound_N = -ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
-    return torch.maximum(free_N, bound_N), bound_N.detach() > free_N.detach()
+    loss_N, clipped_N = torch.maximum(free_N, bound_N), bound_N.detach() > free_N.detach()
+    if dual_clip is None:
+        return loss_N, clipped_N
+    most_N = -dual_clip * advantages_N
+    capped_N = (advantages_N < 0) & (most_N < loss_N.detach())
+    return torch.where(capped_N, most_N, loss_N), clipped_N | capped_N
+
+
+def cispo_loss(
+    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """-stop_gradient(clip(r, 1 - low, 1 + high)) A logprob: no token loses its gradient; weights are bounded.
+
+    CISPO (MiniMax-M1, arXiv:2506.13585, equation 4), which leaves the lower bound out: clip_low 1. The upper
+    bound is 1 + clip_high, as verl has it; TRL's epsilon_high is the bound itself, so its 5 is 4 here.
+
+    >>> logprobs = torch.tensor([3.0, 0.5]).log()
+    >>> cispo_loss(logprobs, torch.zeros(2), torch.tensor([1.0, 2.0]), 1.0, 1.0)  # -2 ln 3, -0.5 * 2 ln 0.5
+    (tensor([-2.1972,  0.6931]), tensor([ True, False]))
+    """
+    ratio_N = log_ratio(logprobs_N, old_logprobs_N).exp().detach()
+    weight_N = ratio_N.clamp(1 - clip_low, 1 + clip_high)
+    return -weight_N * advantages_N * logprobs_N, weight_N != ratio_N
+
+
+def reinforce_loss(logprobs_N: Tensor, advantages_N: Tensor) -> tuple[Tensor, Tensor]:
+    """-A logprob, without a ratio (Williams 1992); on policy its gradient is that of `clipped_policy_loss`.
+
+    >>> reinforce_loss(torch.tensor([-0.5]), torch.tensor([2.0]))
+    (tensor([1.]), tensor([False]))
+    """
+    return -advantages_N * logprobs_N, torch.zeros_like(advantages_N, dtype=torch.bool)
+
+
+def sequence_log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor, lengths_S: Tensor) -> Tensor:
+    """The mean of a response's log-ratios, for each of its tokens; its exponential is GSPO's s_i.
+
+    GSPO (arXiv:2507.18071, equation 7). Value of the mean, gradient of the token's own log-prob (GSPO-token,
+    equation 14): summed over the response, with equal weights and advantages, that is the gradient of s_i.
+
+    >>> sequence_log_ratio(torch.tensor([0.2, 0.4, 1.0]), torch.zeros(3), torch.tensor([2, 1]))
+    tensor([0.3000, 0.3000, 1.0000])
+    """
+    gap_N = log_ratio(logprobs_N, old_logprobs_N)
+    mean_S = response_sums(gap_N.detach(), lengths_S) / lengths_S.clamp(min=1)
+    return gap_N - gap_N.detach() + spread(mean_S, lengths_S)
+
+
+def log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+    """logprob - old logprob, within 20 of 0 (as verl), so that its exponential is finite.
+
+    >>> log_ratio(torch.tensor([-1.0, 0.0]), torch.tensor([-3.0, -90.0]))
+    tensor([ 2., 20.])
+    """
+    return (logprobs_N - old_logprobs_N).clamp(-MOST_GAP, MOST_GAP)

@@ -1,16 +1,16 @@
 """Reinforcement learning with verifiable rewards, one flat loop:
 sample → grade → advantages → loss → step → log.
 
-GRPO, Dr.GRPO, RLOO and DAPO's loss are settings of the functions it calls. What differs from DeepSeekMath's
-GRPO: the sampler is the trainer's own model, so the sampled log-probs are the old ones and no forward pass
-computes them; without a KL weight there is no reference model; the weights that are evaluated and exported
-are an exponential average of those that are trained.
+GRPO (outcome and process), Dr.GRPO, RLOO, DAPO, GSPO, CISPO, REINFORCE(++), ReMax, online RFT, PPO and
+on-policy distillation are settings of the functions it calls. What differs from DeepSeekMath's GRPO: the
+sampler is the trainer's own model, so the sampled log-probs are the old ones and no forward pass computes
+them; without a KL weight there is no reference model; the weights that are evaluated and exported are an
+exponential average of those that are trained.
 
-Shapes: P groups of G responses in the global batch, S = P G; N response tokens of a micro-batch.
+Shapes: P groups of G responses in the global batch; N response tokens of it.
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mathrl.algorithms.advantages import group_advantages, uniform_groups
+from mathrl.algorithms.advantages import uniform_groups
+from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
 from mathrl.core.nouns import Problem
@@ -29,28 +29,32 @@ from mathrl.core.seeding import derive_seed
 from mathrl.models.lora import add_lora
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
-from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import make_batch
 from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
-from mathrl.trainers.demonstrations import Stream
-from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
-from mathrl.trainers.rollouts import RolloutGroup, merged_counters, rollout_group, rollout_metrics
+from mathrl.trainers.collect import Judge, collect
+from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
+from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.dev import evaluate_dev
+from mathrl.trainers.learner import Learner
+from mathrl.trainers.rollouts import merged_counters, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
-
-Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
-MOST_BAD_UPDATES = 10
 
 
 @dataclass(frozen=True)
 class RlResult:
-    """Steps done, tokens sampled and tokens trained on (packed, prompts once a group), last dev accuracy."""
+    """Steps done, tokens sampled and tokens trained on (packed, prompts once a group).
+
+    `dev_accuracy` is that of the weights the model ends with, those after `exported_step` steps.
+    """
 
     steps: int
     sampled_tokens: int
     trained_tokens: int
     dev_accuracy: float | None
+    exported_step: int
 
 
 def train_rl(
@@ -68,60 +72,73 @@ def train_rl(
     reference: Any = None,
     judge: Judge | None = None,
     teacher: Any = None,
+    critic: Any = None,
 ) -> RlResult:
     """Train `model`, which `sampler`'s engine samples from, in place; resumes from `state`.
 
     `reference` is the model of the KL (a copy of the start if none is given). `judge` is called at each
     process on its own groups after grading, and may replace their rewards or add rewards of steps. `teacher`
-    is the model of on-policy distillation.
+    is the model of on-policy distillation. `critic` is the scorer that PPO's critic starts from (else as
+    `rl.critic` says).
 
-    At the end the model holds the averaged weights where `params.ema` is set.
+    At the end the model holds the averaged weights where `params.ema` is set, with `export: best` those of
+    the best dev accuracy.
 
     Raises:
-        UserError: no problem whose prompt fits, or too many updates that are not a number.
+        UserError: no problem whose prompt fits, a missing teacher or judge, or too many updates that are not
+            a number.
         Stopped: after a signal, once the checkpoint is written.
     """
+    check_helpers(params, judge, teacher)
     if params.lora is not None:
         add_lora(model, params.lora, seed)
-    flat = FlatParameters(model)
-    optimizer = OptimizerSet(
-        model, flat, params.optimizer, params.lr, params.steps * params.epochs * params.minibatches
-    )
     if not params.kl_coef:
         reference = None
     elif reference is None:
         # Adapters are switched off for it, so it needs no copy.
         reference = model if params.lora else copy.deepcopy(model).requires_grad_(False)
+    a_step = params.epochs * params.minibatches
+    only_critic = params.critic.warmup_steps if params.critic is not None else 0
+    valuer = None
+    if params.critic is not None:
+        valuer = make_critic(params.critic, model, critic, params.steps * a_step, seed)
+    policy = Learner(model, params.optimizer, params.lr, (params.steps - only_critic) * a_step, params.ema)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
-    stream = Stream(len(usable), derive_seed(seed, "rl order"))
-    averaged = flat.weights.clone() if params.ema else None
+    order = ProblemOrder(params.curriculum, problems, usable, params.steps * params.prompts_per_step, seed)
     checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
-    done, counts = 0, {"updates": 0, "bad": 0, "sampled": 0, "trained": 0}
+    done, kl_coef, counts = 0, params.kl_coef, {"sampled": 0, "trained": 0, "exported": 0}
     dev_accuracy: float | None = None
+    best: torch.Tensor | None = None
     saved = checkpoints.latest()
     if saved is not None:
-        flat.set_weights(saved.tensors.pop("weights").to(backend.device))
-        if averaged is not None:
-            averaged.copy_(saved.tensors.pop("averaged"))
-        optimizer.load_state(saved.tensors)
-        done, stream.cursor, counts = saved.step, saved.values["cursor"], dict(saved.values["counts"])
+        policy.load(saved.tensors, saved.values["policy"])
+        if valuer is not None:
+            valuer.load(saved.tensors, saved.values["critic"])
+        if "best" in saved.tensors:
+            best = saved.tensors["best"].to(backend.device)
+        order.load(saved.values["order"])
+        done, kl_coef, counts = saved.step, saved.values["kl_coef"], dict(saved.values["counts"])
         dev_accuracy = saved.values["dev_accuracy"]
     metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
 
     def save() -> None:
         if backend.rank == 0:
-            tensors = {"weights": flat.weights, **optimizer.state()}
-            if averaged is not None:
-                tensors["averaged"] = averaged
-            values = {"cursor": stream.cursor, "counts": counts, "dev_accuracy": dev_accuracy}
+            tensors = policy.tensors() | (valuer.tensors() if valuer is not None else {})
+            if best is not None:
+                tensors["best"] = best
+            values = {
+                "policy": policy.counts, "critic": valuer.counts if valuer is not None else None,
+                "order": order.state(), "kl_coef": kl_coef, "counts": counts, "dev_accuracy": dev_accuracy,
+            }  # fmt: skip
             checkpoints.save(Checkpoint(done, tensors, values))
 
     if params.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    sampling = Sampling(params.group_size, params.temperature, params.max_tokens)
+        for learner in (policy, valuer):
+            if learner is not None:
+                learner.model.gradient_checkpointing_enable({"use_reentrant": False})
     with progress("rl", params.steps, done) as bar:
         while done < params.steps:
             start = time.perf_counter()
@@ -129,113 +146,93 @@ def train_rl(
             torch.manual_seed(step_seed)
 
             # Sample and grade: each process its share of the prompts; then every process knows all.
-            chosen = [usable[stream.take()] for _ in range(params.prompts_per_step)]
-            mine = chosen[backend.rank :: backend.world]
-            graded = sampler.sample([problems[index] for index in mine], sampling, reward, step_seed)
-            own = [
-                rollout_group(index, prompts[index] or (), group)
-                for index, group in zip(mine, graded, strict=True) if group is not None
-            ]  # fmt: skip
-            own = judge(own) if judge is not None else own
+            rollouts = collect(
+                sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop
+            )
             sampled_at = time.perf_counter()
-            shares = backend.gather((own, stop.asked, reward.counters()))
-            groups = [group for share, _, _ in shares for group in share]
-            stopping = any(asked for _, asked, _ in shares)
 
             # Advantages: of the whole batch, at every process.
-            rewards_PG = torch.tensor([group.rewards for group in groups])
-            advantages_PG = group_advantages(
-                rewards_PG, params.advantage, ddof=params.std_ddof, eps=params.std_eps
-            )
-            uniform = int(uniform_groups(rewards_PG).sum())
+            batch, row = make_batch(
+                rollouts.groups, params, backend, model, reference, teacher,
+                valuer.model if valuer is not None else None, kl_coef,
+            )  # fmt: skip
+            scored_at = time.perf_counter()
 
             # Loss and step.
             model.train()
-            update = UpdateFigures()
+            update, values = UpdateFigures(), CriticFigures()
             for epoch in range(params.epochs):
-                for part in minibatches(
-                    len(groups), params.minibatches, derive_seed(seed, "split", done, epoch)
-                ):
-                    figures = update_gradient(
-                        model, reference, flat, params, backend,
-                        [groups[index] for index in part], advantages_PG[part],
-                    )  # fmt: skip
-                    norm = optimizer.clip()
-                    if math.isfinite(norm) and math.isfinite(figures.loss):
-                        factor = optimizer.step(counts["updates"])
-                        if averaged is not None and params.ema:
-                            averaged.lerp_(flat.weights, 1 - params.ema)
-                    else:
-                        factor, counts["bad"] = 0.0, counts["bad"] + 1
-                        if counts["bad"] > MOST_BAD_UPDATES:
-                            raise UserError(
-                                f"rl: {counts['bad']} updates had a loss or gradient that is not a number; "
-                                "lower rl.lr or rl.optimizer.muon_lr"
-                            )
-                    counts["updates"] += 1
-                    counts["trained"] += figures.trained
-                    update.add(figures, norm)
+                split_seed = derive_seed(seed, "split", done, epoch)
+                for chosen in minibatches(len(batch.groups), params.minibatches, split_seed):
+                    part = batch.part(chosen)
+                    if valuer is not None:
+                        value_figures = critic_gradient(valuer, params, backend, part)
+                        valuer.update(value_figures.loss)
+                        values.add(value_figures, valuer.norm)
+                    if done < only_critic:
+                        continue
+                    figures = update_gradient(policy, params, backend, part, kl_coef)
+                    dropped = params.drop_ratio is not None and figures.mean_ratio > params.drop_ratio
+                    if not dropped:
+                        policy.update(figures.loss)
+                    counts["trained"] += int(figures.trained)
+                    update.add(figures, 0.0 if dropped else policy.norm, dropped)
             model.eval()
             done += 1
-            tokens = sum(len(response) for group in groups for response in group.responses)
-            counts["sampled"] += tokens
 
             # Log.
             end = time.perf_counter()
+            tokens = sum(len(each) for group in rollouts.everything for each in group.responses)
+            counts["sampled"] += tokens
+            uniform = int(uniform_groups(torch.tensor([group.rewards for group in batch.groups])).sum())
             row = {
-                **rollout_metrics(groups, uniform), **update.metrics(params),
-                **merged_counters([counters for _, _, counters in shares]), "lr_factor": factor,
-                "skipped_updates": counts["bad"], "rollout/dropped_prompts": len(problems) - len(usable),
-                "time/step": end - start, "time/rollout": sampler.seconds["generation"],
-                "time/reward": sampler.seconds["reward"], "time/update": end - sampled_at,
-                "throughput/tokens_per_second": tokens / (end - start),
+                **rollout_metrics(rollouts.everything, uniform / len(batch.groups)), **values.metrics(batch),
+                **update.metrics(params), **merged_counters(rollouts.counters), **row,
+                "lr_factor": policy.factor, "skipped_updates": policy.bad,
+                "rollout/dropped_prompts": len(problems) - len(usable),
+                "time/step": end - start, "time/rollout": rollouts.seconds["generation"],
+                "time/reward": rollouts.seconds["reward"], "time/scores": scored_at - sampled_at,
+                "time/update": end - scored_at, "throughput/tokens_per_second": tokens / (end - start),
             }  # fmt: skip
+            if params.dynamic_sampling:
+                row["rollout/sampling_rounds"] = rollouts.rounds
+            if params.kl_coef:
+                row["kl_coef"] = kl_coef
+            if params.kl_controller is not None and "kl" in row:
+                goal = params.kl_controller
+                samples = len(batch.lengths_S)
+                kl_coef = adapted_kl_coef(kl_coef, row["kl"], samples, goal.target, goal.horizon)
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, flat, averaged)
-                dev_accuracy = dev_row["dev/accuracy"]
+                dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, policy)
                 row |= dev_row | {"time/eval": time.perf_counter() - end}
+                if params.export == "last" or best is None or dev_row["dev/accuracy"] > (dev_accuracy or 0.0):
+                    dev_accuracy, counts["exported"] = dev_row["dev/accuracy"], done
+                    if params.export == "best":
+                        best = policy.evaluated_weights().clone()
             if metrics is not None:
                 metrics.log(done, row)
             bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
-            if last or stopping or done % params.checkpoint_every == 0:
+            if last or rollouts.stopping or done % params.checkpoint_every == 0:
                 save()
-            if stopping and not last:
+            if rollouts.stopping and not last:
                 raise Stopped
     stop.close()
-    if averaged is not None:
-        flat.set_weights(averaged)
-    return RlResult(done, counts["sampled"], counts["trained"], dev_accuracy)
+    policy.flat.set_weights(policy.evaluated_weights() if best is None else best)
+    exported = done if best is None else counts["exported"]
+    return RlResult(done, counts["sampled"], counts["trained"], dev_accuracy, exported)
 
 
-def evaluate_dev(
-    sampler: Sampler,
-    dev: Sequence[Problem],
-    reward: RewardFunction,
-    params: Rl,
-    seed: int,
-    backend: Backend,
-    flat: FlatParameters,
-    averaged: Tensor | None,
-) -> dict[str, float]:
-    """Accuracy and length on the dev problems, with the averaged weights where there are any.
-
-    The same random numbers at every evaluation, so that two of them differ by the weights alone.
-    """
-    trained = flat.weights.clone()
-    if averaged is not None:
-        flat.set_weights(averaged)
-    sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
-    mine = list(dev[backend.rank :: backend.world])
-    dropped = sampler.dropped
-    graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
-    sampler.dropped = dropped
-    reward.counters()  # begins anew: the counters of a step are those of its roll-outs
-    flat.set_weights(trained)
-    rows = [(each.correct, len(each.completion.tokens)) for group in graded if group for each in group]
-    gathered = [row for share in backend.gather(rows) for row in share]
-    count = max(1, len(gathered))
-    return {
-        "dev/accuracy": sum(correct for correct, _ in gathered) / count,
-        "dev/response_length": sum(length for _, length in gathered) / count,
-    }
+def check_helpers(params: Rl, judge: Judge | None, teacher: Any) -> None:
+    """Raises UserError: the advantage needs a model that was not given, or a model has no use."""
+    if params.advantage == "distillation" and teacher is None:
+        raise UserError("rl.advantage is distillation, but there is no teacher; give the run a teacher model")
+    if params.advantage != "distillation" and teacher is not None:
+        raise UserError(
+            f"a teacher is given, but rl.advantage is {params.advantage}: set it to distillation, or "
+            "leave the teacher out"
+        )
+    if params.advantage == "process" and judge is None:
+        raise UserError(
+            "rl.advantage is process, but nothing gives rewards of steps; give the run a process reward model"
+        )

@@ -25,7 +25,7 @@ class RolloutGroup:
 
     `problem` is the number of the problem in the training set. `step_ends` are the places of the last token
     of each reasoning step, one tuple a response, and `step_rewards` what each step earned; both stay empty
-    without process supervision.
+    without process supervision. `baseline` is the greedy response's reward (ReMax).
     """
 
     problem: int
@@ -38,6 +38,7 @@ class RolloutGroup:
     parts: tuple[dict[str, float], ...]
     step_ends: tuple[tuple[int, ...], ...] = ()
     step_rewards: tuple[tuple[float, ...], ...] = ()
+    baseline: float = 0.0
 
     @property
     def group(self) -> Group:
@@ -57,8 +58,11 @@ def rollout_group(problem: int, prompt: Sequence[int], graded: Sequence[Graded])
     )
 
 
-def rollout_metrics(groups: Sequence[RolloutGroup], uniform: int) -> dict[str, float]:
-    """What a step's roll-outs were like, under the field's names."""
+def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dict[str, float]:
+    """What a step's roll-outs were like, under the field's names.
+
+    `uniform_share` is that of the groups trained on whose responses all have the same reward.
+    """
     rewards = torch.tensor([group.rewards for group in groups])
     lengths = [len(response) for group in groups for response in group.responses]
     count = len(lengths)
@@ -69,7 +73,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform: int) -> dict[str, f
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
-        "rollout/zero_variance_share": uniform / len(groups),
+        "rollout/zero_variance_share": uniform_share,
     }
     parts = [part for group in groups for part in group.parts]
     for name in sorted({name for part in parts for name in part}):

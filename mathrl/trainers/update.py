@@ -3,57 +3,83 @@
 Shapes: P groups of G responses in the global batch, S responses of a micro-batch, N response tokens of it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
-from mathrl.algorithms.policy_loss import clipped_policy_loss
+from mathrl.algorithms.policy_loss import log_ratio, policy_loss
+from mathrl.algorithms.returns import response_sums
 from mathrl.models.logprobs import response_logprobs
-from mathrl.models.lora import adapters_off
 from mathrl.params.train import Rl
 from mathrl.trainers.backend import Backend
-from mathrl.trainers.optimizer import FlatParameters
+from mathrl.trainers.batch import Batch
+from mathrl.trainers.learner import Learner
 from mathrl.trainers.partition import balanced, filled
-from mathrl.trainers.rollouts import RolloutGroup
+
+SUMMED = ("loss", "kl", "entropy", "clipped", "ratio", "alignment", "responses", "tokens", "trained")
 
 
 @dataclass
 class UpdateFigures:
-    """Sums over the updates of a step; shares are by token weight."""
+    """Sums over the tokens of an update, or of all updates of a step.
+
+    `alignment` is a sum over `responses`, of a step's first update alone: later ones train other weights than
+    those that sampled. `dropped` counts updates that were not made since their mean ratio was too large.
+    """
 
     loss: float = 0.0
     kl: float = 0.0
     entropy: float = 0.0
     clipped: float = 0.0
+    ratio: float = 0.0
     alignment: float = 0.0
+    responses: float = 0.0
     tokens: float = 0.0
-    trained: int = 0
+    trained: float = 0.0
+    ratio_max: float = 0.0
     norm: float = 0.0
     updates: int = 0
+    dropped: int = 0
 
-    def add(self, other: "UpdateFigures", norm: float) -> None:
-        for name in ("loss", "kl", "entropy", "clipped", "alignment", "tokens", "trained"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    @property
+    def mean_ratio(self) -> float:
+        return self.ratio / self.tokens if self.tokens else 1.0
+
+    def add(self, other: "UpdateFigures", norm: float, dropped: bool = False) -> None:
+        for name in SUMMED:
+            if name not in ("alignment", "responses") or not self.updates:
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.ratio_max = max(self.ratio_max, other.ratio_max)
         self.norm += norm
         self.updates += 1
+        self.dropped += dropped
 
     def metrics(self, params: Rl) -> dict[str, float]:
+        """Means a token, under the field's names; nothing where there was no update."""
+        if not self.updates:
+            return {}
         tokens = max(1.0, self.tokens)
         figures = {
             "actor_loss": self.loss / self.updates,
             "grad_norm": self.norm / self.updates,
             "entropy": self.entropy / tokens,
             "clip_fraction": self.clipped / tokens,
-            "rollout/logprob_alignment": self.alignment / tokens if self.tokens else 1.0,
-            "trained_tokens": float(self.trained),
+            "ratio/mean": self.mean_ratio,
+            "ratio/max": self.ratio_max or 1.0,
+            "rollout/logprob_alignment": self.alignment / self.responses if self.responses else 1.0,
+            "trained_tokens": self.trained,
         }
-        return figures | ({"kl": self.kl / tokens} if params.kl_coef else {})
+        if params.kl_coef and params.kl_in == "loss":
+            figures["kl"] = self.kl / tokens
+        if params.drop_ratio is not None:
+            figures["dropped_minibatches"] = float(self.dropped)
+        if self.updates > 1:
+            # Mean number of updates between sampling and training.
+            figures["rollout/staleness"] = (self.updates - 1) / 2
+        return figures
 
 
 def minibatches(groups: int, parts: int, seed: int) -> list[list[int]]:
@@ -65,65 +91,62 @@ def minibatches(groups: int, parts: int, seed: int) -> list[list[int]]:
 
 
 def update_gradient(
-    model: Any,
-    reference: Any,
-    flat: FlatParameters,
-    params: Rl,
-    backend: Backend,
-    groups: Sequence[RolloutGroup],
-    advantages_PG: Tensor,
+    policy: Learner, params: Rl, backend: Backend, batch: Batch, kl_coef: float
 ) -> UpdateFigures:
-    """Fill `flat.gradients` with the gradient of the global batch's loss; return its figures.
+    """Fill the policy's gradients with that of the global batch's loss; return its figures.
 
     Each process takes groups of about equal numbers of tokens. Groups in which all advantages are 0 have no
     gradient: they get no forward pass where nothing but the surrogate is in the loss; the denominators count
     them all the same.
     """
-    lengths_PG = torch.tensor([[len(response) for response in group.responses] for group in groups])
-    if params.truncated == "mask":
-        lengths_PG[torch.tensor([group.truncated for group in groups])] = 0
-    weights_PG = token_weights(lengths_PG.flatten(), params.aggregation, params.max_tokens).view_as(
-        lengths_PG
-    )
-    skipping = params.skip_zero_variance and not params.kl_coef and not params.entropy_coef
-    useful = [i for i in range(len(groups)) if not skipping or bool(advantages_PG[i].any())]
-    share = balanced([groups[i].group.packed_tokens for i in useful], backend.world)[backend.rank]
+    per_group = (len(batch.groups), -1)
+    weights_PG = token_weights(batch.counted_S, params.aggregation, params.max_tokens).view(per_group)
+    skipping = params.skip_zero_variance and batch.reference_N is None and not params.entropy_coef
+    moving_N = ((batch.advantages_N != 0) & batch.kept_N).float()
+    moving_P = response_sums(moving_N, batch.lengths_S).view(per_group).sum(1)
+    useful = [i for i in range(len(batch.groups)) if not skipping or moving_P[i] > 0]
+    sizes = [group.group.packed_tokens for group in batch.groups]
+    share = balanced([sizes[i] for i in useful], backend.world)[backend.rank]
     mine = [useful[place] for place in share]
-    flat.gradients.zero_()
-    sums = torch.zeros(7, device=backend.device)
-    for micro in filled(mine, [groups[i].group.packed_tokens for i in mine], params.tokens_per_microbatch):
-        packed = [groups[index].group for index in micro]
-        logprobs_N, entropies_N = response_logprobs(model, packed, params.temperature)
-        lengths_S = torch.tensor([len(response) for group in packed for response in group.responses])
-        weights_N, advantages_N = (
-            spread(values[micro].flatten(), lengths_S).to(backend.device)
-            for values in (weights_PG, advantages_PG)
+    policy.flat.gradients.zero_()
+    sums = torch.zeros(len(SUMMED) + backend.world, device=backend.device)
+    for micro in filled(mine, [sizes[i] for i in mine], params.tokens_per_microbatch):
+        part = batch.part(micro)
+        packed = [group.group for group in part.groups]
+        logprobs_N, entropies_N = response_logprobs(policy.model, packed, params.temperature)
+        lengths_S, old_N, advantages_N, kept_N = (
+            each.to(backend.device) for each in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N)
         )
-        old_N = torch.tensor(
-            [value for index in micro for row in groups[index].logprobs for value in row],
-            device=backend.device,
-        )
-        loss_N, clipped_N = clipped_policy_loss(
-            logprobs_N, old_N, advantages_N, params.clip_low, params.clip_high
-        )
+        loss_N, clipped_N = policy_loss(
+            params.policy_loss, logprobs_N, old_N, advantages_N, lengths_S,
+            params.clip_low, params.clip_high, params.dual_clip,
+        )  # fmt: skip
+        if part.importance_N is not None:
+            loss_N = loss_N * part.importance_N.to(backend.device)
         kl = 0.0
-        if reference is not None:
-            with torch.no_grad(), adapters_off(reference):
-                reference_N, _ = response_logprobs(reference, packed, params.temperature)
-            kl_N = kl_estimate(logprobs_N, reference_N, params.kl_estimator)
-            loss_N = loss_N + params.kl_coef * kl_N
-            kl = float(kl_N.detach().sum())
+        if part.reference_N is not None:
+            kl_N = kl_estimate(logprobs_N, part.reference_N.to(backend.device), params.kl_estimator)
+            loss_N = loss_N + kl_coef * kl_N
+            kl = float(kl_N.detach()[kept_N].sum())
         if params.entropy_coef:
             loss_N = loss_N - params.entropy_coef * entropies_N
-        loss = (weights_N * loss_N).sum()
+        weights_N = spread(weights_PG[micro].flatten().to(backend.device), lengths_S)
+        loss = (weights_N * loss_N)[kept_N].sum()
         loss.backward()  # type: ignore[no-untyped-call]
-        tokens = len(old_N)
-        sums += torch.tensor([
-            float(loss.detach()), kl, float(entropies_N.detach().sum()), float(clipped_N.sum()),
-            logprob_alignment(logprobs_N.detach(), old_N) * tokens, tokens,
-            sum(group.packed_tokens for group in packed),
+        now_N = logprobs_N.detach()
+        ratio_N = log_ratio(now_N, old_N).exp()[kept_N]
+        sums[: len(SUMMED)] += torch.tensor([
+            float(loss.detach()), kl, float(entropies_N.detach()[kept_N].sum()),
+            float(clipped_N[kept_N].sum()), float(ratio_N.sum()),
+            float(logprob_alignment(now_N, old_N, lengths_S).sum()), len(lengths_S), len(ratio_N),
+            sum(sizes[i] for i in micro),
         ], device=backend.device)  # fmt: skip
-    backend.sum_(flat.gradients)
+        if len(ratio_N):
+            place = len(SUMMED) + backend.rank
+            sums[place] = torch.maximum(sums[place], ratio_N.max())
+    backend.sum_(policy.flat.gradients)
     backend.sum_(sums)
-    loss_sum, kl_sum, entropy, clipped, alignment, tokens_sum, trained = sums.tolist()
-    return UpdateFigures(loss_sum, kl_sum, entropy, clipped, alignment, tokens_sum, int(trained))
+    values = sums.tolist()
+    figures = UpdateFigures(**dict(zip(SUMMED, values, strict=False)))
+    figures.ratio_max = max(values[len(SUMMED) :])
+    return figures

@@ -1,5 +1,6 @@
-"""A workspace with tiny data and parameters, in which the training stages run as processes."""
+"""A workspace with tiny data and parameters, whose stages run as processes; a small policy."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -72,6 +73,17 @@ class Workspace:
         rows = (self.folder / "reports" / stage / "metrics.jsonl").read_text().splitlines()
         weights = (self.folder / "models" / stage / "model.safetensors").read_bytes()
         return weights, [json.loads(row) for row in rows]
+
+
+@pytest.fixture(scope="session")
+def small() -> Any:
+    """The module small.py beside this file: a tiny policy, a reward, and runs with them."""
+    spec = importlib.util.spec_from_file_location("small", Path(__file__).with_name("small.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["small"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

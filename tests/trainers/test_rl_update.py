@@ -1,162 +1,194 @@
 """The update of the RL loop: invariant to micro-batches and to what may be skipped, and it learns."""
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from mathrl.algorithms.advantages import group_advantages
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.nouns import Problem
-from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.params.run import FreshModel, Prompt, Rollout
-from mathrl.params.train import Optimizer, Rl
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
-from mathrl.rewards.verdict import Verdict
-from mathrl.rollout.engine import Sampling
-from mathrl.rollout.sampler import Sampler
-from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import make_batch
+from mathrl.trainers.learner import Learner
 from mathrl.trainers.optimizer import FlatParameters, OptimizerSet, schedule
-from mathrl.trainers.rl import train_rl
-from mathrl.trainers.rollouts import RolloutGroup
-from mathrl.trainers.update import update_gradient
+from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
-# Tiny products gain nothing from threads, and lose much where cores are busy.
-torch.set_num_threads(1)
-BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
-TOKENIZER = character_tokenizer(BASE)
-PROBLEMS = [
-    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl")
-    for n in range(1, 9)
-]  # fmt: skip
+CPU = Backend(torch.device("cpu"))
 
 
-class CountsOnes(RewardFunction):
-    """A reward that a random model can climb: the share of the character 1 in the response."""
-
-    def __init__(self, broken: bool = False) -> None:
-        super().__init__({})
-        self.broken = broken
-
-    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
-        shares = [item.response.count("1") / max(1, item.length) for item in items]
-        if self.broken:
-            shares = [math.nan for _ in shares]
-        verdict = Verdict(False, None, "none", "", 0.0)
-        return [Reward(share, share > 0.5, {"ones": share}, verdict) for share in shares]
+def learner(model: Any) -> Learner:
+    return Learner(model, Optimizer(), 1e-3, 10)
 
 
-def policy() -> tuple[Any, Sampler]:
-    model = fresh_network(BASE, TOKENIZER, seed=3).eval()
-    return model, Sampler(TorchEngine(model, TOKENIZER, Rollout()), TOKENIZER, Prompt())
-
-
-def rollouts(model: Any, sampler: Sampler) -> tuple[list[RolloutGroup], torch.Tensor]:
-    groups = []
-    for number, group in enumerate(
-        sampler.engine.generate(
-            [sampler.prompt_tokens(p) or [] for p in PROBLEMS[:4]], Sampling(4, 1.0, 10), 0
-        )
-    ):
-        rewards = (1.0, 0.0, 0.5, 0.0) if number % 2 else (1.0,) * 4
-        groups.append(
-            RolloutGroup(
-                problem=number, prompt=tuple(sampler.prompt_tokens(PROBLEMS[number]) or ()),
-                responses=tuple(each.tokens for each in group), rewards=rewards, correct=(True,) * 4,
-                logprobs=tuple(each.logprobs for each in group), parts=({},) * 4,
-                truncated=tuple(each.finish_reason == "length" for each in group),
-            )
-        )  # fmt: skip
-    return groups, group_advantages(torch.tensor([group.rewards for group in groups]), "group_std")
+def gradient(policy: Learner, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, UpdateFigures]:
+    batch, _ = make_batch(groups, params, CPU, policy.model, kl_coef=params.kl_coef, **models)
+    figures = update_gradient(policy, params, CPU, batch, params.kl_coef)
+    return policy.flat.gradients.clone(), figures
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_gradient_does_not_depend_on_micro_batches_or_skipping(aggregation: str) -> None:
-    model, sampler = policy()
-    flat, backend = FlatParameters(model), Backend(torch.device("cpu"))
-    groups, advantages = rollouts(model, sampler)
-    gradients, losses, trained = [], [], []
-    for changes in ({}, {"tokens_per_microbatch": 16}, {"skip_zero_variance": False}):
-        params = Rl(aggregation=aggregation, max_tokens=10, **changes)  # type: ignore[arg-type]
-        figures = update_gradient(model, None, flat, params, backend, groups, advantages)
-        gradients.append(flat.gradients.clone())
-        losses.append(figures.loss)
-        trained.append(figures.trained)
-    assert gradients[0].norm() > 1e-3
-    assert trained[2] > trained[0] == trained[1]
-    for gradient in gradients[1:]:
-        assert torch.allclose(gradient, gradients[0], atol=1e-6)
-    # At ratio 1 the loss is minus the weighted mean of the advantages.
-    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
-    wrong = Rl(aggregation="sequence_sum", max_tokens=20)
-    update_gradient(model, None, flat, wrong, backend, groups, advantages)
-    assert not torch.allclose(flat.gradients, gradients[0], atol=1e-6)
+@pytest.mark.parametrize("policy_loss", ["clip", "gspo", "cispo", "reinforce"])
+def test_gradient_does_not_depend_on_micro_batches_or_skipping(
+    small: Any, aggregation: str, policy_loss: str
+) -> None:
+    model, sampler = small.policy()
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    with torch.no_grad():  # off policy, so that ratios differ from 1
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    kinds: dict[str, Any] = {"aggregation": aggregation, "policy_loss": policy_loss, "max_tokens": 10}
+    found, figures = zip(
+        *(
+            gradient(policy, groups, Rl(**kinds, **changes))
+            for changes in ({}, {"tokens_per_microbatch": 16}, {"skip_zero_variance": False})
+        ),
+        strict=True,
+    )
+    assert found[0].norm() > 1e-3
+    assert figures[2].trained > figures[0].trained == figures[1].trained
+    for other in found[1:]:
+        assert torch.allclose(other, found[0], atol=1e-6)
+    assert figures[1].loss == pytest.approx(figures[0].loss, abs=1e-6)
+    assert figures[1].mean_ratio == pytest.approx(figures[0].mean_ratio) != pytest.approx(1)
+    if policy_loss == "clip":
+        wrong, _ = gradient(policy, groups, Rl(aggregation="sequence_sum", max_tokens=20))
+        assert not torch.allclose(wrong, found[0], atol=1e-6)
 
 
-def test_masked_truncated_responses_have_no_gradient() -> None:
-    model, sampler = policy()
-    flat, backend = FlatParameters(model), Backend(torch.device("cpu"))
-    groups, advantages = rollouts(model, sampler)
-    cut = [RolloutGroup(**{**vars_of(group), "truncated": (True,) * 4}) for group in groups]
-    update_gradient(model, None, flat, Rl(truncated="mask"), backend, cut, advantages)
-    assert flat.gradients.norm() == 0
+def test_masked_truncated_responses_have_no_gradient_and_count_nowhere(small: Any) -> None:
+    model, sampler = small.policy()
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    cut = [replace(group, truncated=(True,) * 4) for group in groups]
+    none, _ = gradient(policy, cut, Rl(truncated="mask"))
+    assert none.norm() == 0
+    # One of four is cut: the mean is over the tokens of the other three.
+    some = [replace(group, truncated=(False, True, False, False)) for group in groups]
+    batch, _ = make_batch(some, Rl(truncated="mask"), CPU, model)
+    lengths = batch.lengths_S.view(4, 4)
+    assert batch.counted_S.view(4, 4)[:, 1].sum() == 0 and batch.counted_S.sum() < lengths.sum()
+    masked, figures = gradient(policy, some, Rl(truncated="mask", skip_zero_variance=False))
+    kept, _ = gradient(policy, some, Rl(truncated="keep"))
+    assert figures.tokens == int(batch.counted_S.sum())
+    assert not torch.allclose(masked, kept, atol=1e-6)
 
 
-def vars_of(group: RolloutGroup) -> dict[str, Any]:
-    return {name: getattr(group, name) for name in RolloutGroup.__dataclass_fields__}
-
-
-def test_kl_is_zero_at_the_reference_and_pulls_back_from_afar() -> None:
-    model, sampler = policy()
-    reference = fresh_network(BASE, TOKENIZER, seed=3).eval()
-    flat, backend = FlatParameters(model), Backend(torch.device("cpu"))
-    groups, advantages = rollouts(model, sampler)
-    params = Rl(kl_coef=0.5)
-    figures = update_gradient(model, reference, flat, params, backend, groups, advantages * 0)
-    assert figures.kl == pytest.approx(0.0, abs=1e-6) and flat.gradients.norm() < 1e-4
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3+"])
+def test_kl_is_zero_at_the_reference_and_pulls_back_from_afar(small: Any, estimator: Any) -> None:
+    model, sampler = small.policy()
+    reference = small.policy()[0].requires_grad_(False)
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    still = [replace(group, rewards=(1.0,) * 4) for group in groups]
+    params = Rl(kl_coef=0.5, kl_estimator=estimator)
+    found, figures = gradient(policy, still, params, reference=reference)
+    assert figures.kl == pytest.approx(0.0, abs=1e-6) and found.norm() < 1e-4
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.02)
-    figures = update_gradient(model, reference, flat, params, backend, groups, advantages * 0)
-    assert figures.kl > 0 and flat.gradients.norm() > 1e-4
+    found, figures = gradient(policy, still, params, reference=reference)
+    before = figures.kl
+    assert before > 0 and found.norm() > 1e-4
+    with torch.no_grad():
+        policy.flat.weights.sub_(found * 0.05 / found.norm())
+    _, figures = gradient(policy, still, params, reference=reference)
+    assert figures.kl < before
+    half, _ = gradient(policy, still, Rl(kl_coef=0.25, kl_estimator=estimator), reference=reference)
+    whole, _ = gradient(policy, still, params, reference=reference)
+    assert torch.allclose(whole, 2 * half, atol=1e-7)
 
 
-@pytest.mark.parametrize("advantage,minibatches", [("group_std", 1), ("leave_one_out", 2)])
-def test_a_tiny_model_learns(tmp_path: Path, advantage: str, minibatches: int) -> None:
-    model, sampler = policy()
+def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small: Any) -> None:
+    model, sampler = small.policy()
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    plain, _ = gradient(policy, groups, Rl())
+    # The sampler is said to have been twice as unlikely to draw each token: ratio 2.
+    halved = [
+        replace(group, logprobs=tuple(tuple(v - 0.6931472 for v in row) for row in group.logprobs))
+        for group in groups
+    ]
+    doubled, figures = gradient(policy, halved, Rl(importance=Importance(high=3.0)))
+    assert torch.allclose(doubled, 2 * plain, atol=1e-5)
+    # Old log-probs are the trainer's: the surrogate's own ratio is 1, whatever the sampler's were.
+    assert figures.mean_ratio == pytest.approx(1.0, abs=1e-5) and figures.clipped == 0
+    bounded, _ = gradient(policy, halved, Rl(importance=Importance(high=1.5)))
+    assert torch.allclose(bounded, 1.5 * plain, atol=1e-5)
+    masked = Rl(importance=Importance(kind="masked", low=0.5, high=1.5))
+    nothing, _ = gradient(policy, halved, masked)
+    assert nothing.norm() == 0
+    # Only the first group's sampler was wrong (its advantages are 0): its tokens leave the denominator.
+    mixed = [halved[0], *groups[1:]]
+    partly, figures = gradient(policy, mixed, masked)
+    counts = [sum(len(each) for each in group.responses) for group in groups]
+    assert torch.allclose(partly, plain * sum(counts) / sum(counts[1:]), atol=1e-5)
+    _, told = make_batch(mixed, masked, CPU, model)
+    assert told["importance/masked_share"] == pytest.approx(counts[0] / sum(counts))
+
+
+def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
+    fast = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+    params: dict[str, Any] = {
+        "steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "lr": 0.05, "optimizer": fast,
+        "eval_every": 0, "epochs": 4,
+    }  # fmt: skip
+    _, free, _ = small.run(Rl(**params))
+    assert "dropped_minibatches" not in free[0] and free[0]["ratio/max"] > 1.2
+    bound = 1.0001
+    _, rows, _ = small.run(Rl(**params, drop_ratio=bound))
+    assert sum(row["dropped_minibatches"] for row in rows) >= 1
+    assert rows[0]["rollout/staleness"] == 1.5
+    _, rows, _ = small.run(Rl(**params, drop_ratio=1e6))
+    assert [row["dropped_minibatches"] for row in rows] == [0, 0]
+
+
+@pytest.mark.parametrize("advantage,parts", [("group_std", 1), ("leave_one_out", 2)])
+def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
     params = Rl(
         steps=20, prompts_per_step=8, group_size=8, lr=5e-3, max_tokens=10, advantage=advantage,
-        optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"), minibatches=minibatches,
+        optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"), minibatches=parts,
         eval_every=0, ema=None,
     )  # type: ignore[arg-type]  # fmt: skip
-    result = train_rl(
-        model, sampler, PROBLEMS, PROBLEMS[:2], CountsOnes(), params, 0, Backend(torch.device("cpu")),
-        tmp_path, lambda resume_after: JsonlSink(tmp_path / "metrics.jsonl", resume_after=resume_after),
-    )  # fmt: skip
-    rows = without_timings(tmp_path / "metrics.jsonl")
-    assert result.steps == len(rows) == 20
+    result, rows, _ = small.run(params, dev=small.PROBLEMS[:2])
+    assert result.steps == len(rows) == result.exported_step == 20
     assert rows[-1]["reward/overall"] > rows[0]["reward/overall"] + 0.2
     assert "dev/accuracy" in rows[-1] and "dev/accuracy" not in rows[0]
     for row in rows:
-        assert 1 <= row["rollout/logprob_alignment"] < (1.001 if minibatches == 1 else 1.5)
+        # Measured at the first update of a step, where sampler and trainer have the same weights.
+        assert 1 <= row["rollout/logprob_alignment"] < 1.001
+        assert ("rollout/staleness" in row) == (parts > 1)
 
 
-def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(tmp_path: Path) -> None:
-    model, sampler = policy()
-    before = [weight.clone() for weight in model.parameters()]
+def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small: Any, tmp_path: Any) -> None:
+    before = [weight.clone() for weight in small.policy()[0].parameters()]
     params = Rl(steps=30, prompts_per_step=2, group_size=2, max_tokens=4, eval_every=0, ema=None)
     with pytest.raises(UserError, match="not a number"):
-        train_rl(
-            model, sampler, PROBLEMS, [], CountsOnes(broken=True), params, 0, Backend(torch.device("cpu")),
-            tmp_path, lambda resume_after: JsonlSink(tmp_path / "metrics.jsonl", resume_after=resume_after),
-        )  # fmt: skip
-    assert without_timings(tmp_path / "metrics.jsonl")[-1]["skipped_updates"] == 10
+        small.run(params, tmp_path, reward=small.CountsOnes(broken=True))
+    rows = small.without_timings(tmp_path / "metrics.jsonl")
+    assert rows[-1]["skipped_updates"] == 10
+    _, _, model = small.run(params.model_copy(update={"steps": 10}), reward=small.CountsOnes(broken=True))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:
+    assert minibatches(5, 1, seed=3) == [[0, 1, 2, 3, 4]]
+    parts = minibatches(8, 2, seed=3)
+    assert [len(part) for part in parts] == [4, 4] and sorted([*parts[0], *parts[1]]) == list(range(8))
+    assert parts != minibatches(8, 2, seed=4) and parts == minibatches(8, 2, seed=3)
+
+
+def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_updates() -> None:
+    step = UpdateFigures()
+    assert step.metrics(Rl()) == {}
+    first = UpdateFigures(loss=1.0, entropy=4.0, clipped=1.0, ratio=2.0, alignment=2.2, responses=2, tokens=2)
+    step.add(first, norm=3.0)
+    second = UpdateFigures(
+        loss=2.0, entropy=2.0, ratio=7.0, alignment=9.0, responses=2, tokens=6, ratio_max=5
+    )
+    step.add(second, norm=1.0, dropped=True)
+    told = step.metrics(Rl(drop_ratio=2.0))
+    assert told["actor_loss"] == 1.5 and told["grad_norm"] == 2.0 and told["dropped_minibatches"] == 1
+    assert told["entropy"] == 6 / 8 and told["clip_fraction"] == 1 / 8 and told["ratio/mean"] == 9 / 8
+    assert told["ratio/max"] == 5 and told["rollout/logprob_alignment"] == pytest.approx(1.1)
+    assert told["rollout/staleness"] == 0.5
 
 
 def test_schedules() -> None:
@@ -168,8 +200,8 @@ def test_schedules() -> None:
     assert schedule(Optimizer(schedule="constant", warmup_steps=0), 3, 4) == 1
 
 
-def test_muon_takes_the_hidden_matrices_only() -> None:
-    model, _ = policy()
+def test_muon_takes_the_hidden_matrices_only(small: Any) -> None:
+    model, _ = small.policy()
     flat = FlatParameters(model)
     optimizer = OptimizerSet(model, flat, Optimizer(type="muon"), 1e-3, 10)
     adamw, muon = (part.param_groups[0]["params"] for part, _ in optimizer.parts)

@@ -1,0 +1,94 @@
+"""Rewards a token → returns and advantages by a scan from each response's end.
+
+Shapes: S responses of the given lengths, padded to L; N their tokens in order.
+"""
+
+import torch
+from torch import Tensor
+
+
+def token_rewards(rewards_S: Tensor, lengths_S: Tensor, penalty_N: Tensor | None = None) -> Tensor:
+    """A response's reward at its last token, minus a penalty at every token (beta times the KL): [N].
+
+    KL in the reward (arXiv:1909.08593, equation 2): r_t = -beta (log policy - log reference), and the
+    terminal reward on top at the end.
+
+    >>> token_rewards(torch.tensor([1.0, 0.0]), torch.tensor([2, 1]), torch.tensor([0.1, 0.2, 0.3]))
+    tensor([-0.1000,  0.8000, -0.3000])
+    """
+    rewards_N = torch.zeros(int(lengths_S.sum()), dtype=rewards_S.dtype)
+    if penalty_N is not None:
+        rewards_N = rewards_N - penalty_N
+    return rewards_N.index_add(0, lengths_S.cumsum(0) - 1, rewards_S)
+
+
+def response_sums(values_N: Tensor, lengths_S: Tensor) -> Tensor:
+    """The sum over each response's tokens, [S]; 0 for a response without tokens.
+
+    >>> response_sums(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 1]))
+    tensor([3., 4.])
+    """
+    owner_N = torch.repeat_interleave(torch.arange(len(lengths_S), device=values_N.device), lengths_S)
+    zeros_S = torch.zeros(len(lengths_S), dtype=values_N.dtype, device=values_N.device)
+    return zeros_S.index_add(0, owner_N, values_N)
+
+
+def discounted_returns(rewards_N: Tensor, lengths_S: Tensor, gamma: float) -> Tensor:
+    """R_t = r_t + gamma R_(t+1) within each response, 0 after its last token.
+
+    >>> discounted_returns(torch.tensor([1.0, 0.0, 2.0, 5.0]), torch.tensor([3, 1]), 0.5)
+    tensor([1.5000, 1.0000, 2.0000, 5.0000])
+    """
+    rewards_SL, real_SL = padded(rewards_N, lengths_S)
+    returns_SL = torch.zeros_like(rewards_SL)
+    later_S = torch.zeros_like(rewards_SL[:, 0])
+    for column in reversed(range(rewards_SL.shape[1])):
+        later_S = rewards_SL[:, column] + gamma * later_S
+        returns_SL[:, column] = later_S
+    return returns_SL[real_SL]
+
+
+def gae(
+    rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates (arXiv:1506.02438, equation 16) and the critic's targets.
+
+    Backwards over each response: delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1),
+    with V = A = 0 after the last token, also of a response that was cut off. The targets are A + V, from
+    these advantages before any whitening.
+
+    One response of two tokens, gamma 0.5 and lam 0.5: delta = 0 + 0.5 * 2 - 1 = 0 and 3 - 2 = 1, so
+    A = 0 + 0.25 * 1 and 1, and the targets are 1.25 and 3.
+
+    >>> gae(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]), torch.tensor([2]), 0.5, 0.5)
+    (tensor([0.2500, 1.0000]), tensor([1.2500, 3.0000]))
+
+    Returns:
+        advantages_N and returns_N.
+    """
+    (rewards_SL, real_SL), (values_SL, _) = padded(rewards_N, lengths_S), padded(values_N, lengths_S)
+    advantages_SL = torch.zeros_like(rewards_SL)
+    later_S = torch.zeros_like(rewards_SL[:, 0])
+    value_after_S = torch.zeros_like(later_S)
+    for column in reversed(range(rewards_SL.shape[1])):
+        # Padding holds zeros and lies to the right: what comes out of it is 0.
+        delta_S = rewards_SL[:, column] + gamma * value_after_S - values_SL[:, column]
+        later_S = delta_S + gamma * lam * later_S
+        value_after_S = values_SL[:, column]
+        advantages_SL[:, column] = later_S
+    advantages_N = advantages_SL[real_SL]
+    return advantages_N, advantages_N + values_N
+
+
+def padded(values_N: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] → [S, L] with zeros on the right, and where the tokens are; L is at least 1.
+
+    >>> padded(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2]))[0]
+    tensor([[1., 0.],
+            [2., 3.]])
+    """
+    longest = max(1, int(lengths_S.max()) if len(lengths_S) else 1)
+    real_SL = torch.arange(longest)[None] < lengths_S[:, None]
+    values_SL = torch.zeros(len(lengths_S), longest, dtype=values_N.dtype)
+    values_SL[real_SL] = values_N
+    return values_SL, real_SL

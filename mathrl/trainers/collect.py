@@ -1,0 +1,115 @@
+"""A step's roll-outs: sampled, graded and judged by each process for its share, then known to all.
+
+Shapes: P groups (prompts) of G responses.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.params.train import Rl
+from mathrl.rewards.compose import RewardFunction
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.rollouts import RolloutGroup, rollout_group
+from mathrl.trainers.stopping import StopRequest
+
+Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """`groups` are trained on; `everything` is what was sampled for them, in `rounds` rounds.
+
+    `counters` are the verifier's, of every process and round; `stopping` says that some process was asked to
+    stop; `seconds` are this process's ("generation", "reward").
+    """
+
+    groups: list[RolloutGroup]
+    everything: list[RolloutGroup]
+    rounds: int
+    counters: list[Mapping[str, float]]
+    stopping: bool
+    seconds: dict[str, float]
+
+
+def collect(
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    prompts: Sequence[Sequence[int] | None],
+    order: ProblemOrder,
+    reward: RewardFunction,
+    judge: Judge | None,
+    params: Rl,
+    backend: Backend,
+    seed: int,
+    stop: StopRequest,
+) -> Collected:
+    """The groups of one step, in the same order at every process.
+
+    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) further rounds follow until prompts_per_step
+    groups hold right and wrong answers: that is judged by correctness, not by a reward with penalties for
+    length or format in it. If the rounds run out, groups without a difference fill the batch.
+    """
+    sampling = Sampling(params.group_size, params.temperature, params.max_tokens)
+    found: list[RolloutGroup] = []
+    counters: list[Mapping[str, float]] = []
+    seconds = {"generation": 0.0, "reward": 0.0}
+    stopping, rounds = False, 0
+    while True:
+        own_seed = derive_seed(seed, "round", rounds) if rounds else seed
+        mine = order.take(params.prompts_per_step)[backend.rank :: backend.world]
+        graded = sampler.sample([problems[index] for index in mine], sampling, reward, own_seed)
+        _add(seconds, sampler.seconds)
+        own = [
+            rollout_group(index, prompts[index] or (), group)
+            for index, group in zip(mine, graded, strict=True) if group is not None
+        ]  # fmt: skip
+        own = judge(own) if judge is not None else own
+        if params.advantage == "greedy":
+            own = _with_greedy_baselines(own, sampler, problems, reward, judge, params, seconds)
+        shares = backend.gather((own, stop.asked, reward.counters()))
+        found += [group for share, _, _ in shares for group in share]
+        counters += [each for _, _, each in shares]
+        stopping = stopping or any(asked for _, asked, _ in shares)
+        rounds += 1
+        differing = [group for group in found if 0 < sum(group.correct) < len(group.correct)]
+        if rounds >= params.dynamic_sampling or len(differing) >= params.prompts_per_step:
+            break
+    groups = found
+    if params.dynamic_sampling:
+        chosen = {id(group) for group in differing}
+        filling = [group for group in found if id(group) not in chosen]
+        groups = (differing + filling)[: params.prompts_per_step]
+    for group in found:
+        order.observe(group.problem, sum(group.correct) / len(group.correct))
+    return Collected(groups, found, rounds, counters, stopping, seconds)
+
+
+def _with_greedy_baselines(
+    groups: list[RolloutGroup],
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    reward: RewardFunction,
+    judge: Judge | None,
+    params: Rl,
+    seconds: dict[str, float],
+) -> list[RolloutGroup]:
+    """ReMax (arXiv:2310.10505): one more, greedy response a prompt, whose reward is the baseline."""
+    chosen = [problems[group.problem] for group in groups]
+    graded = sampler.sample(chosen, Sampling(1, 0.0, params.max_tokens), reward, 0)
+    _add(seconds, sampler.seconds)
+    greedy = [
+        rollout_group(group.problem, group.prompt, one)
+        for group, one in zip(groups, graded, strict=True) if one is not None
+    ]  # fmt: skip
+    greedy = judge(greedy) if judge is not None else greedy
+    return [replace(group, baseline=one.rewards[0]) for group, one in zip(groups, greedy, strict=True)]
+
+
+def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for name in total:
+        total[name] += seconds[name]

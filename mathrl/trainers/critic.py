@@ -1,0 +1,105 @@
+"""The critic of PPO: made from the policy or a folder, and the gradient of its update.
+
+Shapes: S responses of a micro-batch, N response tokens of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.value_loss import clipped_value_loss, explained_variance
+from mathrl.core.seeding import derive_seed
+from mathrl.models.linear import BFloat16Linear
+from mathrl.models.load import load_model, resolve_folder
+from mathrl.models.lora import add_lora
+from mathrl.models.scores import load_scorer, make_scorer, token_scores
+from mathrl.models.transformers_import import AutoConfig
+from mathrl.params.run import Model
+from mathrl.params.train import Critic, Rl
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import Batch
+from mathrl.trainers.learner import Learner
+from mathrl.trainers.partition import balanced, filled
+
+
+def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: int) -> Learner:
+    """A critic that learns, from `scorer` if there is one, else from the folder, else from the policy.
+
+    A folder of a causal LM, and the policy, give the trunk to a head of zeros: every value is 0 at first.
+
+    Raises:
+        UserError: the folder is neither a scorer's nor a causal LM's.
+    """
+    if scorer is None and params.path is not None:
+        scorer = _from_folder(params.path, policy)
+    elif scorer is None:
+        scorer = make_scorer(policy)
+    if params.lora is not None:
+        add_lora(scorer, params.lora, derive_seed(seed, "critic"))
+    return Learner(scorer, params.optimizer, params.lr, updates, name="rl.critic")
+
+
+def _from_folder(path: str, policy: Any) -> Any:
+    rounded = any(isinstance(each, BFloat16Linear) for each in policy.modules())
+    model = Model(precision="bfloat16" if rounded else "float32")
+    where, options = resolve_folder(path)
+    kinds = getattr(AutoConfig.from_pretrained(where, **options), "architectures", None) or [""]
+    if kinds[0].endswith("ForCausalLM"):
+        return make_scorer(load_model(path, model, policy.device))
+    return load_scorer(path, model, policy.device)
+
+
+@dataclass
+class CriticFigures:
+    """Means over the tokens of the updates of a step."""
+
+    loss: float = 0.0
+    clipped: float = 0.0
+    norm: float = 0.0
+    updates: int = 0
+
+    def add(self, other: "CriticFigures", norm: float) -> None:
+        self.loss, self.clipped = self.loss + other.loss, self.clipped + other.clipped
+        self.norm, self.updates = self.norm + norm, self.updates + 1
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """The losses, and how the values that the advantages were made with fit the returns."""
+        if batch.values_N is None or batch.returns_N is None:
+            return {}
+        values_N, returns_N = batch.values_N[batch.kept_N], batch.returns_N[batch.kept_N]
+        return {
+            "critic_loss": self.loss / self.updates,
+            "critic/grad_norm": self.norm / self.updates,
+            "critic/clip_fraction": self.clipped / self.updates,
+            "critic/explained_variance": explained_variance(values_N, returns_N),
+            "critic/value_mean": float(values_N.mean()) if len(values_N) else 0.0,
+            "critic/return_mean": float(returns_N.mean()) if len(returns_N) else 0.0,
+        }
+
+
+def critic_gradient(critic: Learner, params: Rl, backend: Backend, batch: Batch) -> CriticFigures:
+    """Fill the critic's gradients with that of the value loss, the mean over the global batch's tokens."""
+    assert params.critic is not None and batch.values_N is not None and batch.returns_N is not None
+    weights_PG = token_weights(batch.counted_S, "token_mean", params.max_tokens).view(len(batch.groups), -1)
+    sizes = [group.group.packed_tokens for group in batch.groups]
+    mine = balanced(sizes, backend.world)[backend.rank]
+    critic.flat.gradients.zero_()
+    sums = torch.zeros(2, device=backend.device)
+    for micro in filled(mine, [sizes[i] for i in mine], params.tokens_per_microbatch):
+        part = batch.part(micro)
+        assert part.values_N is not None and part.returns_N is not None
+        values_N = token_scores(critic.model, [group.group for group in part.groups])
+        loss_N, clipped_N = clipped_value_loss(
+            values_N, part.values_N.to(backend.device), part.returns_N.to(backend.device), params.critic.clip
+        )
+        kept_N = part.kept_N.to(backend.device)
+        weights_N = spread(weights_PG[micro].flatten(), part.lengths_S).to(backend.device)[kept_N]
+        loss = (weights_N * loss_N[kept_N]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack([loss.detach(), (weights_N * clipped_N[kept_N]).sum()])
+    backend.sum_(critic.flat.gradients)
+    backend.sum_(sums)
+    loss_sum, clipped = sums.tolist()
+    return CriticFigures(loss_sum, clipped)

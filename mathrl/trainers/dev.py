@@ -1,0 +1,43 @@
+"""Accuracy on the dev problems during training."""
+
+from collections.abc import Sequence
+
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.params.train import Rl
+from mathrl.rewards.compose import RewardFunction
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.learner import Learner
+
+
+def evaluate_dev(
+    sampler: Sampler,
+    dev: Sequence[Problem],
+    reward: RewardFunction,
+    params: Rl,
+    seed: int,
+    backend: Backend,
+    policy: Learner,
+) -> dict[str, float]:
+    """Accuracy and length on the dev problems, with the averaged weights where there are any.
+
+    The same random numbers at every evaluation, so that two of them differ by the weights alone.
+    """
+    trained = policy.flat.weights.clone()
+    policy.flat.set_weights(policy.evaluated_weights())
+    sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
+    mine = list(dev[backend.rank :: backend.world])
+    dropped = sampler.dropped
+    graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
+    sampler.dropped = dropped
+    reward.counters()  # begins anew: the counters of a step are those of its roll-outs
+    policy.flat.set_weights(trained)
+    rows = [(each.correct, len(each.completion.tokens)) for group in graded if group for each in group]
+    gathered = [row for share in backend.gather(rows) for row in share]
+    count = max(1, len(gathered))
+    return {
+        "dev/accuracy": sum(correct for correct, _ in gathered) / count,
+        "dev/response_length": sum(length for _, length in gathered) / count,
+    }

@@ -1,0 +1,81 @@
+"""Truncated and masked importance weights against hand-computed numbers and loops."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.importance import importance_weights
+from mathrl.algorithms.returns import response_sums
+
+RATIO, LENGTHS = torch.tensor([1.5, 4.0, 0.25, 0.5]), torch.tensor([2, 2])
+
+
+def test_truncated_by_hand() -> None:
+    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "token", 0.5, 2.0)
+    assert weights.tolist() == pytest.approx([1.5, 2.0, 0.25, 0.5]) and kept.all()
+    weights, kept = importance_weights(
+        RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "sequence", 0.5, 5.0
+    )
+    # Products 6 and 1/8.
+    assert weights.tolist() == pytest.approx([5.0, 5.0, 0.125, 0.125]) and kept.all()
+
+
+def test_masked_by_hand() -> None:
+    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "masked", "token", 0.4, 2.0)
+    assert weights.tolist() == pytest.approx([1.5, 0.0, 0.0, 0.5])
+    assert kept.tolist() == [True, False, False, True]
+    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "masked", "sequence", 0.2, 7.0)
+    assert weights.tolist() == pytest.approx([6.0, 6.0, 0.0, 0.0])
+    assert kept.tolist() == [True, True, False, False]
+
+
+def test_the_bounds_belong_to_the_interval() -> None:
+    ratio = torch.tensor([0.5, 2.0])
+    _, kept = importance_weights(ratio.log(), torch.zeros(2), torch.tensor([2]), "masked", "token", 0.5, 2.0)
+    assert kept.all()
+    one, inside = torch.zeros(1), torch.tensor([1])
+    assert importance_weights(one, one, inside, "masked", "token", 1.0, 2.0)[1].all()
+    assert importance_weights(one, one, inside, "masked", "token", 0.5, 1.0)[1].all()
+
+
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_against_loops(kind: str, level: str) -> None:
+    rng = random.Random(3)
+    lengths = [3, 1, 5, 2]
+    old, sampler = ([rng.gauss(-1, 0.5) for _ in range(sum(lengths))] for _ in range(2))
+    expected: list[tuple[float, bool]] = []
+    start = 0
+    for length in lengths:
+        ratios = [math.exp(old[i] - sampler[i]) for i in range(start, start + length)]
+        if level == "sequence":
+            ratios = [math.prod(ratios)] * length
+        for ratio in ratios:
+            inside = 0.6 <= ratio <= 1.7
+            expected.append((min(ratio, 1.7), True) if kind == "truncated" else (ratio * inside, inside))
+        start += length
+    weights, kept = importance_weights(
+        torch.tensor(old, dtype=torch.float64), torch.tensor(sampler, dtype=torch.float64),
+        torch.tensor(lengths), kind, level, 0.6, 1.7,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert weights.tolist() == pytest.approx([weight for weight, _ in expected])
+    assert kept.tolist() == [inside for _, inside in expected]
+    assert kept.all() == (kind == "truncated")
+
+
+def test_weights_carry_no_gradient() -> None:
+    old = torch.zeros(2, requires_grad=True)
+    weights, _ = importance_weights(old, torch.zeros(2), torch.tensor([2]), "truncated", "token", 0.5, 2.0)
+    assert not weights.requires_grad
+
+
+def test_masked_tokens_are_out_of_the_denominator() -> None:
+    """Two of four tokens are left out: the mean of the others' losses is over two."""
+    losses = torch.tensor([1.0, 100.0, 100.0, 3.0])
+    _, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "masked", "token", 0.4, 2.0)
+    counted = response_sums(kept.float(), LENGTHS).long()
+    weights = spread(token_weights(counted, "token_mean", 8), LENGTHS)
+    assert (weights * losses)[kept].sum().item() == pytest.approx(2.0)

@@ -1,0 +1,83 @@
+"""KL estimators: values, gradients, bias; and the controller."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mathrl.algorithms.kl import adapted_kl_coef, kl_estimate
+
+KINDS = ("k1", "k2", "k3", "k3+")
+
+
+def test_estimators_by_hand() -> None:
+    logprobs, reference = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
+    expected = {"k1": math.log(2), "k2": math.log(2) ** 2 / 2, "k3": 0.5 + math.log(2) - 1}
+    expected["k3+"] = expected["k3"]
+    for kind, value in expected.items():
+        assert kl_estimate(logprobs, reference, kind).item() == pytest.approx(value)  # type: ignore[arg-type]
+    # The other way round: d = -ln 2.
+    assert kl_estimate(reference, logprobs, "k1").item() == pytest.approx(-math.log(2))
+    assert kl_estimate(reference, logprobs, "k3").item() == pytest.approx(2 - math.log(2) - 1)
+
+
+def test_gradients_by_hand() -> None:
+    # d = ln 2: dk1 = 1, dk2 = d, dk3 = 1 - exp(-d) = 1/2, dk3+ = dk2.
+    for kind, slope in (("k1", 1.0), ("k2", math.log(2)), ("k3", 0.5), ("k3+", math.log(2))):
+        logprobs = torch.tensor([math.log(0.5)], requires_grad=True)
+        kl_estimate(logprobs, torch.tensor([math.log(0.25)]), kind).sum().backward()  # type: ignore[arg-type]
+        assert logprobs.grad.item() == pytest.approx(slope), kind  # type: ignore[union-attr]
+
+
+def test_k1_and_k3_are_unbiased_under_the_policy() -> None:
+    policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.5, 0.3])
+    exact = (policy * (policy / reference).log()).sum()
+    for kind in ("k1", "k3", "k3+"):
+        mean = (policy * kl_estimate(policy.log(), reference.log(), kind)).sum()  # type: ignore[arg-type]
+        assert mean.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_expected_gradient_of_k1_is_zero_of_k2_is_the_kls_and_of_k3_is_another() -> None:
+    """Over a softmax of three logits, the expectation over tokens taken exactly."""
+    logits = torch.tensor([0.3, -0.5, 1.1], dtype=torch.float64)
+    reference = torch.tensor([0.9, 0.2, -0.4], dtype=torch.float64).log_softmax(-1)
+
+    def expected_gradient(kind: str) -> torch.Tensor:
+        z = logits.clone().requires_grad_()
+        logp = z.log_softmax(-1)
+        (logp.detach().exp() * kl_estimate(logp, reference, kind)).sum().backward()  # type: ignore[arg-type]
+        assert z.grad is not None
+        return z.grad
+
+    z = logits.clone().requires_grad_()
+    logp = z.log_softmax(-1)
+    (logp.exp() * (logp - reference)).sum().backward()
+    assert expected_gradient("k1").abs().max() < 1e-12
+    assert torch.allclose(expected_gradient("k2"), z.grad)  # type: ignore[arg-type]
+    assert torch.allclose(expected_gradient("k3+"), z.grad)  # type: ignore[arg-type]
+    assert not torch.allclose(expected_gradient("k3"), z.grad, rtol=0.05)  # type: ignore[arg-type]
+
+
+@given(gap=st.floats(-15, 15), size=st.floats(1e-6, 1))
+@settings(max_examples=60, deadline=None)
+def test_k3_is_never_negative(gap: float, size: float) -> None:
+    assert kl_estimate(torch.tensor([gap * size]), torch.zeros(1), "k3").item() >= 0
+
+
+def test_k3_is_bounded_at_a_gap_of_20() -> None:
+    far = kl_estimate(torch.tensor([-90.0, 90.0]), torch.zeros(2), "k3")
+    assert far[0].item() == pytest.approx(math.expm1(20) - 20, rel=1e-5)
+    assert far[1].item() == pytest.approx(19.0)
+    near = kl_estimate(torch.tensor([-19.0]), torch.zeros(1), "k3")
+    assert near.item() == pytest.approx(math.expm1(19) - 19, rel=1e-5)
+
+
+def test_the_controller_by_hand() -> None:
+    # The golden value of verl and OpenRLHF: the error is clipped at 0.2, 0.2 * 256 / 10,000 = 0.00512.
+    assert adapted_kl_coef(0.1, 12.0, 256, 6.0, 10_000) == pytest.approx(0.100512, rel=1e-12)
+    assert adapted_kl_coef(0.1, 6.6, 256, 6.0, 10_000) == pytest.approx(0.1 * (1 + 0.1 * 0.0256))
+    assert adapted_kl_coef(0.1, 5.4, 256, 6.0, 10_000) == pytest.approx(0.1 * (1 - 0.1 * 0.0256))
+    assert adapted_kl_coef(0.1, 0.0, 256, 6.0, 10_000) == pytest.approx(0.1 * (1 - 0.2 * 0.0256))
+    assert adapted_kl_coef(0.1, 6.0, 256, 6.0, 10_000) == 0.1

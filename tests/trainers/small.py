@@ -1,0 +1,116 @@
+"""A policy of a few thousand weights, a reward that it can climb, and runs with them, for conftest.py."""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.core.nouns import Problem
+from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.params.run import FreshModel, Prompt, Rollout
+from mathrl.params.train import Rl
+from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
+from mathrl.rewards.verdict import Verdict
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.rl import RlResult, train_rl
+from mathrl.trainers.rollouts import RolloutGroup
+
+# Tiny products gain nothing from threads, and lose much where cores are busy.
+torch.set_num_threads(1)
+BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
+TOKENIZER = character_tokenizer(BASE)
+PROBLEMS = [
+    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl", level=n)
+    for n in range(1, 9)
+]  # fmt: skip
+
+
+class CountsOnes(RewardFunction):
+    """A reward that a random model can climb: the share of the character 1 in the response."""
+
+    def __init__(self, broken: bool = False, right_above: float = 0.04) -> None:
+        super().__init__({})
+        self.broken, self.right_above = broken, right_above
+
+    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+        shares = [item.response.count("1") / max(1, item.length) for item in items]
+        if self.broken:
+            shares = [math.nan for _ in shares]
+        verdict = Verdict(False, None, "none", "", 0.0)
+        return [Reward(share, share > self.right_above, {"ones": share}, verdict) for share in shares]
+
+
+class Killed(Exception):
+    """What ends a run as a kill does: nothing after it is done."""
+
+
+class EndsAfter(JsonlSink):
+    def __init__(self, file: Path, last: int, resume_after: int | None) -> None:
+        super().__init__(file, resume_after=resume_after)
+        self.last = last
+
+    def log(self, step: int, row: Any) -> None:
+        if step > self.last:
+            raise Killed
+        super().log(step, row)
+
+
+def policy(seed: int = 3) -> tuple[Any, Sampler]:
+    model = fresh_network(BASE, TOKENIZER, seed=seed).eval()
+    return model, Sampler(TorchEngine(model, TOKENIZER, Rollout()), TOKENIZER, Prompt())
+
+
+def run(
+    params: Rl, state: Path | None = None, last: int = 10**9, reward: RewardFunction | None = None,
+    problems: Sequence[Problem] = PROBLEMS, dev: Sequence[Problem] = (), seed: int = 0, **helpers: Any,
+) -> tuple[RlResult, list[dict[str, float]], Any]:  # fmt: skip
+    """Train; returns the result, the logged rows without timings, and the model."""
+    state = state or Path(tempfile.mkdtemp())
+    model, sampler = policy()
+    result = train_rl(
+        model, sampler, problems, dev, reward or CountsOnes(), params, seed, Backend(torch.device("cpu")),
+        state, lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after), **helpers,
+    )  # fmt: skip
+    return result, without_timings(state / "metrics.jsonl"), model
+
+
+def rollouts(model: Any, sampler: Sampler, samples: int = 4, tokens: int = 10) -> list[RolloutGroup]:
+    """Four groups from the policy; those of odd number differ in their rewards."""
+    prompts = [tuple(sampler.prompt_tokens(problem) or ()) for problem in PROBLEMS[:4]]
+    groups = []
+    for number, group in enumerate(sampler.engine.generate(prompts, Sampling(samples, 1.0, tokens), 0)):
+        rewards = (1.0, 0.0, 0.5, 0.0) if number % 2 else (1.0,) * 4
+        groups.append(
+            RolloutGroup(
+                problem=number, prompt=prompts[number], responses=tuple(each.tokens for each in group),
+                rewards=rewards[:samples], correct=tuple(each == 1 for each in rewards[:samples]),
+                logprobs=tuple(each.logprobs for each in group), parts=({},) * samples,
+                truncated=tuple(each.finish_reason == "length" for each in group),
+            )
+        )  # fmt: skip
+    return groups
+
+
+def steps_of_two(groups: list[RolloutGroup]) -> list[RolloutGroup]:
+    """A judge: every response is cut in halves, a half with a 1 in it earns 1."""
+    one = TOKENIZER.encode("1")[0]
+    judged = []
+    for group in groups:
+        ends, rewards = [], []
+        for response in group.responses:
+            cuts = sorted({(len(response) - 1) // 2, len(response) - 1})
+            starts = [0, *(cut + 1 for cut in cuts[:-1])]
+            ends.append(tuple(cuts))
+            rewards.append(
+                tuple(float(one in response[a : b + 1]) for a, b in zip(starts, cuts, strict=True))
+            )
+        judged.append(replace(group, step_ends=tuple(ends), step_rewards=tuple(rewards)))
+    return judged
