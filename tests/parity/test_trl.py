@@ -1,0 +1,109 @@
+"""TRL 1.16.0's `GRPOTrainer._compute_loss`, its own code on log-probs that we choose, against ours."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mathrl.algorithms.advantages import group_advantages
+from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.policy_loss import policy_loss
+
+LONGEST = 40
+SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Any:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    return GRPOTrainer
+
+
+def trl_loss(
+    trainer: Any, ragged: Any, logprobs_SL: Tensor, old_SL: Tensor, reference_SL: Tensor, advantages: Tensor,
+    **how: Any,
+) -> Tensor:  # fmt: skip
+    settings = {
+        "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
+        "beta": 0.0, "loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False,
+        "current_gradient_accumulation_steps": 1, "max_completion_length": LONGEST, "aux_loss_enabled": False,
+        "_entropy_bonus_enabled": False, "use_adaptive_entropy": False, "entropy_coef": 0.0,
+    } | how  # fmt: skip
+    accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
+    entropies_SL = torch.zeros_like(old_SL)
+    self = SimpleNamespace(
+        **settings, accelerator=accelerator, model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs_SL, entropies_SL, None),
+    )  # fmt: skip
+    ids = torch.zeros(old_SL.shape, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids, "completion_mask": ragged.mask_SL,
+        "advantages": advantages, "old_per_token_logps": old_SL, "ref_per_token_logps": reference_SL,
+        "num_items_in_batch": ragged.mask_SL.sum(),
+    }  # fmt: skip
+    loss: Tensor = trainer._compute_loss(self, None, inputs)
+    return loss
+
+
+@pytest.mark.parametrize(("kind", "aggregation", "beta", "theirs_are"), [
+    ("clip", "sequence_mean", 0.0, {"loss_type": "grpo"}),
+    ("clip", "sequence_mean", 0.04, {"loss_type": "grpo", "beta": 0.04}),
+    ("clip", "sequence_sum", 0.0, {"loss_type": "dr_grpo"}),
+    ("clip", "token_mean", 0.0, {"loss_type": "bnpo"}),
+    ("clip", "token_mean", 0.1, {"loss_type": "dapo", "beta": 0.1}),
+    ("gspo", "sequence_mean", 0.0, SEQUENCE),
+    ("gspo", "sequence_mean", 0.04, SEQUENCE | {"beta": 0.04}),
+    # TRL's epsilon_high of CISPO is the bound itself; ours is above 1.
+    ("cispo", "token_mean", 0.0, {"loss_type": "cispo", "epsilon_high": 1.28}),
+])  # fmt: skip
+def test_trl_compute_loss(
+    trainer: Any,
+    ragged: Any,
+    agree: Any,
+    kind: str,
+    aggregation: str,
+    beta: float,
+    theirs_are: dict[str, Any],
+) -> None:
+    rewards_S = ragged.rewards()
+    advantages_S = group_advantages(rewards_S.view(-1, ragged.group), "group_std", ddof=1, eps=1e-4).flatten()
+    old_SL = -ragged.noise().abs()
+    start_SL, reference_SL = old_SL + ragged.noise(0.4), old_SL + ragged.noise(0.4)
+    theirs_SL = start_SL.clone().requires_grad_()
+    theirs = trl_loss(trainer, ragged, theirs_SL, old_SL, reference_SL, advantages_S, **theirs_are)
+    theirs.backward()
+    ours_N = ragged.flat(start_SL).requires_grad_()
+    low = 1.0 if kind == "cispo" else 0.2
+    loss_N, _ = policy_loss(
+        kind,
+        ours_N,
+        ragged.flat(old_SL),
+        spread(advantages_S, ragged.lengths_S),
+        ragged.lengths_S,
+        low,
+        0.28,  # type: ignore[arg-type]
+    )
+    loss_N = loss_N + beta * kl_estimate(ours_N, ragged.flat(reference_SL), "k3")
+    weights_S = token_weights(ragged.lengths_S, aggregation, LONGEST).double()  # type: ignore[arg-type]
+    ours = (spread(weights_S, ragged.lengths_S) * loss_N).sum()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_trl_group_advantages(ragged: Any, agree: Any, scale: str) -> None:
+    """TRL normalises inside a method that samples, with its `nanstd`, which is tried here."""
+    from trl.trainer.utils import nanstd
+
+    rewards_PG = ragged.rewards().view(-1, ragged.group)
+    mean_P1, std_P1 = rewards_PG.mean(1, keepdim=True), nanstd(rewards_PG, dim=1, keepdim=True)
+    theirs = (rewards_PG - mean_P1) / (std_P1 + 1e-4) if scale == "group" else rewards_PG - mean_P1
+    agree(group_advantages(rewards_PG, "group_std" if scale == "group" else "group_mean", eps=1e-4), theirs)

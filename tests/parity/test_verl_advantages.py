@@ -1,0 +1,122 @@
+"""verl 0.9.1's advantage estimators, KL controller and importance weights against ours."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.algorithms.advantages import group_advantages, whiten
+from mathrl.algorithms.aggregation import spread
+from mathrl.algorithms.importance import importance_weights
+from mathrl.algorithms.kl import adapted_kl_coef
+from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
+
+
+@pytest.fixture(scope="module")
+def algos() -> Any:
+    from verl.trainer.ppo import core_algos
+
+    return core_algos
+
+
+@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out"])
+def test_verl_group_advantages(algos: Any, ragged: Any, agree: Any, kind: str) -> None:
+    rewards_S = ragged.rewards()
+    given = (ragged.at_ends(rewards_S), ragged.mask_SL, ragged.groups_S)
+    if kind == "leave_one_out":
+        theirs, _ = algos.compute_rloo_outcome_advantage(*given)
+    else:
+        theirs, _ = algos.compute_grpo_outcome_advantage(
+            *given, epsilon=1e-6, norm_adv_by_std_in_grpo=kind == "group_std"
+        )
+    ours_PG = group_advantages(rewards_S.view(-1, ragged.group), kind, ddof=1, eps=1e-6)  # type: ignore[arg-type]
+    agree(spread(ours_PG.flatten(), ragged.lengths_S), ragged.flat(theirs))
+    # Another degree of freedom or epsilon, the usual differences between systems, would not agree.
+    if kind == "group_std":
+        for wrong in ({"ddof": 0, "eps": 1e-6}, {"ddof": 1, "eps": 1e-4}):
+            off = group_advantages(rewards_S.view(-1, ragged.group), kind, **wrong).flatten()  # type: ignore[arg-type]
+            assert (spread(off, ragged.lengths_S) - ragged.flat(theirs)).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_verl_reinforce_plus_plus(algos: Any, ragged: Any, agree: Any, gamma: float) -> None:
+    """With the KL in the reward, as the method has it."""
+    rewards_S, penalty_SL = ragged.rewards(), ragged.noise(0.1)
+    rewards_SL = ragged.at_ends(rewards_S) - penalty_SL * ragged.mask_SL
+    config = type("Config", (), {"gamma": gamma})()
+    theirs, returns = algos.compute_reinforce_plus_plus_outcome_advantage(rewards_SL, ragged.mask_SL, config)
+    ours_N = discounted_returns(
+        token_rewards(rewards_S, ragged.lengths_S, ragged.flat(penalty_SL)), ragged.lengths_S, gamma
+    )
+    agree(ours_N, ragged.flat(returns))
+    agree(whiten(ours_N, torch.ones_like(ours_N, dtype=torch.bool)), ragged.flat(theirs))
+
+
+def test_verl_reinforce_plus_plus_baseline(algos: Any, ragged: Any, agree: Any) -> None:
+    rewards_S = ragged.rewards()
+    theirs, _ = algos.compute_reinforce_plus_plus_baseline_outcome_advantage(
+        ragged.at_ends(rewards_S), ragged.mask_SL, ragged.groups_S
+    )
+    centred_PG = group_advantages(rewards_S.view(-1, ragged.group), "group_mean")
+    ours_N = spread(centred_PG.flatten(), ragged.lengths_S)
+    agree(whiten(ours_N, torch.ones_like(ours_N, dtype=torch.bool)), ragged.flat(theirs))
+
+
+def test_verl_remax(algos: Any, ragged: Any, agree: Any) -> None:
+    rewards_S = ragged.rewards()
+    baselines_S = torch.rand(len(rewards_S), generator=ragged.generator, dtype=torch.float64)
+    theirs, _ = algos.compute_remax_outcome_advantage(ragged.at_ends(rewards_S), baselines_S, ragged.mask_SL)
+    ours_N = discounted_returns(token_rewards(rewards_S, ragged.lengths_S), ragged.lengths_S, 1.0)
+    agree(ours_N - spread(baselines_S, ragged.lengths_S), ragged.flat(theirs))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.5, 0.0)])
+def test_verl_gae(algos: Any, ragged: Any, agree: Any, gamma: float, lam: float) -> None:
+    rewards_S, penalty_SL, values_SL = ragged.rewards(), ragged.noise(0.1), ragged.noise()
+    values_SL = values_SL * ragged.mask_SL
+    rewards_SL = ragged.at_ends(rewards_S) - penalty_SL * ragged.mask_SL
+    theirs, returns = algos.compute_gae_advantage_return(rewards_SL, values_SL, ragged.mask_SL, gamma, lam)
+    rewards_N = token_rewards(rewards_S, ragged.lengths_S, ragged.flat(penalty_SL))
+    ours_N, targets_N = gae(rewards_N, ragged.flat(values_SL), ragged.lengths_S, gamma, lam)
+    agree(targets_N, ragged.flat(returns))
+    # verl whitens inside; raw advantages are its returns minus the values.
+    agree(ours_N, ragged.flat(returns - values_SL))
+    agree(whiten(ours_N, torch.ones_like(ours_N, dtype=torch.bool)), ragged.flat(theirs))
+
+
+def test_verl_adaptive_kl_controller(algos: Any, agree: Any) -> None:
+    theirs = algos.AdaptiveKLController(0.1, target_kl=6.0, horizon=10_000)
+    ours = 0.1
+    for kl, samples in [(12.0, 256), (6.5, 256), (0.1, 512), (5.9, 64), (200.0, 1024)]:
+        theirs.update(kl, samples)
+        ours = adapted_kl_coef(ours, kl, samples, target=6.0, horizon=10_000)
+        agree(ours, theirs.value)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_verl_importance_weights(ragged: Any, agree: Any, kind: str, level: str) -> None:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    sampler_SL, gap_SL = -ragged.noise().abs(), ragged.noise(0.5)
+    old_SL = sampler_SL + gap_SL
+    masked = kind == "masked"
+    proto, kept_SL, _ = compute_rollout_correction_and_rejection_mask(
+        old_SL, sampler_SL, ragged.mask_SL, rollout_is=level,
+        rollout_is_threshold="0.5_2.0" if masked else 2.0,
+        rollout_rs={"token": "token_k1", "sequence": "seq_sum_k1"}[level] if masked else None,
+        rollout_rs_threshold="0.5_2.0" if masked else None,
+    )  # fmt: skip
+    weights_N, kept_N = importance_weights(
+        ragged.flat(old_SL),
+        ragged.flat(sampler_SL),
+        ragged.lengths_S,
+        kind,
+        level,
+        0.5,
+        2.0,  # type: ignore[arg-type]
+    )
+    agree(weights_N, ragged.flat(proto.batch["rollout_is_weights"]))
+    agree(kept_N.double(), ragged.flat(kept_SL))
+    if masked and len(kept_N) > 20:
+        assert not kept_N.all()

@@ -1,0 +1,131 @@
+"""verl 0.9.1's policy losses, aggregation, KL penalties and value loss against ours, values and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.entropy import entropy
+from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.policy_loss import policy_loss
+from mathrl.algorithms.value_loss import clipped_value_loss
+
+MODES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
+         "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
+LONGEST = 40  # the configured length, which sequence_sum divides by
+
+
+@pytest.fixture(scope="module")
+def algos() -> Any:
+    from verl.trainer.ppo import core_algos
+
+    return core_algos
+
+
+def actor(algos: Any, low: float, high: float, dual: float) -> Any:
+    from verl.workers.config import ActorConfig
+
+    config = ActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2, clip_ratio_low=low,
+        clip_ratio_high=high, clip_ratio_c=dual,
+    )  # fmt: skip
+    config.global_batch_info["loss_scale_factor"] = LONGEST
+    return config
+
+
+def weighted(loss_N: Tensor, lengths_S: Tensor, aggregation: str) -> Tensor:
+    weights_S = token_weights(lengths_S, aggregation, LONGEST).double()  # type: ignore[arg-type]
+    return (spread(weights_S, lengths_S) * loss_N).sum()
+
+
+@pytest.mark.parametrize("aggregation", MODES)
+@pytest.mark.parametrize(("kind", "low", "high", "dual"), [
+    ("clip", 0.2, 0.2, None), ("clip", 0.2, 0.28, None), ("clip", 0.2, 0.28, 3.0), ("clip", 0.2, 0.28, 1.5),
+    ("gspo", 0.03, 0.04, None), ("cispo", 0.2, 0.28, None), ("cispo", 1.0, 4.0, None),
+])  # fmt: skip
+def test_verl_policy_loss(
+    algos: Any,
+    ragged: Any,
+    agree: Any,
+    kind: str,
+    low: float,
+    high: float,
+    dual: float | None,
+    aggregation: str,
+) -> None:
+    old_SL, advantages_SL, weights_SL = -ragged.noise().abs(), ragged.noise(), ragged.noise().exp()
+    start_SL = old_SL + ragged.noise(0.6)
+    theirs_SL = start_SL.clone().requires_grad_()
+    # dual clip is on by default there: a bound that nothing reaches turns it off
+    theirs, figures = algos.get_policy_loss_fn({"clip": "vanilla"}.get(kind, kind))(
+        old_SL, theirs_SL, advantages_SL, ragged.mask_SL, MODES[aggregation],
+        actor(algos, low, high, dual or 1e9), weights_SL,
+    )  # fmt: skip
+    theirs.backward()
+    ours_N = ragged.flat(start_SL).requires_grad_()
+    loss_N, clipped_N = policy_loss(
+        kind,
+        ours_N,
+        ragged.flat(old_SL),
+        ragged.flat(advantages_SL),
+        ragged.lengths_S,
+        low,
+        high,
+        dual,  # type: ignore[arg-type]
+    )
+    ours = weighted(loss_N * ragged.flat(weights_SL), ragged.lengths_S, aggregation)
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+    assert theirs_SL.grad.mul(1 - ragged.mask_SL).abs().max() == 0
+    if dual is None:
+        agree(clipped_N.double().mean(), figures["actor/pg_clipfrac"])
+    assert 0 < clipped_N.sum() < len(clipped_N) or len(clipped_N) < 12 or high > 1
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "k3+"])
+def test_verl_kl_penalty(algos: Any, ragged: Any, agree: Any, kind: str) -> None:
+    start_SL, reference_SL = -ragged.noise().abs(), -ragged.noise().abs()
+    theirs_SL = start_SL.clone().requires_grad_()
+    theirs = algos.kl_penalty(theirs_SL, reference_SL, kind)
+    (theirs * ragged.mask_SL).sum().backward()
+    ours_N = ragged.flat(start_SL).requires_grad_()
+    values_N = kl_estimate(ours_N, ragged.flat(reference_SL), kind)  # type: ignore[arg-type]
+    values_N.sum().backward()
+    agree(values_N, ragged.flat(theirs))
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+@pytest.mark.parametrize("aggregation", MODES)
+def test_verl_value_loss(algos: Any, ragged: Any, agree: Any, aggregation: str) -> None:
+    start_SL, old_SL, returns_SL = ragged.noise(), ragged.noise(), ragged.noise()
+    theirs_SL = start_SL.clone().requires_grad_()
+    theirs, share = algos.compute_value_loss(
+        theirs_SL, returns_SL, old_SL, ragged.mask_SL, 0.5, MODES[aggregation], loss_scale_factor=LONGEST
+    )
+    theirs.backward()
+    ours_N = ragged.flat(start_SL).requires_grad_()
+    loss_N, clipped_N = clipped_value_loss(ours_N, ragged.flat(old_SL), ragged.flat(returns_SL), 0.5)
+    ours = weighted(loss_N, ragged.lengths_S, aggregation)
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+    agree(clipped_N.double().mean(), share)
+
+
+def test_verl_fully_masked_responses_count_nowhere(algos: Any, ragged: Any, agree: Any) -> None:
+    mask_SL, loss_SL = ragged.mask_SL.clone(), ragged.noise()
+    mask_SL[::3] = 0
+    counted_S = mask_SL.sum(1).long()
+    for aggregation, mode in MODES.items():
+        theirs = algos.agg_loss(loss_SL, mask_SL, mode, loss_scale_factor=LONGEST)
+        agree(weighted(loss_SL[mask_SL.bool()], counted_S, aggregation), theirs)
+
+
+def test_verl_entropy(ragged: Any, agree: Any) -> None:
+    from verl.utils.torch_functional import entropy_from_logits
+
+    logits_NV = torch.randn(30, 11, generator=ragged.generator)
+    agree(entropy(logits_NV), entropy_from_logits(logits_NV))
