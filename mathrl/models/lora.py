@@ -49,7 +49,11 @@ def add_lora(network: Any, lora: Lora, seed: int) -> None:
             f"this model has {', '.join(known)}"
         )
     config = peft.LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, bias="none"
+        r=lora.r,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a float will do
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        bias="none",
     )
     network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
