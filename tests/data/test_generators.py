@@ -56,6 +56,19 @@ def test_chains_are_right_by_an_evaluation_of_their_own() -> None:
         assert [re.match(r"\d+", step).group() for step in steps] == [str(v) for v in values[:-1]]  # type: ignore[union-attr]
 
 
+def test_chains_worked_by_what_is_left_to_do() -> None:
+    steps, rest = (
+        list(generate("chain", {"rl": 50}, {"steps": [1, 4], "working": working}, seed=0))
+        for working in ("steps", "rest")
+    )
+    assert [p.question for p in steps] == [p.question for p in rest]
+    for problem in rest:
+        lines = (problem.solution or "").split(";")
+        assert len(lines) == problem.level and lines[-1] == problem.answers[0]
+        assert all(left_to_right(line + "=")[-1] == int(problem.answers[0]) for line in lines)
+        assert [left_to_right(line + "=")[0] for line in lines] == left_to_right(problem.question)[1:]
+
+
 def test_left_to_right_is_not_the_usual_precedence() -> None:
     assert left_to_right("7+5-3*4=") == [7, 12, 9, 36]
 

@@ -16,6 +16,9 @@ class Chain(Section):
     operations: tuple[Literal["+", "-", "*"], ...] = Field(("+", "-", "*"), min_length=1)
     largest_number: int = Field(9, ge=1, description="Operands are 1 to this.")
     largest_result: int = Field(40, ge=1, description="Bound of every intermediate result.")
+    working: Literal["steps", "rest"] = Field(
+        "steps", description="steps: 7+5=12;12-3=9;9*4=36. rest: what is left to do, 12-3*4;9*4;36."
+    )
 
     @field_validator("steps")
     @classmethod
@@ -30,7 +33,7 @@ class Chain(Section):
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:
         value = rng.randint(1, min(self.largest_number, self.largest_result))
-        question, worked = str(value), []
+        first, done = value, list[tuple[str, int, int]]()
         for _ in range(level):
             moves = [
                 (operation, number, result)
@@ -43,10 +46,17 @@ class Chain(Section):
             # The operation first, so that + and * are as frequent as - although fewer numbers fit.
             operation = rng.choice(sorted({move[0] for move in moves}))
             _, number, result = rng.choice([move for move in moves if move[0] == operation])
-            question += f"{operation}{number}"
-            worked.append(f"{value}{operation}{number}={result}")
+            done.append((operation, number, result))
             value = result
-        return Draft(question=question + "=", answer=str(value), solution=";".join(worked))
+        written = [f"{operation}{number}" for operation, number, _ in done]
+        befores = [first, *(result for _, _, result in done)]
+        if self.working == "rest":
+            worked = [
+                f"{result}{''.join(written[index:])}" for index, (*_, result) in enumerate(done, start=1)
+            ]
+        else:
+            worked = [f"{befores[index]}{written[index]}={result}" for index, (*_, result) in enumerate(done)]
+        return Draft(question=f"{first}{''.join(written)}=", answer=str(value), solution=";".join(worked))
 
 
 def _apply(value: int, operation: str, number: int) -> int:
