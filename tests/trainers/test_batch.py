@@ -1,0 +1,152 @@
+"""A step's numbers a token, from settings, against loops over plain lists."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.scores import make_scorer, token_scores
+from mathrl.params.train import Critic, Rl
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import Batch, make_batch
+from mathrl.trainers.rollouts import RolloutGroup
+
+CPU = Backend(torch.device("cpu"))
+# Two groups of two responses, of 2, 1 and 1, 3 tokens.
+GROUPS = [
+    RolloutGroup(
+        problem=0, prompt=(4, 5), responses=((6, 7), (8,)), logprobs=((-0.1, -0.2), (-0.3,)),
+        rewards=(1.0, 0.0), correct=(True, False), truncated=(False, True), parts=({}, {}), baseline=0.25,
+        step_ends=((0, 1), (0,)), step_rewards=((1.0, 0.0), (0.0,)),
+    ),
+    RolloutGroup(
+        problem=1, prompt=(9,), responses=((6,), (7, 8, 9)), logprobs=((-0.4,), (-0.5, -0.6, -0.7)),
+        rewards=(0.5, 0.5), correct=(False, True), truncated=(False, False), parts=({}, {}), baseline=1.0,
+        step_ends=((0,), (1,)), step_rewards=((1.0,), (1.0,)),
+    ),
+]  # fmt: skip
+
+
+def advantages(groups: list[RolloutGroup] = GROUPS, **settings: Any) -> list[float]:
+    batch, _ = make_batch(groups, Rl(group_size=2, **settings), CPU, None)
+    return [float(each) for each in batch.advantages_N]
+
+
+def test_advantages_of_outcomes_by_hand() -> None:
+    root = 0.5**0.5
+    assert advantages(std_eps=0.0) == pytest.approx([root, root, -root, 0, 0, 0, 0])
+    assert advantages(advantage="group_mean") == [0.5, 0.5, -0.5, 0, 0, 0, 0]
+    assert advantages(advantage="leave_one_out") == [1, 1, -1, 0, 0, 0, 0]
+    assert advantages(advantage="none") == [1, 1, 0, 0.5, 0.5, 0.5, 0.5]
+    assert advantages(advantage="none", gamma=0.5) == [0.5, 1, 0, 0.5, 0.125, 0.25, 0.5]
+    assert advantages(advantage="greedy") == [0.75, 0.75, -0.25, -0.5, -0.5, -0.5, -0.5]
+    assert advantages(advantage="correct") == [1, 1, 0, 0, 1, 1, 1]
+    # Steps 1, 0 | 0: mean 1/3, std 1/sqrt(3): +2, -1, -1 over sqrt(3); suffix sums 1, -1 | -1.
+    unit = 3**-0.5
+    assert advantages(advantage="process", std_eps=0.0) == pytest.approx([unit, -unit, -unit, 0, 0, 0, 0])
+
+
+def test_whitening_is_over_the_tokens_of_the_batch_that_count() -> None:
+    tokens = torch.tensor([1, 1, 0, 0.5, 0.5, 0.5, 0.5])
+    expected = (tokens - tokens.mean()) / tokens.std()
+    assert advantages(advantage="none", whiten=True) == pytest.approx(expected.tolist(), abs=1e-6)
+    # The response that was cut off (token 2) is neither in the mean nor among the advantages.
+    counted = torch.tensor([1, 1, 0.5, 0.5, 0.5, 0.5])
+    white = ((counted - counted.mean()) / counted.std()).tolist()
+    found = advantages(advantage="none", whiten=True, truncated="mask")
+    assert found == pytest.approx([*white[:2], 0.0, *white[2:]], abs=1e-6)
+
+
+def test_kl_in_the_reward_reaches_every_outcome_advantage(small: Any) -> None:
+    reference = small.policy()[0]
+    packed = [group.group for group in GROUPS]
+    with torch.no_grad():
+        told, _ = response_logprobs(reference, packed)
+    old = [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7]
+    k1 = [a - b for a, b in zip(old, told.tolist(), strict=True)]
+    beta = 0.1
+    kinds: dict[str, Any] = {"group_size": 2, "kl_coef": beta, "kl_in": "reward", "kl_estimator": "k1"}
+
+    def found(**settings: Any) -> list[float]:
+        params = Rl(**kinds, **settings)
+        batch, figures = make_batch(GROUPS, params, CPU, None, reference=reference, kl_coef=beta)
+        assert figures["kl"] == pytest.approx(sum(k1) / 7, abs=1e-5)
+        assert batch.reference_N is None, "the KL is not in the loss too"
+        return [float(each) for each in batch.advantages_N]
+
+    # The reward at the last token, minus beta k1 at each; returns are sums to the end.
+    returns = [
+        1 - beta * (k1[0] + k1[1]), 1 - beta * k1[1], -beta * k1[2], 0.5 - beta * k1[3],
+        0.5 - beta * (k1[4] + k1[5] + k1[6]), 0.5 - beta * (k1[5] + k1[6]), 0.5 - beta * k1[6],
+    ]  # fmt: skip
+    assert found(advantage="none") == pytest.approx(returns, abs=1e-5)
+    greedy = [r - b for r, b in zip(returns, [0.25] * 3 + [1.0] * 4, strict=True)]
+    assert found(advantage="greedy") == pytest.approx(greedy, abs=1e-5)
+    first, second = (returns[0] - returns[2]) / 2, (returns[3] - returns[4]) / 2
+    grouped = [first, first, -first, second, -second, -second, -second]
+    assert found(advantage="group_mean") == pytest.approx(grouped, abs=1e-5)
+
+
+def test_with_a_critic_the_targets_are_raw_advantages_plus_values(small: Any) -> None:
+    model = small.policy()[0]
+    critic = make_scorer(model)
+    with torch.no_grad():
+        critic.score.weight.fill_(0.3)
+        values = token_scores(critic, [group.group for group in GROUPS])
+    params: dict[str, Any] = {"advantage": "gae", "critic": Critic(), "group_size": 2}
+    batch, _ = make_batch(GROUPS, Rl(**params, gamma=0.9, gae_lambda=0.5), CPU, model, critic=critic)
+    v = [float(each) for each in values]
+    last = 1.0 - v[1]
+    assert batch.advantages_N[1].item() == pytest.approx(last, abs=1e-5)
+    assert batch.advantages_N[0].item() == pytest.approx(0.9 * v[1] - v[0] + 0.45 * last, abs=1e-5)
+    assert batch.advantages_N[2].item() == pytest.approx(0.0 - v[2], abs=1e-5)
+    white, _ = make_batch(
+        GROUPS, Rl(**params, gamma=0.9, gae_lambda=0.5, whiten=True), CPU, model, critic=critic
+    )
+    assert torch.allclose(white.returns_N, batch.advantages_N + values)  # type: ignore[arg-type]
+    assert white.advantages_N.mean().item() == pytest.approx(0, abs=1e-6)
+    assert white.advantages_N.std().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_distillation_is_teacher_minus_policy(small: Any) -> None:
+    teacher = small.policy(seed=8)[0]
+    with torch.no_grad():
+        told, _ = response_logprobs(teacher, [group.group for group in GROUPS])
+    params = Rl(advantage="distillation", group_size=2)
+    batch, figures = make_batch(GROUPS, params, CPU, None, teacher=teacher)
+    expected = told + torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    assert torch.allclose(batch.advantages_N, expected, atol=1e-5)
+    assert figures["distillation/reverse_kl"] == pytest.approx(-float(expected.mean()), abs=1e-5)
+
+
+def test_process_without_rewards_of_steps_is_refused() -> None:
+    bare = [replace(group, step_ends=(), step_rewards=()) for group in GROUPS]
+    with pytest.raises(UserError, match="process reward model"):
+        advantages(bare, advantage="process")
+
+
+def test_a_part_holds_the_tokens_of_its_groups() -> None:
+    batch, _ = make_batch(GROUPS, Rl(group_size=2, truncated="mask", advantage="none"), CPU, None)
+    part = batch.part([1, 0])
+    assert [group.problem for group in part.groups] == [1, 0]
+    assert part.lengths_S.tolist() == [1, 3, 2, 1] and part.counted_S.tolist() == [1, 3, 2, 0]
+    assert part.old_N.tolist() == pytest.approx([-0.4, -0.5, -0.6, -0.7, -0.1, -0.2, -0.3])
+    assert part.advantages_N.tolist() == [0.5, 0.5, 0.5, 0.5, 1, 1, 0]
+    assert part.kept_N.tolist() == [True] * 6 + [False]
+    assert isinstance(part, Batch) and part.values_N is None
+    assert batch.part([1]).old_N.tolist() == pytest.approx([-0.4, -0.5, -0.6, -0.7])
+
+
+def test_scores_for_all_do_not_depend_on_micro_batches(small: Any) -> None:
+    model, sampler = small.policy()
+    groups, reference = small.rollouts(model, sampler), small.policy(seed=9)[0]
+    whole, _ = make_batch(groups, Rl(kl_coef=0.1), CPU, model, reference=reference, kl_coef=0.1)
+    cut, _ = make_batch(
+        groups, Rl(kl_coef=0.1, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1
+    )
+    assert whole.reference_N is not None and cut.reference_N is not None
+    assert torch.allclose(whole.reference_N, cut.reference_N, atol=1e-5)
+    assert whole.reference_N.std() > 0.1

@@ -1,0 +1,135 @@
+"""The critic: where it starts, what moves it, when it learns alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.algorithms.value_loss import clipped_value_loss
+from mathrl.core.errors import UserError
+from mathrl.models.export import export_model
+from mathrl.models.scores import make_scorer, token_scores
+from mathrl.params.lora import Lora
+from mathrl.params.train import Critic, Optimizer, Rl
+from mathrl.rewards.compose import Reward
+from mathrl.rewards.verdict import Verdict
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import make_batch
+from mathrl.trainers.critic import critic_gradient, make_critic
+
+CPU = Backend(torch.device("cpu"))
+STILL = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+
+
+def ppo(critic: Critic, **more: Any) -> Rl:
+    common: dict[str, Any] = {
+        "steps": 6, "prompts_per_step": 16, "group_size": 1, "max_tokens": 8, "lr": 2e-3, "optimizer": STILL,
+        "eval_every": 0, "ema": None, "advantage": "gae", "whiten": True,
+    }  # fmt: skip
+    return Rl(**{**common, "critic": critic, **more})
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
+    small: Any, clip: float | None
+) -> None:
+    model, sampler = small.policy()
+    groups = small.rollouts(model, sampler)
+    scorer = make_scorer(model)
+    with torch.no_grad():
+        scorer.score.weight.fill_(0.2)
+    found = []
+    for budget in (8192, 16):
+        params = ppo(Critic(clip=clip), group_size=4, tokens_per_microbatch=budget)
+        critic = make_critic(params.critic or Critic(), model, scorer, 10, seed=0)
+        batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
+        assert batch.values_N is not None and batch.returns_N is not None
+        old = batch.values_N + 0.1 * torch.sin(torch.arange(len(batch.values_N)))
+        figures = critic_gradient(critic, params, CPU, type(batch)(**{**vars(batch), "values_N": old}))
+        found.append((critic.flat.gradients.clone(), figures))
+    scorer.zero_grad()
+    values = token_scores(scorer, [group.group for group in groups])
+    loss_N, clipped_N = clipped_value_loss(values, old, batch.returns_N, clip)
+    loss_N.mean().backward()
+    expected = torch.cat([weight.grad.flatten() for weight in scorer.parameters()])
+    assert expected.norm() > 1e-3
+    for gradient, figures in found:
+        assert torch.allclose(gradient, expected, atol=1e-6)
+        assert figures.loss == pytest.approx(loss_N.mean().item(), rel=1e-5)
+        assert figures.clipped == pytest.approx(clipped_N.float().mean().item(), abs=1e-6)
+    assert (found[0][1].clipped > 0) == (clip is not None)
+
+
+def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
+    model, sampler = small.policy()
+    groups = [type(g)(**{**vars(g), "truncated": (True,) * 4}) for g in small.rollouts(model, sampler)]
+    params = ppo(Critic(), group_size=4, truncated="mask")
+    critic = make_critic(params.critic or Critic(), model, None, 10, seed=0)
+    batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
+    critic_gradient(critic, params, CPU, batch)
+    assert critic.flat.gradients.norm() == 0
+
+
+def test_it_comes_to_explain_the_returns(small: Any) -> None:
+    # After the first token the return is known; before it nothing is.
+    class FirstIsADigit(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def score(self, items: Any) -> list[Reward]:
+            verdict = Verdict(False, None, "none", "", 0.0)
+            return [Reward(float(item.response[:1].isdigit()), False, {}, verdict) for item in items]
+
+    params = ppo(Critic(lr=5e-3), steps=26, lr=0.0, prompts_per_step=64, epochs=6)
+    _, rows, _ = small.run(params, reward=FirstIsADigit())
+    explained = [row["critic/explained_variance"] for row in rows]
+    assert explained[0] == pytest.approx(0.0, abs=1e-6), "a head of zeros explains nothing"
+    assert sum(explained[-5:]) / 5 > 0.6
+    assert rows[-1]["critic_loss"] < rows[0]["critic_loss"] / 4
+    assert {"critic/grad_norm", "critic/value_mean", "critic/return_mean", "critic/clip_fraction"} <= set(
+        rows[0]
+    )
+
+
+def test_while_it_warms_up_the_policy_stays(small: Any) -> None:
+    start = [weight.clone() for weight in small.policy()[0].parameters()]
+    _, rows, model = small.run(ppo(Critic(warmup_steps=3)))
+    assert ["actor_loss" in row for row in rows] == [False] * 3 + [True] * 3
+    assert all("critic_loss" in row for row in rows)
+    assert any(not torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True))
+    _, _, same = small.run(ppo(Critic(warmup_steps=5), lr=0.0))
+    assert all(torch.equal(a, b) for a, b in zip(start, same.parameters(), strict=True))
+    # Its learning rate is its own: with none the value stays 0.
+    _, rows, _ = small.run(ppo(Critic(lr=0.0)))
+    assert all(row["critic/value_mean"] == 0 for row in rows)
+
+
+def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, tmp_path: Path) -> None:
+    model, sampler = small.policy()
+    other = small.policy(seed=8)[0]
+    scorer = make_scorer(other)
+    with torch.no_grad():
+        scorer.score.weight.fill_(0.5)
+    export_model(scorer, small.TOKENIZER, tmp_path / "scorer", "# A scorer")
+    export_model(other, small.TOKENIZER, tmp_path / "policy", "# A policy")
+    packed = [group.group for group in small.rollouts(model, sampler)]
+
+    def critic(path: Path | None = None, given: Any = None) -> Any:
+        return make_critic(Critic(path=str(path) if path else None), model, given, 10, seed=0).model
+
+    assert torch.allclose(token_scores(critic(tmp_path / "scorer"), packed), token_scores(scorer, packed))
+    assert critic(given=scorer) is scorer
+    for made, source in ((critic(), model), (critic(tmp_path / "policy"), other)):
+        assert token_scores(made, packed).abs().max() == 0
+        for name, weight in source.base_model.state_dict().items():
+            assert torch.equal(made.base_model.state_dict()[name], weight)
+    with pytest.raises(UserError, match="no such model folder"):
+        critic(tmp_path / "nothing")
+    small.run(ppo(Critic(path=str(tmp_path / "scorer")), steps=2))
+
+
+def test_it_can_be_trained_by_adapters(small: Any) -> None:
+    model, _ = small.policy()
+    critic = make_critic(Critic(lora=Lora(r=2)), model, None, 10, seed=0)
+    names = set(critic.flat.named)
+    assert {name for name in names if ".lora_" not in name} == {"score.weight", "score.bias"}
+    _, rows, _ = small.run(ppo(Critic(lora=Lora(r=2), lr=2e-3), steps=8, lr=0.0, prompts_per_step=64))
+    assert rows[-1]["critic_loss"] < 0.8 * rows[0]["critic_loss"]

@@ -1,0 +1,104 @@
+"""Orders of problems: seeded, resumable, and what they say they are."""
+
+from collections import Counter
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Problem
+from mathrl.params.train import Curriculum
+from mathrl.trainers.curriculum import ProblemOrder
+
+
+def problem(number: int, pass_rate: float | None = None, level: int | None = None) -> Problem:
+    return Problem(
+        id=f"p{number}",
+        question="?",
+        answers=("1",),
+        source="s",
+        split="rl",
+        pass_rate=pass_rate,
+        level=level,
+    )
+
+
+RATES = (0.9, 0.1, 0.5, 0.3, 0.7, 0.0)
+PROBLEMS = [problem(number, rate, level=number) for number, rate in enumerate(RATES)]
+ALL = range(len(PROBLEMS))
+
+
+def order(
+    kind: str, planned: int = 12, seed: int = 1, usable: range | list[int] = ALL, **more: float
+) -> ProblemOrder:
+    params = Curriculum(order=kind, **more)  # type: ignore[arg-type]
+    return ProblemOrder(params, PROBLEMS, usable, planned, seed)
+
+
+def test_shuffled_takes_all_of_a_pass_and_shuffles_anew() -> None:
+    taken = order("shuffled").take(18)
+    passes = [taken[:6], taken[6:12], taken[12:]]
+    assert all(sorted(each) == list(ALL) for each in passes) and passes[0] != passes[1]
+    assert order("shuffled").take(18) == taken != order("shuffled", seed=2).take(18)
+
+
+def test_as_given_is_the_mixtures_order_over_what_is_usable() -> None:
+    assert order("as_given", usable=[4, 1, 3]).take(5) == [4, 1, 3, 4, 1]
+
+
+def test_easy_to_hard_sorts_what_shuffled_would_take() -> None:
+    found = order("easy_to_hard", planned=9)
+    taken = [*found.take(4), *found.take(5)]
+    assert [RATES[index] for index in taken] == sorted((RATES[index] for index in taken), reverse=True)
+    assert Counter(taken) == Counter(order("shuffled").take(9))
+    # What comes after the plan is as shuffled.
+    assert found.take(3) == order("shuffled").take(12)[9:]
+
+
+def test_without_measured_rates_the_level_decides() -> None:
+    levels = [problem(number, level=level) for number, level in enumerate((3, 1, 2))]
+    found = ProblemOrder(Curriculum(order="easy_to_hard"), levels, range(3), 3, 0)
+    assert found.take(3) == [1, 2, 0]
+    levels.append(problem(7))
+    with pytest.raises(UserError, match="'p7' has neither"):
+        ProblemOrder(Curriculum(order="easy_to_hard"), levels, range(4), 3, 0)
+
+
+def test_pass_rate_draws_by_p_times_1_minus_p_without_repetition_in_a_step() -> None:
+    found = order("pass_rate", floor=0.0)
+    counts: Counter[int] = Counter()
+    for _ in range(4000):
+        step = found.take(2)
+        assert len(set(step)) == 2
+        counts[step[0]] += 1
+    weights = [rate * (1 - rate) for rate in RATES]
+    for number, weight in enumerate(weights):
+        # The first of a step is drawn in proportion to the weights; five standard deviations at most.
+        share = weight / sum(weights)
+        assert abs(counts[number] / 4000 - share) <= 5 * (share * (1 - share) / 4000) ** 0.5 + 1e-9
+    assert counts[5] == 0
+    floored = order("pass_rate", floor=0.02)
+    assert any(5 in floored.take(2) for _ in range(300))
+    # More than there are: each once, then again.
+    assert Counter(order("pass_rate").take(12)) == Counter([*ALL, *ALL])
+
+
+def test_estimates_follow_the_rollouts_and_are_resumed() -> None:
+    found = order("pass_rate", memory=0.25)
+    found.take(3)
+    found.observe(0, 0.1)
+    assert found.pass_rates[0] == pytest.approx(0.25 * 0.9 + 0.75 * 0.1)
+    resumed = order("pass_rate", memory=0.25)
+    assert resumed.take(6) != found.take(6) or resumed.pass_rates != found.pass_rates
+    fresh = order("pass_rate", memory=0.25)
+    fresh.load(found.state())
+    assert [fresh.take(3) for _ in range(5)] == [found.take(3) for _ in range(5)]
+    unknown = ProblemOrder(Curriculum(order="pass_rate"), [problem(0)], range(1), 1, 0)
+    assert unknown.pass_rates == [0.5]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "as_given", "easy_to_hard", "pass_rate"])
+def test_resuming_goes_on_where_it_was(kind: str) -> None:
+    found, again = order(kind), order(kind)
+    found.take(7)
+    again.load(found.state())
+    assert [again.take(4) for _ in range(3)] == [found.take(4) for _ in range(3)]

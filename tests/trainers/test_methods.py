@@ -1,0 +1,170 @@
+"""The algorithms are settings of one loop: each trains, and moves the policy in its own way."""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
+from mathrl.params.train import Critic, Curriculum, Importance, KlController, Optimizer, Rl
+
+SLOW = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+KL_IN_REWARD: dict[str, Any] = {"kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1"}
+METHODS: dict[str, dict[str, Any]] = {
+    "ppo": {"advantage": "gae", "critic": Critic(lr=0.01), "whiten": True, "gae_lambda": 0.95,
+            "kl_controller": KlController(target=0.01), "epochs": 2, "minibatches": 2, "group_size": 1,
+            "prompts_per_step": 16, **KL_IN_REWARD},
+    "grpo": {"advantage": "group_std", "aggregation": "sequence_mean", "kl_coef": 0.04, "clip_high": 0.2},
+    "grpo_process": {"advantage": "process", "aggregation": "sequence_mean", "kl_coef": 0.04,
+                     "clip_high": 0.2},
+    "dr_grpo": {"advantage": "group_mean", "aggregation": "sequence_sum", "clip_high": 0.2},
+    "rloo": {"advantage": "leave_one_out", "policy_loss": "reinforce", "aggregation": "sequence_sum",
+             **KL_IN_REWARD},
+    "dapo": {"advantage": "group_std", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.28,
+             "dynamic_sampling": 3},
+    "gspo": {"advantage": "group_std", "policy_loss": "gspo", "aggregation": "sequence_mean",
+             "clip_low": 3e-4, "clip_high": 4e-4, "minibatches": 2},
+    "cispo": {"advantage": "group_std", "policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0,
+              "minibatches": 2},
+    "reinforce": {"advantage": "none", "policy_loss": "reinforce"},
+    "reinforce++": {"advantage": "none", "whiten": True, "clip_high": 0.2, **KL_IN_REWARD},
+    "reinforce++_baseline": {"advantage": "group_mean", "whiten": True, "clip_high": 0.2, "kl_coef": 0.01,
+                             "kl_estimator": "k2"},
+    "remax": {"advantage": "greedy", "policy_loss": "reinforce", "group_size": 1, "prompts_per_step": 16},
+    "online_rft": {"advantage": "correct", "policy_loss": "reinforce", "aggregation": "sequence_mean"},
+    "distillation": {"advantage": "distillation", "policy_loss": "reinforce"},
+}  # fmt: skip
+
+
+def params_of(name: str, **more: Any) -> Rl:
+    common: dict[str, Any] = {
+        "steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "lr": 2e-3, "optimizer": SLOW,
+        "eval_every": 0, "ema": None,
+    }  # fmt: skip
+    return Rl(**{**common, **METHODS[name], **more})
+
+
+def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], Any]:
+    helpers: dict[str, Any] = {}
+    if name == "grpo_process":
+        helpers["judge"] = small.steps_of_two
+    if name == "distillation":
+        helpers["teacher"] = small.policy(seed=8)[0]
+    _, rows, model = small.run(params_of(name, **more), **helpers)
+    return rows, model
+
+
+def test_every_method_is_settings_and_trains(small: Any) -> None:
+    start = torch.cat([weight.flatten() for weight in small.policy()[0].parameters()])
+    moves: dict[str, torch.Tensor] = {}
+    for name in METHODS:
+        rows, model = train(small, name)
+        assert len(rows) == 2 and all(row["grad_norm"] > 0 for row in rows), name
+        assert rows[-1]["skipped_updates"] == 0
+        moves[name] = torch.cat([weight.detach().flatten() for weight in model.parameters()]) - start
+        assert moves[name].norm() > 1e-4, name
+        for row in rows:
+            assert row["ratio/mean"] == pytest.approx(1, abs=0.2)
+            assert ("critic_loss" in row) == (name == "ppo")
+            assert ("kl" in row) == ("kl_coef" in METHODS[name])
+    names = list(moves)
+    for i, first in enumerate(names):
+        for second in names[:i]:
+            assert not torch.allclose(moves[first], moves[second], atol=1e-5), (first, second)
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce++", "remax", "online_rft", "ppo", "grpo_process"])
+def test_it_climbs_its_reward(small: Any, name: str) -> None:
+    more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl_coef": 0.0, "kl_controller": None, "kl_in": "loss"}
+    if name not in ("ppo", "remax"):
+        more |= {"group_size": 8, "prompts_per_step": 8}
+    else:
+        more |= {"prompts_per_step": 64}
+    if name == "ppo":
+        more |= {"critic": Critic(lr=5e-3, warmup_steps=2)}
+    rows, _ = train(small, name, **more)
+    first, last = (sum(row["reward/overall"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
+    assert last > first + 0.1
+
+
+def test_a_student_comes_closer_to_its_teacher(small: Any) -> None:
+    rows, _ = train(small, "distillation", steps=15, lr=5e-3, prompts_per_step=8, group_size=8)
+    gaps = [row["distillation/reverse_kl"] for row in rows]
+    assert gaps[0] > 0 and sum(gaps[-3:]) < 0.7 * sum(gaps[:3])
+
+
+def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
+    _, rows, _ = small.run(params_of("dapo", steps=3, dynamic_sampling=20))
+    for row in rows:
+        assert row["rollout/sampling_rounds"] > 1 and row["rollout/zero_variance_share"] == 0
+    # The bound is kept, and the batch filled with groups that do not differ.
+    never = small.CountsOnes(right_above=2.0)
+    result, rows, _ = small.run(params_of("dapo", steps=1, dynamic_sampling=3), reward=never)
+    assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(
+        3 * 16 * 8, rel=0.3
+    )
+    _, rows, _ = small.run(params_of("grpo", steps=1))
+    assert "rollout/sampling_rounds" not in rows[0]
+
+
+def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
+    # Trained towards fewer ones, so that the first evaluation is the best.
+    class Fewer(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def score(self, items: Any) -> Any:
+            return [type(r)(-r.overall, r.correct, r.parts, r.verdict) for r in super().score(items)]
+
+    kinds: dict[str, Any] = {"steps": 12, "lr": 0.02, "eval_every": 3, "eval_samples": 16, "kl_coef": 0.0}
+    dev = small.PROBLEMS[:4]
+    last, rows, model = small.run(params_of("grpo", **kinds), reward=Fewer(), dev=dev)
+    best, again, kept = small.run(params_of("grpo", **kinds, export="best"), reward=Fewer(), dev=dev)
+    assert rows == again
+    measured = {
+        number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row
+    }
+    top = max(measured.values())
+    assert best.dev_accuracy == top > measured[12] == last.dev_accuracy
+    assert last.exported_step == 12 and best.exported_step == min(n for n, a in measured.items() if a == top)
+    early, _, stopped = small.run(
+        params_of("grpo", **{**kinds, "steps": best.exported_step, "eval_every": 0}), reward=Fewer(), dev=dev
+    )
+    assert early.dev_accuracy == top
+    for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, same) and (ours.dim() == 1 or not torch.equal(ours, other))
+
+
+def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
+    with pytest.raises(UserError, match="there is no teacher"):
+        small.run(params_of("distillation"))
+    with pytest.raises(UserError, match=r"rl\.advantage is group_std"):
+        small.run(params_of("grpo"), teacher=small.policy()[0])
+    with pytest.raises(UserError, match="process reward model"):
+        small.run(params_of("grpo_process"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"advantage": "gae"}, "advantage gae and a critic go together"),
+        ({"critic": Critic()}, "advantage gae and a critic go together"),
+        ({"advantage": "gae", "critic": Critic(warmup_steps=60)}, "must be below steps"),
+        ({"kl_controller": KlController()}, "needs kl_coef above 0"),
+        ({"kl_coef": 0.1, "kl_in": "reward"}, "needs kl_estimator k1"),
+        ({**KL_IN_REWARD, "advantage": "correct"}, "no effect on advantage correct"),
+        ({"dual_clip": 3.0, "policy_loss": "cispo"}, "no effect on policy_loss cispo"),
+        ({"group_size": 1}, "a group of one has no advantage"),
+        ({"group_size": 1, "advantage": "none", "dynamic_sampling": 2}, "at least 2"),
+        ({"minibatches": 5}, "a multiple of minibatches"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Rl(**settings)
+
+
+def test_bounds_of_importance_and_curricula() -> None:
+    with pytest.raises(ValidationError, match=r"importance\.low must be below"):
+        Importance(low=2.0, high=2.0)
+    for order in ("shuffled", "as_given", "easy_to_hard", "pass_rate"):
+        assert Rl(curriculum=Curriculum(order=order)).curriculum.order == order  # type: ignore[arg-type]
+    assert Rl(group_size=1, advantage="none").group_size == 1

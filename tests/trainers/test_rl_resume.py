@@ -1,0 +1,45 @@
+"""A run that is cut between any two steps goes on to the same bits, with every state that RL has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.params.train import Critic, Curriculum, KlController, Optimizer, Rl
+
+FAST = Optimizer(type="adamw", warmup_steps=2)
+COMMON: dict[str, Any] = {
+    "steps": 7, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "lr": 5e-3, "optimizer": FAST,
+    "eval_every": 2, "eval_samples": 4, "checkpoint_every": 1,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "ppo with an adaptive KL": {
+        "advantage": "gae", "critic": Critic(warmup_steps=1), "whiten": True, "epochs": 2, "minibatches": 2,
+        "kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1",
+        "kl_controller": KlController(target=1e-4, horizon=100),
+    },
+    "dynamic sampling by pass rate, best weights": {
+        "dynamic_sampling": 3, "curriculum": Curriculum(order="pass_rate"), "export": "best",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("cut", [1, 4, 6])
+def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, name: str, cut: int) -> None:
+    params, dev = Rl(**COMMON, **CASES[name]), small.PROBLEMS[:3]
+    whole_result, whole, model = small.run(params, tmp_path / "whole", dev=dev)
+    with pytest.raises(small.Killed):
+        small.run(params, tmp_path / "cut", last=cut, dev=dev)
+    assert len(small.without_timings(tmp_path / "cut" / "metrics.jsonl")) == cut
+    result, rows, resumed = small.run(params, tmp_path / "cut", dev=dev)
+    assert rows == whole and result == whole_result
+    for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(ours, other)
+    # There is something to differ in.
+    if "ppo" in name:
+        assert len({row["kl_coef"] for row in whole}) == 7 and whole[-1]["kl"] != 0
+        assert whole[-1]["critic/value_mean"] != 0
+    else:
+        assert max(row["rollout/sampling_rounds"] for row in whole) > 1

@@ -1,0 +1,60 @@
+"""Gradients of the policy and the critic of a fixed batch, by as many processes as WORLD_SIZE says."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import small
+
+from mathrl.params.train import Critic, Importance, Rl
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import make_batch
+from mathrl.trainers.critic import critic_gradient, make_critic
+from mathrl.trainers.learner import Learner
+from mathrl.trainers.update import UpdateFigures, update_gradient
+
+BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
+SETTINGS = {
+    "grpo": Rl(**BASE, kl_coef=0.3),
+    "gspo": Rl(**BASE, policy_loss="gspo", aggregation="sequence_mean"),
+    "masked": Rl(**BASE, importance=Importance(kind="masked", low=0.98, high=1.02), advantage="none"),
+    "ppo": Rl(**BASE, advantage="gae", critic=Critic(), whiten=True, kl_coef=0.1, kl_in="reward",
+              kl_estimator="k1"),
+}  # fmt: skip
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    model, sampler = small.policy()
+    groups = small.rollouts(model, sampler)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    backend, reference, found = Backend(torch.device("cpu")), small.policy(seed=5)[0], {}
+    for name, params in SETTINGS.items():
+        policy = Learner(model, params.optimizer, params.lr, 10)
+        critic = make_critic(params.critic, model, None, 10, 0) if params.critic else None
+        if critic is not None:
+            with torch.no_grad():
+                critic.model.score.weight.fill_(0.2)
+        batch, told = make_batch(
+            groups, params, backend, model, reference if params.kl_coef else None,
+            critic=critic.model if critic else None, kl_coef=params.kl_coef,
+        )  # fmt: skip
+        figures = update_gradient(policy, params, backend, batch, params.kl_coef)
+        step = UpdateFigures()
+        step.add(figures, norm=0.0)
+        row = {**step.metrics(params), **told}
+        parts = [policy.flat.gradients.clone()]
+        if critic is not None:
+            row["critic_loss"] = critic_gradient(critic, params, backend, batch).loss
+            parts.append(critic.flat.gradients.clone())
+        found[name] = (torch.cat(parts), row)
+    torch.save(found, out / f"rank-{backend.rank}.pt")
+    backend.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
