@@ -30,6 +30,27 @@ def test_killed_run_resumes_to_the_same_bits(
     assert max(row["grad_norm"] for row in rows) > 0 and max(row["reward/overall_std"] for row in rows) > 0
 
 
+PPO = (
+    "rl.advantage=gae", "rl.critic={lr: 1e-3, warmup_steps: 1}", "rl.whiten=true", "rl.epochs=2",
+    "rl.kl_coef=0.05", "rl.kl_in=reward", "rl.kl_estimator=k1",
+    "rl.kl_controller={target: 0.001, horizon: 100}",
+)  # fmt: skip
+
+
+def test_killed_ppo_with_an_adaptive_kl_resumes_to_the_same_bits(make_workspace: Make) -> None:
+    whole, broken = (make_workspace("run.processes=2", *PPO) for _ in range(2))
+    for workspace in (whole, broken):
+        workspace.run("sft")
+    whole.run("rl")
+    killed = broken.interrupt("rl", 5, signal.SIGKILL)
+    killed.communicate(timeout=30)
+    broken.run("rl")
+    assert broken.output("rl") == whole.output("rl")
+    _, rows = whole.output("rl")
+    assert len({row["kl_coef"] for row in rows}) == len(rows) and "actor_loss" not in rows[0]
+    assert rows[-1]["critic/value_mean"] != 0
+
+
 def test_stopped_run_ends_soon_with_status_75_and_resumes(make_workspace: Make, uninterrupted: Make) -> None:
     stopped = make_workspace("run.processes=2")
     process = stopped.interrupt("sft", 3, signal.SIGTERM)
