@@ -60,7 +60,7 @@ class Critic(Section):
 class KlController(Section):
     """The weight of the KL follows the measured KL (Ziegler et al.): up above the target, down below it."""
 
-    target: float = Field(6.0, gt=0, description="The KL a token (the metric kl) that is wanted.")
+    target: float = Field(0.1, gt=0, description="The KL a token (the metric kl) that is wanted.")
     horizon: float = Field(
         10_000, gt=0, description="Responses in which the weight changes by up to 1.2 fold."
     )

@@ -107,7 +107,10 @@ def _with_greedy_baselines(
         for group, one in zip(groups, graded, strict=True) if one is not None
     ]  # fmt: skip
     greedy = judge(greedy) if judge is not None else greedy
-    return [replace(group, baseline=one.rewards[0]) for group, one in zip(groups, greedy, strict=True)]
+    return [
+        replace(group, baseline=one.rewards[0], baseline_tokens=len(one.responses[0]))
+        for group, one in zip(groups, greedy, strict=True)
+    ]
 
 
 def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:

@@ -182,7 +182,7 @@ def train_rl(
 
             # Log.
             end = time.perf_counter()
-            tokens = sum(len(each) for group in rollouts.everything for each in group.responses)
+            tokens = sum(group.sampled_tokens for group in rollouts.everything)
             counts["sampled"] += tokens
             uniform = int(uniform_groups(torch.tensor([group.rewards for group in batch.groups])).sum())
             row = {

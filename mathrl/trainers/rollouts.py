@@ -25,7 +25,8 @@ class RolloutGroup:
 
     `problem` is the number of the problem in the training set. `step_ends` are the places of the last token
     of each reasoning step, one tuple a response, and `step_rewards` what each step earned; both stay empty
-    without process supervision. `baseline` is the greedy response's reward (ReMax).
+    without process supervision. `baseline` is the reward of a greedy
+    response of `baseline_tokens` tokens (ReMax).
     """
 
     problem: int
@@ -39,6 +40,12 @@ class RolloutGroup:
     step_ends: tuple[tuple[int, ...], ...] = ()
     step_rewards: tuple[tuple[float, ...], ...] = ()
     baseline: float = 0.0
+    baseline_tokens: int = 0
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Of the responses and of the one that the baseline took."""
+        return sum(len(response) for response in self.responses) + self.baseline_tokens
 
     @property
     def group(self) -> Group:

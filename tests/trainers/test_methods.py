@@ -1,64 +1,53 @@
 """The algorithms are settings of one loop: each trains, and moves the policy in its own way."""
 
-from typing import Any
+import re
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
+from mathrl.params.load import load_params
 from mathrl.params.train import Critic, Curriculum, Importance, KlController, Optimizer, Rl
 
-SLOW = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
-KL_IN_REWARD: dict[str, Any] = {"kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1"}
-METHODS: dict[str, dict[str, Any]] = {
-    "ppo": {"advantage": "gae", "critic": Critic(lr=0.01), "whiten": True, "gae_lambda": 0.95,
-            "kl_controller": KlController(target=0.01), "epochs": 2, "minibatches": 2, "group_size": 1,
-            "prompts_per_step": 16, **KL_IN_REWARD},
-    "grpo": {"advantage": "group_std", "aggregation": "sequence_mean", "kl_coef": 0.04, "clip_high": 0.2},
-    "grpo_process": {"advantage": "process", "aggregation": "sequence_mean", "kl_coef": 0.04,
-                     "clip_high": 0.2},
-    "dr_grpo": {"advantage": "group_mean", "aggregation": "sequence_sum", "clip_high": 0.2},
-    "rloo": {"advantage": "leave_one_out", "policy_loss": "reinforce", "aggregation": "sequence_sum",
-             **KL_IN_REWARD},
-    "dapo": {"advantage": "group_std", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.28,
-             "dynamic_sampling": 3},
-    "gspo": {"advantage": "group_std", "policy_loss": "gspo", "aggregation": "sequence_mean",
-             "clip_low": 3e-4, "clip_high": 4e-4, "minibatches": 2},
-    "cispo": {"advantage": "group_std", "policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0,
-              "minibatches": 2},
-    "reinforce": {"advantage": "none", "policy_loss": "reinforce"},
-    "reinforce++": {"advantage": "none", "whiten": True, "clip_high": 0.2, **KL_IN_REWARD},
-    "reinforce++_baseline": {"advantage": "group_mean", "whiten": True, "clip_high": 0.2, "kl_coef": 0.01,
-                             "kl_estimator": "k2"},
-    "remax": {"advantage": "greedy", "policy_loss": "reinforce", "group_size": 1, "prompts_per_step": 16},
-    "online_rft": {"advantage": "correct", "policy_loss": "reinforce", "aggregation": "sequence_mean"},
-    "distillation": {"advantage": "distillation", "policy_loss": "reinforce"},
-}  # fmt: skip
+ROOT = Path(__file__).parents[2]
+TABLE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+ROWS = {
+    cells[1].strip(): re.findall(r"`(rl\.[^`]+)`", cells[2])
+    for line in TABLE.splitlines()
+    if "`rl." in line and len(cells := line.split("|")) == 5
+}
+FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+SMALL = ("prompts_per_step=4", "group_size=4", "max_tokens=8")
+LARGER = {"PPO": "prompts_per_step=16", "ReMax": "prompts_per_step=16"}
 
 
 def params_of(name: str, **more: Any) -> Rl:
-    common: dict[str, Any] = {
-        "steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "lr": 2e-3, "optimizer": SLOW,
-        "eval_every": 0, "ema": None,
-    }  # fmt: skip
-    return Rl(**{**common, **METHODS[name], **more})
+    """A row of docs/methods.md over params/, made small, with learning rates for two steps."""
+    sizes = [f"rl.{size}" for size in (*SMALL, LARGER.get(name, SMALL[0]))]
+    ones = [setting for setting in ROWS[name] if setting == "rl.group_size=1"]
+    read = load_params(ROOT / "params", overrides=[*ROWS[name], *sizes, *ones]).rl
+    steps = {"steps": 2, "lr": 2e-3, "optimizer": FAST, "eval_every": 0, "ema": None}
+    return Rl(**{**{field: getattr(read, field) for field in Rl.model_fields}, **steps, **more})
 
 
 def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], Any]:
     helpers: dict[str, Any] = {}
-    if name == "grpo_process":
+    if name == "GRPO, process supervision":
         helpers["judge"] = small.steps_of_two
-    if name == "distillation":
+    if name == "on-policy distillation":
         helpers["teacher"] = small.policy(seed=8)[0]
     _, rows, model = small.run(params_of(name, **more), **helpers)
     return rows, model
 
 
 def test_every_method_is_settings_and_trains(small: Any) -> None:
+    assert len(ROWS) == 14
     start = torch.cat([weight.flatten() for weight in small.policy()[0].parameters()])
     moves: dict[str, torch.Tensor] = {}
-    for name in METHODS:
+    for name in ROWS:
         rows, model = train(small, name)
         assert len(rows) == 2 and all(row["grad_norm"] > 0 for row in rows), name
         assert rows[-1]["skipped_updates"] == 0
@@ -66,22 +55,24 @@ def test_every_method_is_settings_and_trains(small: Any) -> None:
         assert moves[name].norm() > 1e-4, name
         for row in rows:
             assert row["ratio/mean"] == pytest.approx(1, abs=0.2)
-            assert ("critic_loss" in row) == (name == "ppo")
-            assert ("kl" in row) == ("kl_coef" in METHODS[name])
+            assert ("critic_loss" in row) == (name == "PPO")
+            assert ("kl" in row) == any("kl_coef" in setting for setting in ROWS[name])
     names = list(moves)
     for i, first in enumerate(names):
         for second in names[:i]:
             assert not torch.allclose(moves[first], moves[second], atol=1e-5), (first, second)
 
 
-@pytest.mark.parametrize("name", ["rloo", "reinforce++", "remax", "online_rft", "ppo", "grpo_process"])
+@pytest.mark.parametrize(
+    "name", ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision"]
+)
 def test_it_climbs_its_reward(small: Any, name: str) -> None:
     more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl_coef": 0.0, "kl_controller": None, "kl_in": "loss"}
-    if name not in ("ppo", "remax"):
+    if name not in ("PPO", "ReMax"):
         more |= {"group_size": 8, "prompts_per_step": 8}
     else:
         more |= {"prompts_per_step": 64}
-    if name == "ppo":
+    if name == "PPO":
         more |= {"critic": Critic(lr=5e-3, warmup_steps=2)}
     rows, _ = train(small, name, **more)
     first, last = (sum(row["reward/overall"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
@@ -89,23 +80,43 @@ def test_it_climbs_its_reward(small: Any, name: str) -> None:
 
 
 def test_a_student_comes_closer_to_its_teacher(small: Any) -> None:
-    rows, _ = train(small, "distillation", steps=15, lr=5e-3, prompts_per_step=8, group_size=8)
+    rows, _ = train(small, "on-policy distillation", steps=15, lr=5e-3, prompts_per_step=8, group_size=8)
     gaps = [row["distillation/reverse_kl"] for row in rows]
     assert gaps[0] > 0 and sum(gaps[-3:]) < 0.7 * sum(gaps[:3])
 
 
 def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
-    _, rows, _ = small.run(params_of("dapo", steps=3, dynamic_sampling=20))
+    _, rows, _ = small.run(params_of("DAPO", steps=3, dynamic_sampling=20))
     for row in rows:
         assert row["rollout/sampling_rounds"] > 1 and row["rollout/zero_variance_share"] == 0
     # The bound is kept, and the batch filled with groups that do not differ.
     never = small.CountsOnes(right_above=2.0)
-    result, rows, _ = small.run(params_of("dapo", steps=1, dynamic_sampling=3), reward=never)
+    result, rows, _ = small.run(params_of("DAPO", steps=1, dynamic_sampling=3), reward=never)
     assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(
         3 * 16 * 8, rel=0.3
     )
-    _, rows, _ = small.run(params_of("grpo", steps=1))
+    _, rows, _ = small.run(params_of("GRPO", steps=1))
     assert "rollout/sampling_rounds" not in rows[0]
+
+
+def test_the_greedy_baseline_is_the_reward_without_chance_and_its_tokens_are_counted(small: Any) -> None:
+    class Noting(small.CountsOnes):  # type: ignore[name-defined, misc]
+        calls: ClassVar[list[list[Any]]] = []
+
+        def score(self, items: Any) -> Any:
+            self.calls.append(items)
+            return super().score(items)
+
+    noting = Noting()
+    result, _, _ = small.run(params_of("ReMax", steps=1, prompts_per_step=6), reward=noting)
+    sampled, greedy = noting.calls
+    assert len(sampled) == len(greedy) == 6
+    assert result.sampled_tokens == sum(item.length for item in [*sampled, *greedy])
+    _, sampler = small.policy()
+    by_prompt = {problem.question: problem for problem in small.PROBLEMS}
+    chosen = [by_prompt[item.prompt] for item in greedy]
+    again = sampler.sample(chosen, small.Sampling(1, 0.0, 8), small.CountsOnes(), 5)
+    assert [item.response for item in greedy] == [group[0].completion.text for group in again]
 
 
 def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
@@ -116,8 +127,8 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
 
     kinds: dict[str, Any] = {"steps": 12, "lr": 0.02, "eval_every": 3, "eval_samples": 16, "kl_coef": 0.0}
     dev = small.PROBLEMS[:4]
-    last, rows, model = small.run(params_of("grpo", **kinds), reward=Fewer(), dev=dev)
-    best, again, kept = small.run(params_of("grpo", **kinds, export="best"), reward=Fewer(), dev=dev)
+    last, rows, model = small.run(params_of("GRPO", **kinds), reward=Fewer(), dev=dev)
+    best, again, kept = small.run(params_of("GRPO", **kinds, export="best"), reward=Fewer(), dev=dev)
     assert rows == again
     measured = {
         number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row
@@ -126,7 +137,7 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
     assert best.dev_accuracy == top > measured[12] == last.dev_accuracy
     assert last.exported_step == 12 and best.exported_step == min(n for n, a in measured.items() if a == top)
     early, _, stopped = small.run(
-        params_of("grpo", **{**kinds, "steps": best.exported_step, "eval_every": 0}), reward=Fewer(), dev=dev
+        params_of("GRPO", **{**kinds, "steps": best.exported_step, "eval_every": 0}), reward=Fewer(), dev=dev
     )
     assert early.dev_accuracy == top
     for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
@@ -135,11 +146,11 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
 
 def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
     with pytest.raises(UserError, match="there is no teacher"):
-        small.run(params_of("distillation"))
+        small.run(params_of("on-policy distillation"))
     with pytest.raises(UserError, match=r"rl\.advantage is group_std"):
-        small.run(params_of("grpo"), teacher=small.policy()[0])
+        small.run(params_of("GRPO"), teacher=small.policy()[0])
     with pytest.raises(UserError, match="process reward model"):
-        small.run(params_of("grpo_process"))
+        small.run(params_of("GRPO, process supervision"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +161,10 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
         ({"advantage": "gae", "critic": Critic(warmup_steps=60)}, "must be below steps"),
         ({"kl_controller": KlController()}, "needs kl_coef above 0"),
         ({"kl_coef": 0.1, "kl_in": "reward"}, "needs kl_estimator k1"),
-        ({**KL_IN_REWARD, "advantage": "correct"}, "no effect on advantage correct"),
+        (
+            {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "correct"},
+            "no effect on advantage correct",
+        ),
         ({"dual_clip": 3.0, "policy_loss": "cispo"}, "no effect on policy_loss cispo"),
         ({"group_size": 1}, "a group of one has no advantage"),
         ({"group_size": 1, "advantage": "none", "dynamic_sampling": 2}, "at least 2"),
