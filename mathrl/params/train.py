@@ -165,7 +165,7 @@ class Rl(Section):
     minibatches: int = Field(1, ge=1, description="Updates a pass.")
     tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
     skip_zero_variance: bool = Field(
-        True, description="No forward pass for groups without a reward difference."
+        True, description="No forward pass for groups in which every advantage is 0."
     )
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: responses cut off have no loss.")
     dynamic_sampling: int = Field(

@@ -1,6 +1,7 @@
 """The algorithms are settings of one loop: each trains, and moves the policy in its own way."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -142,6 +143,20 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
     assert early.dev_accuracy == top
     for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, same) and (ours.dim() == 1 or not torch.equal(ours, other))
+
+
+def test_a_judge_replaces_the_rewards_of_each_process(small: Any) -> None:
+    def judge(groups: list[Any]) -> list[Any]:
+        return [replace(g, rewards=tuple(float(len(r)) for r in g.responses)) for g in groups]
+
+    _, rows, _ = small.run(params_of("Dr.GRPO", steps=1), judge=judge)
+    assert rows[0]["reward/overall"] == pytest.approx(rows[0]["response_length"])
+    assert rows[0]["reward/overall"] > 1 and rows[0]["grad_norm"] > 0
+    # The greedy baseline is judged too: all are 5, so nothing is left.
+    _, rows, _ = small.run(
+        params_of("ReMax", steps=1), judge=lambda groups: [replace(g, rewards=(5.0,)) for g in groups]
+    )
+    assert rows[0]["reward/overall"] == 5 and rows[0]["grad_norm"] == 0
 
 
 def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
