@@ -41,6 +41,13 @@ class Sft(Section):
     checkpoint_every: int = Field(100, ge=1, description="Steps between resume points.")
 
 
+class CriticOptimizer(Optimizer):
+    """AdamW, unless said otherwise."""
+
+    type: Literal["adamw", "muon"] = Field("adamw", description="muon: on hidden matrices, AdamW elsewhere.")
+    warmup_steps: int = Field(0, ge=0, description="Linear warm-up.")
+
+
 class Critic(Section):
     """The value model of PPO: the policy's architecture with one output a token."""
 
@@ -49,7 +56,7 @@ class Critic(Section):
         description="Model folder that it starts from (a reward model, or a causal LM); empty: the policy.",
     )  # fmt: skip
     lr: float = Field(1e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
-    optimizer: Optimizer = Optimizer(type="adamw", warmup_steps=0)
+    optimizer: CriticOptimizer = CriticOptimizer()
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     clip: float | None = Field(
         0.5, gt=0, description="A value counts as at most this far from the old one; empty: no clipping."

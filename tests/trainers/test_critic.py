@@ -10,6 +10,7 @@ from mathrl.algorithms.value_loss import clipped_value_loss
 from mathrl.core.errors import UserError
 from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores
+from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Optimizer, Rl
 from mathrl.rewards.compose import Reward
@@ -124,6 +125,13 @@ def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, 
     with pytest.raises(UserError, match="no such model folder"):
         critic(tmp_path / "nothing")
     small.run(ppo(Critic(path=str(tmp_path / "scorer")), steps=2))
+
+
+def test_naming_one_setting_keeps_its_other_defaults() -> None:
+    overrides = ["rl.advantage=gae", "rl.critic.optimizer.beta2=0.9"]
+    critic = load_params(Path(__file__).parents[2] / "params", overrides=overrides).rl.critic
+    assert critic is not None and critic.optimizer.beta2 == 0.9
+    assert (critic.optimizer.type, critic.optimizer.warmup_steps, critic.clip) == ("adamw", 0, 0.5)
 
 
 def test_it_can_be_trained_by_adapters(small: Any) -> None:
