@@ -30,7 +30,7 @@ class ProblemOrder:
         """`planned` is how many problems the run is expected to take.
 
         Raises:
-            UserError: easy_to_hard, and a problem has neither a pass rate nor a level.
+            UserError: easy_to_hard, and neither pass rates nor levels are there for all problems.
         """
         self.params, self.seed, self.usable = params, seed, list(usable)
         self.cursor = 0
@@ -89,14 +89,14 @@ def _known(pass_rate: float | None) -> float:
 
 def _difficulties(problems: Sequence[Problem]) -> list[float]:
     """The share of failures where all are measured, else the level."""
-    rates = [problem.pass_rate for problem in problems]
-    if all(rate is not None for rate in rates):
-        return [1 - rate for rate in rates if rate is not None]
-    levels = [problem.level for problem in problems]
-    for problem, level in zip(problems, levels, strict=True):
-        if level is None:
-            raise UserError(
-                f"rl.curriculum.order is easy_to_hard, but problem {problem.id!r} has neither a measured "
-                "pass rate nor a level: run the difficulty stage, or set rl.curriculum.order to shuffled"
-            )
-    return [float(level) for level in levels if level is not None]
+    unmeasured = next((problem.id for problem in problems if problem.pass_rate is None), None)
+    if unmeasured is None:
+        return [1 - _known(problem.pass_rate) for problem in problems]
+    without_level = next((problem.id for problem in problems if problem.level is None), None)
+    if without_level is not None:
+        raise UserError(
+            f"rl.curriculum.order is easy_to_hard, but problem {unmeasured!r} has no measured pass rate and "
+            f"problem {without_level!r} no level: run the difficulty stage on all problems, or set "
+            "rl.curriculum.order to shuffled"
+        )
+    return [float(problem.level or 0) for problem in problems]

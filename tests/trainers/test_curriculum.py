@@ -59,7 +59,7 @@ def test_without_measured_rates_the_level_decides() -> None:
     found = ProblemOrder(Curriculum(order="easy_to_hard"), levels, range(3), 3, 0)
     assert found.take(3) == [1, 2, 0]
     levels.append(problem(7))
-    with pytest.raises(UserError, match="'p7' has neither"):
+    with pytest.raises(UserError, match="'p0' has no measured pass rate and problem 'p7' no level"):
         ProblemOrder(Curriculum(order="easy_to_hard"), levels, range(4), 3, 0)
 
 
