@@ -38,7 +38,7 @@ from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.dev import evaluate_dev
 from mathrl.trainers.learner import Learner
-from mathrl.trainers.rollouts import merged_counters, rollout_metrics
+from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
@@ -187,6 +187,7 @@ def train_rl(
             uniform = int(uniform_groups(torch.tensor([group.rewards for group in batch.groups])).sum())
             row = {
                 **rollout_metrics(rollouts.everything, uniform / len(batch.groups)), **values.metrics(batch),
+                **metrics_by_source(rollouts.everything, problems),
                 **update.metrics(params), **merged_counters(rollouts.counters), **row,
                 "lr_factor": policy.factor, "skipped_updates": policy.bad,
                 "rollout/dropped_prompts": len(problems) - len(usable),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mathrl.core.nouns import Graded
+from mathrl.core.nouns import Graded, Problem
 from mathrl.models.packing import Group
 
 SUMMED = ("verifier/graded", "verifier/timeouts", "verifier/second_graded", "verifier/second_abstained")
@@ -87,6 +87,23 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dic
         # Where a response has no such part (another route), it counts nowhere.
         values = [part[name] for part in parts if name in part]
         figures.setdefault(f"reward/{name}", sum(values) / len(values))
+    return figures
+
+
+def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem]) -> dict[str, float]:
+    """Accuracy, reward and length of the problems of each source, where there is more than one."""
+    by_source: dict[str, list[RolloutGroup]] = {}
+    for group in groups:
+        by_source.setdefault(problems[group.problem].source, []).append(group)
+    if len({problem.source for problem in problems}) < 2:
+        return {}
+    figures: dict[str, float] = {}
+    for source, own in sorted(by_source.items()):
+        count = sum(len(group.responses) for group in own)
+        figures[f"source/{source}/accuracy"] = sum(sum(group.correct) for group in own) / count
+        figures[f"source/{source}/reward"] = sum(sum(group.rewards) for group in own) / count
+        lengths = sum(len(each) for group in own for each in group.responses)
+        figures[f"source/{source}/response_length"] = lengths / count
     return figures
 
 

@@ -1,5 +1,6 @@
 """The algorithms are settings of one loop: each trains, and moves the policy in its own way."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,22 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
     assert early.dev_accuracy == top
     for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, same) and (ours.dim() == 1 or not torch.equal(ours, other))
+
+
+def test_figures_are_logged_by_source_where_there_are_several(small: Any, tmp_path: Path) -> None:
+    mixed = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(small.PROBLEMS)]
+    params = params_of("GRPO", steps=2, prompts_per_step=8)
+    _, rows, _ = small.run(params, tmp_path, problems=mixed)
+    for row in rows:
+        names = {"accuracy": "reward/accuracy", "reward": "reward/overall"}
+        for name, whole in {**names, "response_length": "response_length"}.items():
+            parts = [row[f"source/{source}/{name}"] for source in ("even", "odd")]
+            # Each source has half of the problems of a step of all eight.
+            assert sum(parts) / 2 == pytest.approx(row[whole]) and parts[0] != parts[1]
+    timed = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["time/rollout"] > 0 and row["time/reward"] > 0 for row in timed)
+    _, rows, _ = small.run(params)
+    assert not any(name.startswith("source/") for name in rows[0])
 
 
 def test_a_judge_replaces_the_rewards_of_each_process(small: Any) -> None:

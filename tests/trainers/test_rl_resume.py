@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mathrl.params.train import Critic, Curriculum, KlController, Optimizer, Rl
+from mathrl.trainers.stopping import Stopped
 
 FAST = Optimizer(type="adamw", warmup_steps=2)
 COMMON: dict[str, Any] = {
@@ -43,3 +44,31 @@ def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, name: 
         assert whole[-1]["critic/value_mean"] != 0
     else:
         assert max(row["rollout/sampling_rounds"] for row in whole) > 1
+
+
+def test_asked_to_stop_it_ends_after_the_step_with_a_checkpoint(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop:
+        asked = False
+
+        def close(self) -> None:
+            pass
+
+    class AsksAtTheThird(small.CountsOnes):  # type: ignore[name-defined, misc]
+        calls = 0
+
+        def score(self, items: Any) -> Any:
+            self.calls += 1
+            Stop.asked = self.calls == 3
+            return super().score(items)
+
+    params = Rl(**{**COMMON, "checkpoint_every": 100, "eval_every": 0})
+    whole_result, whole, _ = small.run(params, tmp_path / "whole")
+    monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Stop)
+    with pytest.raises(Stopped):
+        small.run(params, tmp_path / "cut", reward=AsksAtTheThird())
+    assert len(small.without_timings(tmp_path / "cut" / "metrics.jsonl")) == 3
+    Stop.asked = False
+    result, rows, _ = small.run(params, tmp_path / "cut")
+    assert rows == whole and result == whole_result
