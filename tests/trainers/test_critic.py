@@ -141,3 +141,7 @@ def test_it_can_be_trained_by_adapters(small: Any) -> None:
     assert {name for name in names if ".lora_" not in name} == {"score.weight", "score.bias"}
     _, rows, _ = small.run(ppo(Critic(lora=Lora(r=2), lr=2e-3), steps=8, lr=0.0, prompts_per_step=64))
     assert rows[-1]["critic_loss"] < 0.8 * rows[0]["critic_loss"]
+    # A policy with adapters gives it its trunk, and the KL its reference without a copy.
+    both = ppo(Critic(lora=Lora(r=2)), lora=Lora(r=2), kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    _, rows, _ = small.run(both)
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) != rows[-1]["kl"]
