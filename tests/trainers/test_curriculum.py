@@ -80,6 +80,8 @@ def test_pass_rate_draws_by_p_times_1_minus_p_without_repetition_in_a_step(floor
     assert (counts[5] > 0) == (floor > 0)
     # More than there are: each once, then again.
     assert Counter(order("pass_rate").take(12)) == Counter([*ALL, *ALL])
+    eight = order("pass_rate").take(8)
+    assert len(eight) == 8 and set(eight) == set(ALL)
 
 
 def test_estimates_follow_the_rollouts_and_are_resumed() -> None:
