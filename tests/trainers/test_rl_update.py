@@ -177,18 +177,35 @@ def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:
 
 def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_updates() -> None:
     step = UpdateFigures()
-    assert step.metrics(Rl()) == {}
-    first = UpdateFigures(loss=1.0, entropy=4.0, clipped=1.0, ratio=2.0, alignment=2.2, responses=2, tokens=2)
+    assert step.metrics(Rl()) == {} and step.mean_ratio == 1.0
+    first = UpdateFigures(
+        loss=1.0,
+        kl=1.0,
+        entropy=4.0,
+        clipped=1.0,
+        ratio=2.0,
+        alignment=2.2,
+        responses=2,
+        tokens=2,
+        trained=10,
+    )
     step.add(first, norm=3.0)
+    alone = step.metrics(Rl())
+    assert (
+        alone["ratio/max"] == 1.0 and "rollout/staleness" not in alone and "dropped_minibatches" not in alone
+    )
     second = UpdateFigures(
-        loss=2.0, entropy=2.0, ratio=7.0, alignment=9.0, responses=2, tokens=6, ratio_max=5
+        loss=2.0, kl=3.0, entropy=2.0, ratio=7.0, alignment=9.0, responses=2, tokens=6, trained=5, ratio_max=5
     )
     step.add(second, norm=1.0, dropped=True)
-    told = step.metrics(Rl(drop_ratio=2.0))
+    told = step.metrics(Rl(drop_ratio=2.0, kl_coef=0.1))
     assert told["actor_loss"] == 1.5 and told["grad_norm"] == 2.0 and told["dropped_minibatches"] == 1
     assert told["entropy"] == 6 / 8 and told["clip_fraction"] == 1 / 8 and told["ratio/mean"] == 9 / 8
+    assert told["kl"] == 4 / 8 and told["trained_tokens"] == 15
     assert told["ratio/max"] == 5 and told["rollout/logprob_alignment"] == pytest.approx(1.1)
     assert told["rollout/staleness"] == 0.5
+    for without in (Rl(), Rl(kl_coef=0.1, kl_in="reward", kl_estimator="k1")):
+        assert "kl" not in step.metrics(without)
 
 
 def test_schedules() -> None:
