@@ -14,8 +14,8 @@ from queue import Empty, Queue
 from mathrl.core.errors import UserError
 from mathrl.core.places import home, state_root, tracking_uri
 
-STARTED = re.compile(r"Running stage '(?:[^':]*:)?(\w+)'")
-SKIPPED = re.compile(r"Stage '(?:[^':]*:)?(\w+)' (?:didn't change|is cached)")
+STARTED = re.compile(r"Running stage '(?:[^':]*:)?([\w-]+)'")
+SKIPPED = re.compile(r"Stage '(?:[^':]*:)?([\w-]+)' (?:didn't change|is cached)")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")  # the last line of a traceback
 LAST_LINES = 25
 
@@ -87,6 +87,15 @@ class Repro:
             elif ran == "ran" and what in ("started", "skipped"):
                 self.events.queue.appendleft((what, name))  # the next stage's: this one is over
                 return ran
+
+    def upcoming(self) -> str | None:
+        """The stage that runs or was skipped next, for `follow`; None when DVC has ended."""
+        what, name = self.events.get()
+        if what == "ended":
+            self.events.put((what, name))
+            return None
+        self.events.queue.appendleft((what, name))
+        return name
 
     def finish(self, stage: str) -> None:
         """Wait until DVC has written its lock files and ended by itself.

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -41,7 +42,7 @@ def run_stages(
     last = STAGES[-1] if target == "pipeline" else target
     chain = STAGES[: STAGES.index(last) + 1]
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = _shower(name, workspace)
+    show = shower(name, workspace)
     with mirror(env, workspace.folder):
         with running(Repro(workspace.folder, last, env, show)) as repro:
             for stage in chain:
@@ -70,7 +71,8 @@ class _Live:
     """The stage's progress as a Prefect artifact, made when there is something to show."""
 
     def __init__(self, stage: str, file: Path) -> None:
-        self.stage, self.file, self.artifact = stage, file, None
+        self.stage, self.file = stage, file
+        self.artifact: Any = None
         file.unlink(missing_ok=True)
 
     def refresh(self) -> None:
@@ -93,7 +95,7 @@ class _Live:
         self.file.unlink(missing_ok=True)
 
 
-def _shower(name: str, workspace: Workspace) -> "_Console | _Logged":
+def shower(name: str, workspace: Workspace) -> "_Console | _Logged":
     if os.environ.get(CONSOLE):
         if workspace.overrides:
             print(f"{', '.join(workspace.overrides)}: in {workspace.folder}", file=sys.stderr)

@@ -14,6 +14,8 @@ from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
 from mathrl.core.places import main_checkout
 from mathrl.params import Params, load_params, write_params
+from mathrl.params.load import dump_yaml, read_yaml
+from mathrl.params.recipe import load_recipe
 
 # A change to these makes another program or other parameters; a worktree at HEAD would not have it.
 CODE = ("mathrl", "flows", "tasks", "params", "controls", "dvc.yaml", "constraints.txt", "pyproject.toml")
@@ -43,13 +45,7 @@ def prepare(
     after = load_params(root / "params", preset=preset, overrides=overrides)
     if before == after:
         return Workspace(root, after)
-    changed = uncommitted(root)
-    code = [name for name in changed if name.split("/")[0] in CODE and Path(name).name != "dvc.lock"]
-    if code and not allow_dirty:
-        raise UserError(
-            f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
-            "commit them, or say --allow-dirty to run without them"
-        )
+    _refuse_dirty(root, allow_dirty)
     said = tuple(filter(None, (f"preset {preset}" if preset else "", *overrides)))
     commit = _git(root, "rev-parse", "HEAD")
     folder = root / "runs" / f"{what}-{_slug(said)}-{digest([commit, after.model_dump(mode='json')])[:8]}"
@@ -58,6 +54,44 @@ def prepare(
         write_params(before, after, folder / "params")
         write_json(folder / NOTE, {"overrides": said, "made": time.time(), "commit": commit, "run": what})
     return Workspace(folder, after, said)
+
+
+def prepare_recipe(
+    name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False
+) -> Workspace:
+    """Like `prepare`, for a recipe: its overrides go into the worktree's copy of params/recipes/<name>.yaml,
+    over those of every step; a preset goes into params/.
+
+    Raises:
+        UserError: a wrong recipe or wrong parameters, or uncommitted changes that HEAD does not have.
+    """
+    root = main_checkout()
+    before, after = (load_params(root / "params", preset=each) for each in (None, preset))
+    load_recipe(name, root / "params", tuple(overrides))
+    if before == after and not overrides:
+        return Workspace(root, after)
+    _refuse_dirty(root, allow_dirty)
+    said = tuple(filter(None, (f"preset {preset}" if preset else "", *overrides)))
+    commit = _git(root, "rev-parse", "HEAD")
+    folder = root / "runs" / f"{name}-{_slug(said)}-{digest([commit, name, said])[:8]}"
+    if not (folder / NOTE).exists():
+        _make_worktree(root, folder)
+        write_params(before, after, folder / "params")
+        file = folder / "params" / "recipes" / f"{name}.yaml"
+        write_text(file, dump_yaml(read_yaml(file) | {"overrides": list(overrides)}))
+        write_json(folder / NOTE, {"overrides": said, "made": time.time(), "commit": commit, "run": name})
+    return Workspace(folder, after, said)
+
+
+def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
+    code = [
+        name for name in uncommitted(root) if name.split("/")[0] in CODE and Path(name).name != "dvc.lock"
+    ]
+    if code and not allow_dirty:
+        raise UserError(
+            f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
+            "commit them, or say --allow-dirty to run without them"
+        )
 
 
 def runs(root: Path) -> list[tuple[Path, dict[str, object]]]:

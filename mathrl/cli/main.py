@@ -1,4 +1,4 @@
-"""`mathrl run`, `evaluate`, `compare`, `grade` and the smaller commands."""
+"""`mathrl run`, `recipe`, `evaluate`, `compare`, `grade` and the smaller commands."""
 
 import sys
 from pathlib import Path
@@ -42,6 +42,32 @@ def run(
         dry(stage, preset, set_ or [])
     else:
         start(stage, preset, set_ or [], controls=controls, allow_dirty=allow_dirty)
+
+
+@app.command()
+def recipe(
+    name: Annotated[str | None, typer.Argument(help="A file of params/recipes, by its name.")] = None,
+    preset: Preset = None,
+    set_: Set = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say what recipes there are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; run nothing.")] = False,
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", help="Overrides despite uncommitted code.")
+    ] = False,
+) -> None:
+    """Bring a recipe up to date: ordered steps, each starting from others' models and data.
+
+    Without --preset and --set this is `dvc repro recipes/NAME/dvc.yaml` in the checkout; with them, in a
+    worktree under runs/.
+    """
+    from mathrl.cli.recipe import dry, run, show
+
+    if list_ or name is None:
+        show()
+    elif dry_run:
+        dry(name, preset, set_ or [])
+    else:
+        run(name, preset, set_ or [], allow_dirty=allow_dirty)
 
 
 @app.command()

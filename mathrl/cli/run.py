@@ -42,22 +42,25 @@ def start(
     os.chdir(main_checkout())
     load_params(preset=preset, overrides=overrides)  # before any server is started
     began = time.time()
-    os.environ |= {name: value for name, value in QUIET.items() if name not in os.environ}
+    given: dict[str, Any] = {"preset": preset, "overrides": list(overrides), "allow_dirty": allow_dirty}
+    given |= {"controls": True} if controls else {}
+    if stage in FLOWS:
+        folder = Path(call_flow(stage, **given))
+    else:
+        folder = Path(call_flow("stage", "stage_flow", stage=stage, **given))
+    if stage == "pipeline":
+        _print_results(folder, controls, time.time() - began)
+
+
+def call_flow(module: str, name: str | None = None, **given: Any) -> str:
+    """Call a flow in this terminal, with the servers of `mathrl ui` where they answer; what it returns."""
+    os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ["MATHRL_CONSOLE"] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ephemeral server is ended too
     _use_running_servers()
     home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
-    given: dict[str, Any] = {"preset": preset, "overrides": list(overrides), "allow_dirty": allow_dirty}
-    given |= {"controls": True} if controls else {}
-    if stage in FLOWS:
-        flow = getattr(importlib.import_module(f"flows.{stage}"), stage)
-    else:
-        flow = importlib.import_module("flows.stage").stage_flow
-        given["stage"] = stage
-    folder = Path(flow(**given))
-    if stage == "pipeline":
-        _print_results(folder, controls, time.time() - began)
+    return str(getattr(importlib.import_module(f"flows.{module}"), name or module)(**given))
 
 
 def dry(stage: str, preset: str | None, overrides: Sequence[str]) -> None:

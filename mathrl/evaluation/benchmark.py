@@ -43,15 +43,17 @@ class Evaluated:
         return Evaluated(model, self.benchmark, rows, responses, self.dropped)
 
 
-def benchmark_problems(name: str, params: Params) -> list[Problem]:
-    """The problems of `test` (the curated split) or of a named benchmark, `evaluate.limit` at most.
+def benchmark_problems(name: str, params: Params, test: Path = CURATED_TEST) -> list[Problem]:
+    """The problems of `test` (the curated split, in this file) or of a named benchmark.
+
+    At most `evaluate.limit` of them, the same ones whatever the seed.
 
     Raises:
         UserError: no such benchmark, or its rows cannot be read.
     """
     how = params.evaluate
     if name == TEST:
-        problems = read_problems(CURATED_TEST)
+        problems = read_problems(test)
     else:
         problems = []
         for item in read_source(resolve_benchmark(name, how.data_folder), params.run.seed):
@@ -59,7 +61,8 @@ def benchmark_problems(name: str, params: Params) -> list[Problem]:
                 raise UserError(f"{item.where}: {item.reason}; a benchmark is read whole or not at all")
             problems.append(item)
     if how.limit is not None and how.limit < len(problems):
-        rng = random.Random(derive_seed(params.run.seed, "evaluate", "limit", name))
+        # Not by run.seed: runs with different seeds are compared on the same problems.
+        rng = random.Random(derive_seed(0, "evaluate", "limit", name))
         problems = [problems[i] for i in sorted(rng.sample(range(len(problems)), how.limit))]
     return problems
 

@@ -35,6 +35,24 @@ def read_run(file: Path, model: str | None, benchmark: str | None) -> ModelRun:
         UserError: no such file, no response in it, a row without a field, several models or benchmarks to
             choose from, a response twice, or problems with different numbers of responses.
     """
+    found = _read(file)
+    benchmark = _one_of({b for _, b in found}, benchmark, f"{file}: benchmark", "choose one with --benchmark")
+    model = _one_of(
+        {m for m, b in found if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL"
+    )
+    return _run(file, model, benchmark, found[model, benchmark])
+
+
+def read_runs(file: Path) -> list[ModelRun]:
+    """Every model on every benchmark of a responses.jsonl.
+
+    Raises:
+        UserError: as `read_run`.
+    """
+    return [_run(file, model, benchmark, rows) for (model, benchmark), rows in _read(file).items()]
+
+
+def _read(file: Path) -> dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]:
     found: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for number, row in read_numbered_jsonl(file):
         missing = [name for name in NEEDED if name not in row]
@@ -46,11 +64,10 @@ def read_run(file: Path, model: str | None, benchmark: str | None) -> ModelRun:
         found.setdefault((str(row["model"]), str(row["benchmark"])), []).append((number, row))
     if not found:
         raise UserError(f"{file}: no response in it")
-    benchmark = _one_of({b for _, b in found}, benchmark, f"{file}: benchmark", "choose one with --benchmark")
-    model = _one_of(
-        {m for m, b in found if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL"
-    )
-    rows = found[model, benchmark]
+    return found
+
+
+def _run(file: Path, model: str, benchmark: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> ModelRun:
     return ModelRun(model, str(file), benchmark, _eval_rows(file, rows), {
         str(row["problem_id"]): str(row.get("question", "")) for _, row in rows
     })  # fmt: skip

@@ -28,11 +28,11 @@ def load_params(folder: Path = FOLDER, *, preset: str | None = None, overrides: 
         UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
             message, with its file and field.
     """
-    values = {name: _read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
+    values = {name: read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
     origin = {name: f"{folder}/{name}.yaml" for name in SECTIONS}
     if preset:
         file = preset_file(folder, preset)
-        for name, section in _read_yaml(file).items():
+        for name, section in read_yaml(file).items():
             if name not in values:
                 raise UserError(f"{file}: unknown section {name!r}; known: {', '.join(SECTIONS)}")
             values[name] = merge(values[name], section)
@@ -43,12 +43,12 @@ def load_params(folder: Path = FOLDER, *, preset: str | None = None, overrides: 
     return _validate(values, origin)
 
 
-def stage_params(stage: str) -> Params:
+def stage_params(stage: str, overrides: Iterable[str] = ()) -> Params:
     """The parameters as one stage may see them: a section that its dvc.yaml entry does not name is refused.
 
     So a stage cannot depend on a parameter that DVC does not watch.
     """
-    return cast(Params, _StageView(load_params(), stage))
+    return cast(Params, _StageView(load_params(overrides=overrides), stage))
 
 
 class _StageView:
@@ -68,7 +68,7 @@ def preset_names(folder: Path = FOLDER) -> list[str]:
 def preset_file(folder: Path, preset: str) -> Path:
     names = preset_names(folder)
     if preset not in names:
-        raise UserError(f"no preset {preset!r}{_did_you_mean(preset, names)}; presets: {', '.join(names)}")
+        raise UserError(f"no preset {preset!r}{did_you_mean(preset, names)}; presets: {', '.join(names)}")
     return folder / "presets" / f"{preset}.yaml"
 
 
@@ -98,7 +98,7 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         raise UserError(f"override {override!r}: write section.key=value, such as rl.lr=2e-4")
     if keys[0] not in values:
         raise UserError(
-            f"override {override!r}: unknown section {keys[0]!r}{_did_you_mean(keys[0], SECTIONS)}; "
+            f"override {override!r}: unknown section {keys[0]!r}{did_you_mean(keys[0], SECTIONS)}; "
             f"sections: {', '.join(SECTIONS)}"
         )
     value = parse_yaml(text, f"override {override!r}")
@@ -150,7 +150,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         value = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             given = f", found {item['input']!r}" if item["type"] not in ("missing", "extra_forbidden") else ""
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
-                message = f"unknown parameter{_did_you_mean(rest[-1], _known_keys(item['loc']))}"
+                message = f"unknown parameter{did_you_mean(rest[-1], _known_keys(item['loc']))}"
             lines.append(f"{origin.get(section, section)}: {'.'.join(rest) or section}: {message}{given}")
         raise UserError("; ".join(lines)) from None
 
@@ -185,6 +185,6 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
     return []
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -102,6 +102,20 @@ class SecondGrader(Section):
     model: str | None = Field(None, description="Model name at the endpoint.")
 
 
+class Judge(Section):
+    """How the scores of a reward model, or of steps, are put in the place of the rule's rewards."""
+
+    scale: Literal["sigmoid", "standard", "raw"] = Field(
+        "sigmoid",
+        description="Of a score: standard: to mean 0 and deviation 1 over the pairs it was trained on; "
+        "sigmoid: that between 0 and 1, so that a truncated response's 0 is the least; raw: as it is.",
+    )
+    rule_weight: float = Field(0.0, ge=0, description="The rule's reward is added with this weight.")
+    continuations: int = Field(
+        0, ge=0, description="Rewards of steps by so many continuations from the end of each; 0: none."
+    )
+
+
 class Reward(Section):
     """How a response is turned into a number."""
 
@@ -115,6 +129,10 @@ class Reward(Section):
         default_factory=dict, description="Other parts for a row's task or data_source."
     )
     second_grader: SecondGrader | None = Field(None, description="For the disagreement rate.")
+    steps: Literal["semicolon", "line", "sentence"] = Field(
+        "semicolon", description="What ends a step of the reasoning; also at its end and at the response's."
+    )
+    judge: Judge = Judge()
 
 
 class Rollout(Section):

@@ -4,13 +4,15 @@ from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
 from mathrl.params.evaluate import Evaluate, Register
+from mathrl.params.preference import Dpo, RewardModel, Sample
 from mathrl.params.run import Model, Prompt, Reward, Rollout, Run
 from mathrl.params.section import Section
 from mathrl.params.train import Controls, Rl, Sft
 
 STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
 
-# Which sections a stage reads: the parameter dependencies in dvc.yaml, checked by a test.
+# Which sections a stage reads: the parameter dependencies in dvc.yaml, checked by a test. Those that are not
+# in STAGES are steps of recipes, or the demo's controls.
 READS: dict[str, tuple[str, ...]] = {
     "curate": ("run", "curate"),
     "sft": ("run", "model", "prompt", "sft"),
@@ -19,6 +21,12 @@ READS: dict[str, tuple[str, ...]] = {
     "rl": ("run", "model", "prompt", "reward", "rollout", "rl"),
     "evaluate": ("run", "model", "prompt", "rollout", "evaluate"),
     "register": ("register",),
+    "base": ("run", "model"),
+    "sample": ("run", "model", "prompt", "reward", "rollout", "sample"),
+    "dpo": ("run", "model", "prompt", "dpo"),
+    "reward_model": ("run", "model", "prompt", "reward_model"),
+    "process_reward_model": ("run", "model", "prompt", "reward", "reward_model"),
+    "summary": ("run", "evaluate"),
     "controls": ("run", "model", "prompt", "rollout", "sft", "rl", "evaluate", "controls"),
 }
 
@@ -36,6 +44,9 @@ class Params(Section):
     difficulty: Difficulty = Field(default_factory=Difficulty)
     mix: Mix
     rl: Rl = Field(default_factory=Rl)
+    sample: Sample = Field(default_factory=Sample)
+    dpo: Dpo = Field(default_factory=Dpo)
+    reward_model: RewardModel = Field(default_factory=RewardModel)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     register_: Register = Field(default_factory=Register, alias="register")
     controls: Controls = Field(default_factory=Controls)

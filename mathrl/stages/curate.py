@@ -30,14 +30,19 @@ def resolve(params: Params) -> list[str]:
 
 
 def work(run: StageRun) -> None:
+    make_splits(run, CURATED, REPORT)
+
+
+def make_splits(run: StageRun, out: Path, report: Path) -> None:
+    """The splits of the sources of `curate`, to the folder `out`, and the report, to `report`."""
     params = run.params
     planned = curation.plan(params.curate)
     curated = curation.run(params.curate, params.run.seed, planned)
-    with written_aside(REPORT) as folder:
+    with written_aside(report) as folder:
         curation_report.write_report(folder, curated, planned, params.curate, params.run.seed)
         for file in folder.iterdir():
             shutil.copy(file, run.artifacts / file.name)
-    with written_aside(CURATED) as folder:
+    with written_aside(out) as folder:
         folder.mkdir()
         for split, problems in curated.splits.items():
             write_problems(folder / f"{split}.jsonl", problems)
@@ -52,7 +57,7 @@ def work(run: StageRun) -> None:
             run.dataset(f"{source.name}/{file.name}", file)
     for split, problems in curated.splits.items():
         if problems:
-            run.dataset(split, CURATED / f"{split}.jsonl")
+            run.dataset(split, out / f"{split}.jsonl")
     sizes = {f"problems_{split}": float(len(rows)) for split, rows in curated.splits.items()}
     run.summary({**sizes, "dropped": float(len(curated.dropped)), "rejected": float(len(curated.rejected))})
 

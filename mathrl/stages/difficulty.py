@@ -22,6 +22,12 @@ DIFFICULTY, REPORT = Path("data/difficulty"), Path("reports/difficulty")
 
 
 def work(run: StageRun) -> None:
+    measure(run, start=MODEL, data=PROBLEMS, examples=EXAMPLES, out=DIFFICULTY, report=REPORT)
+
+
+def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path, report: Path) -> None:
+    """Pass rates of the model of the folder `start` on the problems of `data`, to the folders `out` and
+    `report`."""
     params = run.params
     how = params.difficulty
     launch_ranks(params.run.processes)
@@ -34,10 +40,10 @@ def work(run: StageRun) -> None:
     from mathrl.rollout.open import open_engine
     from mathrl.rollout.sampler import Sampler
 
-    run.dataset("rl", PROBLEMS)
-    problems = choose(read_problems(PROBLEMS), how.max_problems, params.run.seed)
-    engine, tokenizer = open_engine(MODEL, params.model, params.rollout, device_name(params.run.device))
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, EXAMPLES))
+    run.dataset("rl", data)
+    problems = choose(read_problems(data), how.max_problems, params.run.seed)
+    engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     sampling = Sampling(how.samples, how.temperature, how.max_tokens)
     with progress("difficulty", total=len(problems) * how.samples) as bar:
         samples = sample_all(
@@ -55,13 +61,13 @@ def work(run: StageRun) -> None:
         if group is not None
     ]
     if not rows:
-        raise UserError(f"{PROBLEMS}: no problem was measured")
+        raise UserError(f"{data}: no problem was measured")
     summary = summarise(rows) | {"prompts_too_long": len(problems) - len(rows)}
-    with written_aside(REPORT) as folder:
+    with written_aside(report) as folder:
         folder.mkdir()
         draw_difficulty(rows, folder / "histogram.png")
         shutil.copy(folder / "histogram.png", run.artifacts / "difficulty.png")
-    with written_aside(DIFFICULTY) as folder:
+    with written_aside(out) as folder:
         folder.mkdir()
         write_jsonl(folder / "pass_rates.jsonl", rows)
         write_json(folder / "summary.json", summary)

@@ -78,40 +78,52 @@ def run_stage(
     *,
     inputs: Sequence[str | Path],
     outputs: Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    step: str | None = None,
 ) -> None:
     """Run `work` as the stage `name` and end the process: 0, 2 for a user's error, 75 when it was stopped
     and can go on, 130 for Ctrl-C.
+
+    As a recipe's step (`step`: recipe/name) it has that name in the records, and dotted overrides of params/.
 
     Every rank of the stage calls this; ranks above 0 leave locks, records and clean-up to rank 0.
     """
     if rank() == 0:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # trainers put a gentler one over it
+    paths = [Path(i) for i in inputs], [Path(o) for o in outputs]
     try:
-        exit_on_user_error(lambda: _run(name, work, [Path(i) for i in inputs], [Path(o) for o in outputs]))
+        exit_on_user_error(lambda: _run(name, work, *paths, overrides, step))
     except KeyboardInterrupt:
-        print(f"{name}: stopped; start it again and it goes on", file=sys.stderr)
+        print(f"{step or name}: stopped; start it again and it goes on", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], outputs: list[Path]) -> None:
-    params = stage_params(name)
+def _run(
+    name: str, work: Callable[[StageRun], None], inputs: list[Path], outputs: list[Path],
+    overrides: Sequence[str], step: str | None,
+) -> None:  # fmt: skip
+    params = stage_params(name, overrides)
     given = {str(path): digest_path(_present(path, name)) for path in inputs}
-    shown = load_params().model_dump(mode="json", by_alias=True)
+    shown = load_params(overrides=overrides).model_dump(mode="json", by_alias=True)
     own = {section: shown[section] for section in READS[name]}
-    key = digest([name, own, given])
-    state = state_root() / f"{name}-{key}"
+    key = digest([step or name, own, given])
+    label = (step or name).replace("/", "-")
+    state = state_root() / f"{label}-{key}"
     state.mkdir(parents=True, exist_ok=True)
     if rank() != 0:
         work(StageRun(name, params, state, Path(os.environ["MATHRL_RECORD"])))
         return
     with _only_one(state, name):
-        record = _open_record(name, key)
+        record = _open_record(label, key)
         os.environ["MATHRL_RECORD"] = str(record)
         run = StageRun(name, params, state, record)
-        every = {section: shown[section] for stage in STAGES for section in READS[stage]}
+        recipe = step.split("/")[0] if step else None
+        every = load_params().model_dump(mode="json", by_alias=True) if step else shown
+        every = {section: every[section] for stage in STAGES for section in READS[stage]}
         run._note(
-            stage=name, key=key, status="running", pid=os.getpid(), started=time.time(), params=own,
-            pipeline=digest(every), pipeline_params=every, git=_git(),
+            stage=name, name=step or name, recipe=recipe, key=key, status="running", pid=os.getpid(),
+            started=time.time(), params=own,
+            pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=_git(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
         )  # fmt: skip
@@ -126,10 +138,10 @@ def _run(name: str, work: Callable[[StageRun], None], inputs: list[Path], output
 
 
 def _digests(outputs: list[Path]) -> dict[str, str]:
-    """Of every output, and of the files in a data folder, which later stages name as their inputs."""
-    folders = [path for path in outputs if path.parts[0] == "data" and path.is_dir()]
-    files = [file for folder in folders for file in folder.iterdir() if file.is_file()]
-    return {str(path): digest_path(path) for path in [*outputs, *sorted(files)]}
+    """Of every output, and of what a data or step folder holds, which later stages name as their inputs."""
+    folders = [path for path in outputs if path.parts[0] in ("data", "recipes") and path.is_dir()]
+    parts = [part for folder in folders for part in folder.iterdir()]
+    return {str(path): digest_path(path) for path in [*outputs, *sorted(parts)]}
 
 
 def _present(path: Path, stage: str) -> Path:

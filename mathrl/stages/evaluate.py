@@ -6,7 +6,7 @@ run finished.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +29,43 @@ SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
 
 
 def work(run: StageRun) -> None:
+    measure(run, models=MODELS, examples=EXAMPLES, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
+
+
+def measure(
+    run: StageRun, *, models: Mapping[str, Path], examples: Path, test: Path, summary_file: Path, report: Path
+) -> None:
+    """Evaluate the model folders of `models` by their labels; `test` and `examples` are the splits' files."""
     params = run.params
     launch_ranks(params.run.processes)
     if TEST in params.evaluate.benchmarks:
-        run.dataset(TEST, CURATED_TEST)
-    few_shot = few_shot_examples(params.prompt, EXAMPLES)
+        run.dataset(TEST, test)
+    few_shot = few_shot_examples(params.prompt, examples)
     found: dict[str, list[Evaluated]] = {}
     for benchmark in params.evaluate.benchmarks:
-        problems = benchmark_problems(benchmark, params)
-        found[benchmark] = _evaluate_all(problems, benchmark, params, few_shot, run.state)
+        problems = benchmark_problems(benchmark, params, test)
+        found[benchmark] = _evaluate_all(models, problems, benchmark, params, few_shot, run.state)
     if rank() != 0:
         return
     summary = summary_of(found, params)
     responses = [row for results in found.values() for result in results for row in result.responses]
     headline = params.evaluate.benchmarks[0]
     shown = [row for row in responses if row["benchmark"] == headline]
-    examples = side_by_side(shown, list(MODELS), params.evaluate.examples, params.run.seed)
-    with written_aside(REPORT) as folder:
+    told = side_by_side(shown, list(models), params.evaluate.examples, params.run.seed)
+    with written_aside(report) as folder:
         folder.mkdir()
         write_jsonl(folder / "responses.jsonl", responses)
-        write_text(folder / "examples.md", examples_markdown(examples, list(MODELS), headline))
+        write_text(folder / "examples.md", examples_markdown(told, list(models), headline))
         draw(summary, folder)
         for file in sorted(folder.glob("*.png")):
             shutil.copy(file, run.artifacts / file.name)
-    write_json(run.artifacts / "examples.json", examples)
-    write_json(SUMMARY, summary)
+    write_json(run.artifacts / "examples.json", told)
+    write_json(summary_file, summary)
     run.summary(flat(summary))
 
 
 def _evaluate_all(
+    models: Mapping[str, Path],
     problems: Sequence[Problem],
     benchmark: str,
     params: Params,
@@ -67,7 +75,7 @@ def _evaluate_all(
     """Every model on one benchmark; folders with the same bytes are sampled once."""
     done: dict[str, Evaluated] = {}
     results: list[Evaluated] = []
-    for model, folder in MODELS.items():
+    for model, folder in models.items():
         if not folder.is_dir():
             raise UserError(f"{folder}: no model there; run the stage that makes it (mathrl run pipeline)")
         key = digest_path(folder)

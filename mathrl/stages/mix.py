@@ -19,16 +19,21 @@ PROBLEMS, RATES, MIXTURE = (
 
 
 def work(run: StageRun) -> None:
-    problems = read_problems(PROBLEMS)
-    run.dataset("rl", PROBLEMS)
-    rates = {str(row["id"]): float(row["pass_rate"]) for row in read_jsonl(RATES)}
-    mixture, manifest = mix(problems, rates, run.params.mix, run.params.run.seed)
-    manifest["inputs"] = {"rl.jsonl": digest_path(PROBLEMS), "pass_rates.jsonl": digest_path(RATES)}
-    with written_aside(MIXTURE) as folder:
+    choose(run, data=PROBLEMS, rates=RATES, out=MIXTURE)
+
+
+def choose(run: StageRun, *, data: Path, rates: Path, out: Path) -> None:
+    """The training set from the problems of `data` and their pass rates, to the folder `out`."""
+    problems = read_problems(data)
+    run.dataset("rl", data)
+    measured_rates = {str(row["id"]): float(row["pass_rate"]) for row in read_jsonl(rates)}
+    mixture, manifest = mix(problems, measured_rates, run.params.mix, run.params.run.seed)
+    manifest["inputs"] = {"rl.jsonl": digest_path(data), "pass_rates.jsonl": digest_path(rates)}
+    with written_aside(out) as folder:
         folder.mkdir()
         write_problems(folder / "train.jsonl", mixture)
         write_json(folder / "manifest.json", manifest)
-    run.dataset("mixture", MIXTURE / "train.jsonl")
+    run.dataset("mixture", out / "train.jsonl")
     measured = [problem.pass_rate for problem in mixture if problem.pass_rate is not None]
     mean = sum(measured) / len(measured) if measured else 0.0
     run.summary({"problems": float(len(mixture)), "mean_pass_rate": mean})

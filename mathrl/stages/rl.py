@@ -6,6 +6,7 @@ last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
@@ -26,18 +27,37 @@ PANELS = (
 )
 
 
-def check_skill(pass_at_8: float, wanted: float) -> None:
+def check_skill(difficulty: Path, wanted: float) -> None:
     """Raises UserError: the SFT model solves too few problems even in eight tries."""
+    pass_at_8 = float(read_json(difficulty)["pass_at_8"])
     if pass_at_8 < wanted:
         raise UserError(
-            f"{DIFFICULTY}: the SFT model's pass@8 is {pass_at_8:.3f}, below rl.min_pass_at_8 = {wanted}: "
+            f"{difficulty}: the SFT model's pass@8 is {pass_at_8:.3f}, below rl.min_pass_at_8 = {wanted}: "
             "train it longer (sft.steps), give it easier problems, or lower rl.min_pass_at_8"
         )
 
 
 def work(run: StageRun) -> None:
+    reinforce(
+        run, start=START, data=(PROBLEMS,), dev=DEV, examples=EXAMPLES, difficulty=DIFFICULTY, model=MODEL,
+        report=REPORT,
+    )  # fmt: skip
+
+
+def reinforce(
+    run: StageRun, *, start: Path, data: Sequence[Path], dev: Path, examples: Path, model: Path, report: Path,
+    difficulty: Path | None = None, reward_model: Path | None = None,
+    process_reward_model: Path | None = None, critic: Path | None = None,
+    reference: Path | None = None, teacher: Path | None = None,
+) -> None:  # fmt: skip
+    """Train the model of the folder `start` on the problems of the files `data`.
+
+    Writes the folders `model` and `report`. Where a `difficulty` summary is given, its pass@8 must reach
+    rl.min_pass_at_8. The other folders are models that take part: see `mathrl.trainers.rl`.
+    """
     params = run.params
-    check_skill(float(read_json(DIFFICULTY)["pass_at_8"]), params.rl.min_pass_at_8)
+    if difficulty is not None:
+        check_skill(difficulty, params.rl.min_pass_at_8)
     launch_ranks(params.run.processes)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer
@@ -49,30 +69,31 @@ def work(run: StageRun) -> None:
     from mathrl.trainers.rl import train_rl
 
     backend = Backend(choose_device(params.run.device))
-    tokenizer, model = load_tokenizer(START), load_model(START, params.model, backend.device)
-    few_shot = few_shot_examples(params.prompt, EXAMPLES)
-    sampler = Sampler(TorchEngine(model, tokenizer, params.rollout), tokenizer, params.prompt, few_shot)
-    problems, dev = read_problems(PROBLEMS), read_problems(DEV)
+    tokenizer, network = load_tokenizer(start), load_model(start, params.model, backend.device)
+    few_shot = few_shot_examples(params.prompt, examples)
+    sampler = Sampler(TorchEngine(network, tokenizer, params.rollout), tokenizer, params.prompt, few_shot)
+    problems = [problem for file in data for problem in read_problems(file)]
     result = train_rl(
-        model, sampler, problems, dev, build_reward(params.reward), params.rl, params.run.seed, backend,
-        run.state, run.open_metrics,
+        network, sampler, problems, read_problems(dev), build_reward(params.reward), params.rl,
+        params.run.seed, backend, run.state, run.open_metrics,
     )  # fmt: skip
     if rank() != 0:
         return
     export_model(
-        model, tokenizer, MODEL,
-        f"# RL model of mathrl\n\nTrained from models/sft on {len(problems):,} problems: "
+        network, tokenizer, model,
+        f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
         f"{result.steps} steps of {params.rl.prompts_per_step} prompts x {params.rl.group_size} responses, "
         f"seed {params.run.seed}; accuracy on dev problems {result.dev_accuracy or 0.0:.3f} (temperature "
         f"{params.rl.eval_temperature}).\n",
     )  # fmt: skip
-    with written_aside(REPORT) as folder:
+    with written_aside(report) as folder:
         folder.mkdir()
         rows = without_timings(run.record / "metrics.jsonl")
         write_jsonl(folder / "metrics.jsonl", rows)
         draw_curves(rows, PANELS, folder / "curve.png", "Reinforcement learning with verifiable rewards")
         shutil.copy(folder / "curve.png", run.artifacts / "rl_curve.png")
-    run.dataset("mixture", PROBLEMS)
+    for file in data:
+        run.dataset("mixture", file)
     run.summary({"dev/accuracy": result.dev_accuracy or 0.0, "sampled_tokens": float(result.sampled_tokens)})
 
 

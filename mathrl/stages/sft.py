@@ -5,6 +5,7 @@ checkpoint; a signal ends it at the next step with exit status 75.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.files import write_jsonl, written_aside
@@ -19,6 +20,18 @@ PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"grad_norm": "grad
 
 
 def work(run: StageRun) -> None:
+    fine_tune(run, start=BASE, data=(PROBLEMS,), dev=DEV, model=MODEL, report=REPORT, base=True)
+
+
+def fine_tune(
+    run: StageRun, *, start: Path, data: Sequence[Path], dev: Path, model: Path, report: Path,
+    base: bool = False,
+) -> None:  # fmt: skip
+    """Fine-tune the model of the folder `start` on the problems of the files `data`.
+
+    Writes the folders `model` and `report`; with sft.steps 0 `model` is a copy of `start`. With `base` the
+    base model is made first, in `start`.
+    """
     params = run.params
     launch_ranks(params.run.processes)
     # torch: after the ranks are started, so that each has its own.
@@ -29,40 +42,43 @@ def work(run: StageRun) -> None:
     from mathrl.trainers.sft import train_sft
 
     backend = Backend(choose_device(params.run.device))
-    if rank() == 0:
-        make_base(params.model, BASE, params.run.seed)
-    backend.gather("base made")
-    tokenizer, model = load_tokenizer(BASE), load_model(BASE, params.model, backend.device)
-    demonstrations, dev = (
+    if base and rank() == 0:
+        make_base(params.model, start, params.run.seed)
+    backend.gather("the start is there")
+    tokenizer, network = load_tokenizer(start), load_model(start, params.model, backend.device)
+    demonstrations, held_out = (
         tokenize_demonstrations(
-            read_problems(file), params.prompt, tokenizer, params.sft.terse_share, params.run.seed
+            [problem for file in files for problem in read_problems(file)],
+            params.prompt, tokenizer, params.sft.terse_share, params.run.seed,
         )
         if params.sft.steps
         else []
-        for file in (PROBLEMS, DEV)
-    )
+        for files in (data, (dev,))
+    )  # fmt: skip
     result = train_sft(
-        model, demonstrations, dev, params.sft, params.run.seed, backend, run.state, run.open_metrics
+        network, demonstrations, held_out, params.sft, params.run.seed, backend, run.state, run.open_metrics
     )
     if rank() != 0:
         return
     if params.sft.steps:
         card = (
-            f"# SFT model of mathrl\n\nFine-tuned from models/base on {len(demonstrations):,} "
+            f"# SFT model of mathrl\n\nFine-tuned from {start} on {len(demonstrations):,} "
             f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {result.steps} steps, "
             f"{result.tokens:,} tokens, seed {params.run.seed}; "
             f"loss on dev demonstrations {result.dev_loss:.4f}.\n"
         )
-        export_model(model, tokenizer, MODEL, card)
+        export_model(network, tokenizer, model, card)
     else:
-        make_base(params.model, MODEL, params.run.seed)
-    with written_aside(REPORT) as folder:
+        with written_aside(model) as folder:
+            shutil.copytree(start, folder)
+    with written_aside(report) as folder:
         folder.mkdir()
         rows = without_timings(run.record / "metrics.jsonl")
         write_jsonl(folder / "metrics.jsonl", rows)
         draw_curves(rows, PANELS, folder / "curve.png", "Supervised fine-tuning")
         shutil.copy(folder / "curve.png", run.artifacts / "sft_curve.png")
-    run.dataset("sft", PROBLEMS)
+    for file in data:
+        run.dataset("sft", file)
     if params.sft.steps:
         run.summary({"loss": result.loss, "dev/loss": result.dev_loss or 0.0, "tokens": float(result.tokens)})
 

@@ -34,13 +34,13 @@ class Upload:
             if found:
                 return found.info.run_id, parent
             run = self.client.create_run(
-                self.experiment, run_name=facts["stage"], start_time=_milliseconds(facts["started"]),
+                self.experiment, run_name=_label(facts), start_time=_milliseconds(facts["started"]),
                 tags={"mlflow.parentRunId": parent, "mathrl.record": record, **_tags(facts)},
             )  # fmt: skip
         run_id = str(run.info.run_id)
         self._log_params(run_id, facts["params"])
         self._log_datasets(run_id, facts)
-        self.client.set_tag(parent, f"stage.{facts['stage']}", run_id)
+        self.client.set_tag(parent, f"stage.{_label(facts)}", run_id)
         self._link_makers(parent, facts["inputs"], run_id)
         self._describe(parent)
         return run_id, parent
@@ -100,7 +100,7 @@ class Upload:
             return str(found.info.run_id)
         tags = {"mathrl.pipeline": pipeline, "mathrl.role": "pipeline", **_origin(facts)}
         run = self.client.create_run(
-            self.experiment, run_name=f"pipeline {pipeline[:6]}", start_time=_milliseconds(facts["started"]),
+            self.experiment, run_name=f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}", start_time=_milliseconds(facts["started"]),
             tags=tags,
         )  # fmt: skip
         self._log_params(run.info.run_id, facts["pipeline_params"])
@@ -183,11 +183,16 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _tags(facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         **_origin(facts),
-        "dvc.stage": facts["stage"],
+        "dvc.stage": _label(facts),
         "mathrl.pipeline": facts["pipeline"],
         "mathrl.key": facts["key"],
         **{f"input.{path}": digest for path, digest in facts["inputs"].items()},
     }
+
+
+def _label(facts: Mapping[str, Any]) -> str:
+    """The stage's name; a recipe's step is recipe/step."""
+    return str(facts.get("name") or facts["stage"])
 
 
 def _origin(facts: Mapping[str, Any]) -> dict[str, str]:

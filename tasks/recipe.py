@@ -1,0 +1,86 @@
+"""Run a recipe as Prefect tasks over one `dvc repro`, a task a step, with live progress."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
+from pydantic import BaseModel
+
+from mathrl.params.form import form_overrides
+from tasks.recipe_graph import ROOT, bring_up_to_date
+from tasks.repro import Repro, environment, mirror, running
+from tasks.stages import run_stage, shower
+from tasks.workspace import prepare_recipe
+
+
+def run_recipe(
+    name: str,
+    preset: str | None,
+    sections: Mapping[str, BaseModel | None],
+    overrides: Sequence[str],
+    *,
+    allow_dirty: bool = False,
+) -> str:
+    """Bring every step of the recipe up to date and report it; returns the workspace's folder.
+
+    Overrides go over those of every step, in a worktree of their own.
+    """
+    workspace = prepare_recipe(name, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
+    bring_up_to_date(name, workspace.folder)
+    env = environment(workspace.folder, str(flow_run.id or ""))
+    show = shower(str(flow_run.name or name), workspace)
+    with (
+        mirror(env, workspace.folder),
+        running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
+    ):
+        while (step := repro.upcoming()) is not None:
+            run_stage.with_options(task_run_name=step)(step, repro, env["MATHRL_PROGRESS"])
+        repro.finish(name)
+    summary = workspace.folder / ROOT / name / "summary.json"
+    if summary.exists():
+        rows = summary_rows(json.loads(summary.read_text(encoding="utf-8")))
+        create_table_artifact(rows, key=f"recipe-{name}", description=f"recipe {name}")
+    return str(workspace.folder)
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """recipes/<name>/summary.json as rows of text: a row an evaluate step, benchmark and model."""
+    rows = []
+    for step, benchmarks in summary.items():
+        for benchmark, figures in benchmarks.items():
+            for model in figures["order"]:
+                each = figures["models"][model]
+                k = max(int(key[8:]) for key in each if key[:8] == "pass_at_" and key[8:].isdigit())
+                rows.append(
+                    {
+                        "evaluation": step if benchmark == "test" else f"{step}, {benchmark}",
+                        "model": model,
+                        "seeds": str(each["seeds"]),
+                        "pass@1": f"{each['pass_at_1']:.3f}",
+                        "interval": f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
+                        f"pass@{k}": f"{each[f'pass_at_{k}']:.3f}",
+                        f"maj@{k}": f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
+                        "mean length": f"{each['response_length']:.1f}",
+                    }
+                )
+    return rows
+
+
+def verdicts(summary: Mapping[str, Any]) -> list[str]:
+    """The sentence of every paired test."""
+    return [
+        test["verdict"]
+        for benchmarks in summary.values()
+        for figures in benchmarks.values()
+        for _, test in sorted(figures["comparisons"].items())
+    ]
+
+
+def recipe_summary(folder: Path, name: str) -> dict[str, Any]:
+    """recipes/<name>/summary.json; empty for a recipe without an evaluate step."""
+    file = folder / ROOT / name / "summary.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found
