@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
@@ -97,6 +98,22 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_from_afar(small: Any, estima
     assert torch.allclose(whole, 2 * half, atol=1e-7)
 
 
+def test_the_entropy_bonus_raises_the_mean_entropy(small: Any) -> None:
+    model, sampler = small.policy()
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    with torch.no_grad():  # further from uniform, where the entropy has a slope
+        for weight in model.parameters():
+            weight.mul_(3)
+    still = [replace(group, rewards=(1.0,) * 4) for group in groups]
+    found, figures = gradient(policy, still, Rl(entropy_coef=0.5))
+    policy.flat.gradients.zero_()
+    _, entropies_N = response_logprobs(model, [group.group for group in still])
+    (-0.5 * entropies_N.mean()).backward()
+    assert found.norm() > 1e-4 and torch.allclose(found, policy.flat.gradients, atol=1e-6)
+    assert figures.entropy / figures.tokens == pytest.approx(entropies_N.mean().item(), rel=1e-5)
+    assert figures.loss == pytest.approx(-0.5 * entropies_N.mean().item(), rel=1e-4)
+
+
 def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small: Any) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
@@ -178,6 +195,10 @@ def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:
 def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_updates() -> None:
     step = UpdateFigures()
     assert step.metrics(Rl()) == {} and step.mean_ratio == 1.0
+    nothing = UpdateFigures()
+    nothing.add(UpdateFigures(), norm=0.0)
+    told = nothing.metrics(Rl())
+    assert told["rollout/logprob_alignment"] == told["ratio/mean"] == told["ratio/max"] == 1.0
     first = UpdateFigures(
         loss=1.0,
         kl=1.0,
