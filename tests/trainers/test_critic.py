@@ -1,5 +1,6 @@
 """The critic: where it starts, what moves it, when it learns alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mathrl.rewards.compose import Reward
 from mathrl.rewards.verdict import Verdict
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.critic import critic_gradient, make_critic
+from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 
 CPU = Backend(torch.device("cpu"))
 STILL = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
@@ -47,7 +48,7 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
         batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
         assert batch.values_N is not None and batch.returns_N is not None
         old = batch.values_N + 0.1 * torch.sin(torch.arange(len(batch.values_N)))
-        figures = critic_gradient(critic, params, CPU, type(batch)(**{**vars(batch), "values_N": old}))
+        figures = critic_gradient(critic, params, CPU, replace(batch, values_N=old))
         found.append((critic.flat.gradients.clone(), figures))
     scorer.zero_grad()
     values = token_scores(scorer, [group.group for group in groups])
@@ -62,9 +63,26 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
     assert (found[0][1].clipped > 0) == (clip is not None)
 
 
+def test_figures_of_a_step_are_means_over_its_updates(small: Any) -> None:
+    model, sampler = small.policy()
+    groups, step = small.rollouts(model, sampler), CriticFigures()
+    step.add(CriticFigures(loss=1.0, clipped=0.5), norm=2.0)
+    step.add(CriticFigures(loss=2.0, clipped=0.25), norm=4.0)
+    params = ppo(Critic(), group_size=4, truncated="mask")
+    cut = [replace(group, truncated=(True, False, False, False)) for group in groups]
+    batch, _ = make_batch(cut, params, CPU, model, critic=make_scorer(model))
+    told = step.metrics(batch)
+    assert (told["critic_loss"], told["critic/clip_fraction"], told["critic/grad_norm"]) == (1.5, 0.375, 3.0)
+    assert batch.returns_N is not None
+    assert told["critic/return_mean"] == pytest.approx(batch.returns_N[batch.kept_N].mean().item())
+    assert told["critic/return_mean"] != pytest.approx(batch.returns_N.mean().item())
+    plain, _ = make_batch(groups, Rl(), CPU, model)
+    assert step.metrics(plain) == {}
+
+
 def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
     model, sampler = small.policy()
-    groups = [type(g)(**{**vars(g), "truncated": (True,) * 4}) for g in small.rollouts(model, sampler)]
+    groups = [replace(group, truncated=(True,) * 4) for group in small.rollouts(model, sampler)]
     params = ppo(Critic(), group_size=4, truncated="mask")
     critic = make_critic(params.critic or Critic(), model, None, 10, seed=0)
     batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)

@@ -57,6 +57,19 @@ def test_gradient_does_not_depend_on_micro_batches_or_skipping(
         assert not torch.allclose(wrong, found[0], atol=1e-6)
 
 
+def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
+    model, sampler = small.policy()
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    batch, _ = make_batch(groups, Rl(), CPU, model)
+    one = torch.zeros_like(batch.advantages_N)
+    one[3] = 1.0
+    found = []
+    for skip in (True, False):
+        update_gradient(policy, Rl(skip_zero_variance=skip), CPU, replace(batch, advantages_N=one), 0.0)
+        found.append(policy.flat.gradients.clone())
+    assert found[0].norm() > 1e-4 and torch.allclose(found[0], found[1], atol=1e-7)
+
+
 def test_masked_truncated_responses_have_no_gradient_and_count_nowhere(small: Any) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
