@@ -28,9 +28,8 @@ def response_sums(values_N: Tensor, lengths_S: Tensor) -> Tensor:
     >>> response_sums(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 1]))
     tensor([3., 4.])
     """
-    owner_N = torch.repeat_interleave(torch.arange(len(lengths_S), device=values_N.device), lengths_S)
-    zeros_S = torch.zeros(len(lengths_S), dtype=values_N.dtype, device=values_N.device)
-    return zeros_S.index_add(0, owner_N, values_N)
+    owner_N = torch.repeat_interleave(lengths_S)
+    return values_N.new_zeros(len(lengths_S)).index_add(0, owner_N, values_N)
 
 
 def discounted_returns(rewards_N: Tensor, lengths_S: Tensor, gamma: float) -> Tensor:

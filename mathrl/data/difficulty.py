@@ -10,7 +10,7 @@ from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
 
 
-def wilson(correct: int, samples: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(correct: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a share (JASA 22, 1927); within 0 and 1 also for 0 of k and k of k.
 
     >>> tuple(round(bound, 4) for bound in wilson(0, 8))

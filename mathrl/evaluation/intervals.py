@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
 from mathrl.core.seeding import derive_seed
 from mathrl.data.difficulty import wilson
 
-_CELLS = 4_000_000  # resampled values held at a time
+TINY = 1e-9  # spreads below are of rounding
+ROWS = 256  # resampled sets of problems held at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,12 @@ def cluster_interval(
     Raises:
         ValueError: no value.
     """
-    found = np.asarray(values, dtype=np.float64)
+    found = np.asarray(values)
     if not len(found):
         raise ValueError("an interval of no problem is not defined")
     mean = float(found.mean())
-    if np.all(found == found[0]):
-        low, high = wilson_of_share(mean, len(found), confidence)
-        return Interval(mean, low, high)
+    if np.ptp(found) < TINY:
+        return Interval(mean, *wilson(mean * len(found), len(found), confidence))
     means = bootstrap_means(found, resamples, seed)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(mean, float(low), float(high))
@@ -54,19 +53,8 @@ def cluster_interval(
 def bootstrap_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Means of `resamples` draws of len(values) problems with replacement; shape (resamples,)."""
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    chunk = max(1, _CELLS // len(values))
     parts = [
-        values[rng.integers(0, len(values), (min(chunk, resamples - start), len(values)))].mean(axis=1)
-        for start in range(0, resamples, chunk)
+        values[rng.integers(0, len(values), (min(ROWS, resamples - start), len(values)))].mean(axis=1)
+        for start in range(0, resamples, ROWS)
     ]
     return np.concatenate(parts)
-
-
-def wilson_of_share(share: float, problems: int, confidence: float) -> tuple[float, float]:
-    """Wilson's interval of a share that need not be a whole count over the problems."""
-    if share in (0.0, 1.0):
-        return wilson(round(share * problems), problems, confidence)
-    z2 = NormalDist().inv_cdf(0.5 + confidence / 2) ** 2
-    middle = (share + z2 / (2 * problems)) / (1 + z2 / problems)
-    half = (z2 * (share * (1 - share) / problems + z2 / (4 * problems**2))) ** 0.5 / (1 + z2 / problems)
-    return middle - half, middle + half

@@ -11,10 +11,9 @@ import numpy as np
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.data.difficulty import wilson
-from mathrl.evaluation.intervals import bootstrap_means
+from mathrl.evaluation.intervals import ROWS, TINY, bootstrap_means
 
 POWER = 0.8
-_CELLS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def compare(
         )
     differences = np.array([after_values[id] - before_values[id] for id in common])
     mean = float(differences.mean())
-    if np.all(differences == differences[0]):
+    if np.ptp(differences) < TINY:
         # No spread to resample: as many problems could still hide a share of others up to Wilson's bound.
         detectable = wilson(0, len(common), confidence)[1]
         low, high = max(-1.0, mean - detectable), min(1.0, mean + detectable)
@@ -104,7 +103,7 @@ def sign_flip_p(differences: Sequence[float] | np.ndarray, resamples: int, seed:
     (1 + resamples), which never says 0 (Phipson and Smyth, 2010). Differences of 0 say nothing and are left
     out of the patterns.
     """
-    moved = np.asarray(differences, dtype=np.float64)
+    moved = np.asarray(differences)
     moved = moved[moved != 0]
     if not len(moved):
         return 1.0
@@ -114,8 +113,8 @@ def sign_flip_p(differences: Sequence[float] | np.ndarray, resamples: int, seed:
         signs = np.array(list(product((1.0, -1.0), repeat=len(moved))))
         return float((np.abs(signs @ moved) >= bar).mean())
     rng = np.random.default_rng(derive_seed(seed, "sign_flip"))
-    chunk, extreme = max(1, _CELLS // len(moved)), 0
-    for start in range(0, resamples, chunk):
-        flips = rng.integers(0, 2, (min(chunk, resamples - start), len(moved)), dtype=np.int8)
+    extreme = 0
+    for start in range(0, resamples, ROWS):
+        flips = rng.integers(0, 2, (min(ROWS, resamples - start), len(moved)))
         extreme += int((np.abs((2.0 * flips - 1.0) @ moved) >= bar).sum())
     return (1 + extreme) / (1 + resamples)

@@ -1,5 +1,6 @@
 """pass@k without bias, and maj@k exactly, from n samples of a problem."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import comb
@@ -71,23 +72,19 @@ def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
         raise ValueError(f"maj@{k} of {samples} samples is not defined")
     won = Fraction(0)
     for votes in range(1, min(k, right) + 1):
-        for ties, ways in enumerate(_fillings(wrong, silent, k - votes, votes)):
+        for ties, ways in _fillings(wrong, silent, k - votes, votes).items():
             won += Fraction(comb(right, votes) * ways, ties + 1)
     return float(won / comb(samples, k))
 
 
-def _fillings(wrong: Sequence[int], silent: int, seats: int, top: int) -> list[int]:
+def _fillings(wrong: Sequence[int], silent: int, seats: int, top: int) -> dict[int, int]:
     """Ways to fill `seats` with the other samples, no wrong class above `top` votes, by number of ties."""
-    # ways[seats used][classes with exactly `top` votes]
-    ways = [[0] * (len(wrong) + 1) for _ in range(seats + 1)]
-    for used in range(min(seats, silent) + 1):
-        ways[used][0] = comb(silent, used)
+    # By seats used and by classes with exactly `top` votes.
+    ways = {(used, 0): comb(silent, used) for used in range(min(seats, silent) + 1)}
     for size in wrong:
-        after = [[0] * (len(wrong) + 1) for _ in range(seats + 1)]
-        for used, row in enumerate(ways):
-            for ties, count in enumerate(row):
-                if count:
-                    for votes in range(min(size, top, seats - used) + 1):
-                        after[used + votes][ties + (votes == top)] += count * comb(size, votes)
+        after: Counter[tuple[int, int]] = Counter()
+        for (used, ties), count in ways.items():
+            for votes in range(min(size, top, seats - used) + 1):
+                after[used + votes, ties + (votes == top)] += count * comb(size, votes)
         ways = after
-    return ways[seats]
+    return {ties: count for (used, ties), count in ways.items() if used == seats}

@@ -9,14 +9,15 @@ variance.
 Shapes: R runs, P problems.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from mathrl.core.errors import UserError
-from mathrl.data.difficulty import wilson
-from mathrl.evaluation.intervals import Interval
+from mathrl.evaluation.intervals import TINY, Interval, cluster_interval
 from mathrl.evaluation.paired import POWER, Comparison, compare
 
 Run = Mapping[str, float]
@@ -43,6 +44,8 @@ def seeds_interval(runs: Sequence[Run], *, confidence: float = 0.95) -> Interval
         )
     problems_P = table_RP.mean(axis=0)
     error, freedom = _error([_runs_part(table_RP), _part(problems_P)], [_rest(table_RP)])
+    if error < TINY:
+        return cluster_interval(problems_P.tolist(), confidence=confidence)
     half = float(stdtrit(freedom, 0.5 + confidence / 2)) * error
     mean = float(problems_P.mean())
     return Interval(mean, mean - half, mean + half)
@@ -82,17 +85,17 @@ def compare_runs(
         [*(_runs_part(each) for each in several), _part(differences_P)], [_rest(each) for each in several]
     )
     mean = float(differences_P.mean())
-    if error > 0:
-        quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-        half, detectable = quantile * error, (quantile + float(stdtrit(freedom, POWER))) * error
-        p_value = float(2 * stdtr(freedom, -abs(mean) / error))
-    else:  # every run solves the same problems: as many could still hide a share up to Wilson's bound
-        half = detectable = wilson(0, len(common), confidence)[1]
-        p_value = 1.0 if mean == 0 else 0.0
+    counts = {"before_runs": len(before_runs), "after_runs": len(after_runs)}
+    if error < TINY:  # no spread to judge by: as the paired test has it for that case
+        means = [dict(zip(common, table_RP.mean(axis=0).tolist(), strict=True)) for table_RP in tables]
+        found = compare(before, after, *means, confidence=confidence, resamples=resamples, seed=seed)
+        return replace(found, **counts)
+    quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
+    half, detectable = quantile * error, (quantile + float(stdtrit(freedom, POWER))) * error
+    p_value = float(2 * stdtr(freedom, -abs(mean) / error))
     return Comparison(
         before, after, len(common), mean, max(-1.0, mean - half), min(1.0, mean + half), p_value, detectable,
-        shown=abs(mean) > half and p_value < 1 - confidence,
-        before_runs=len(before_runs), after_runs=len(after_runs),
+        shown=p_value < 1 - confidence, **counts,
     )  # fmt: skip
 
 
@@ -121,11 +124,11 @@ def _rest(table_RP: np.ndarray) -> tuple[float, int]:
 
 
 def _error(parts: Sequence[tuple[float, int]], twice: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """The standard error of the mean and Satterthwaite's degrees of freedom.
+    """The standard error of the mean and Satterthwaite's degrees of freedom (nan where the error is 0).
 
     What is contained twice is taken off once, but never so much that less than the largest part is left.
     """
     total = sum(value for value, _ in parts) - sum(value for value, _ in twice)
     variance = max(total, *(value for value, _ in parts))
     spread = sum(value**2 / freedom for value, freedom in [*parts, *twice])
-    return variance**0.5, (variance**2 / spread if spread else 1.0)
+    return variance**0.5, variance**2 / spread if spread else math.nan

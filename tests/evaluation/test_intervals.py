@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from mathrl.core.seeding import derive_seed
 from mathrl.data.difficulty import wilson
-from mathrl.evaluation.intervals import cluster_interval
+from mathrl.evaluation.intervals import ROWS, bootstrap_means, cluster_interval
 
 
 def test_the_interval_of_a_known_spread_is_the_normal_one() -> None:
@@ -53,3 +54,40 @@ def test_equal_seeds_give_equal_intervals() -> None:
 ])  # fmt: skip
 def test_wilson_by_table(correct: int, samples: int, low: float, high: float) -> None:
     assert wilson(correct, samples) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_bootstrap_draws_whole_sets_from_the_seeds_stream() -> None:
+    values, resamples = np.array([0.0, 0.25, 1.0, 0.5, 0.75]), 2 * ROWS + 3
+    rng = np.random.default_rng(derive_seed(4, "bootstrap"))
+    expected = []
+    for rows in (ROWS, ROWS, 3):
+        expected += [sum(values[i] for i in draw) / 5 for draw in rng.integers(0, 5, (rows, 5))]
+    found = bootstrap_means(values, resamples, 4)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12) and len(found) == resamples
+    low, high = np.quantile(found, [0.1, 0.9])
+    wanted = pytest.approx((0.5, low, high))
+    interval = cluster_interval(values.tolist(), confidence=0.8, resamples=resamples, seed=4)
+    assert (interval.mean, interval.low, interval.high) == wanted
+
+
+def test_the_defaults_are_those_that_the_docs_name() -> None:
+    values = np.random.default_rng(0).random(40).tolist()
+    given = cluster_interval(values, confidence=0.95, resamples=10_000, seed=0)
+    assert cluster_interval(values) == given
+    assert cluster_interval(values, seed=1) != given != cluster_interval(values, resamples=9_999)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+def test_equal_values_have_wilsons_interval_of_their_share(share: float) -> None:
+    found = cluster_interval([share] * 40, confidence=0.9)
+    assert (found.mean, found.low, found.high) == pytest.approx((share, *wilson(share * 40, 40, 0.9)))
+    # So has a single problem, and values that differ by rounding alone.
+    assert cluster_interval([share]).high == pytest.approx(wilson(share, 1)[1])
+    near = [0.1 + 0.2 if i % 2 else 0.3 for i in range(40)]
+    assert cluster_interval(near).high == pytest.approx(wilson(12, 40)[1])
+
+
+def test_no_problem_has_no_interval() -> None:
+    with pytest.raises(ValueError, match=r"^an interval of no problem is not defined$"):
+        cluster_interval([])
+    assert str(cluster_interval([1.0] * 40)) == "1.000 [0.912, 1.000]"

@@ -96,3 +96,15 @@ def test_equal_answers_vote_together_and_silence_does_not_vote() -> None:
         assert sorted(votes) == [1, 3]
     as_strings = answer_classes(extracted, correct, lambda a, b: False)
     assert as_strings == (2, [1, 1, 1], 2)
+
+
+def test_an_answer_given_again_is_another_vote_and_every_answer_has_its_mark() -> None:
+    assert answer_classes(["7", "7", "8", "7"], [False] * 4, lambda a, b: False) == (0, [3, 1], 0)
+    with pytest.raises(ValueError, match="zip"):
+        answer_classes(["7", "8"], [False], lambda a, b: False)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_maj_at_k_needs_k_samples(k: int) -> None:
+    with pytest.raises(ValueError, match=rf"^maj@{k} of 3 samples is not defined$"):
+        maj_at_k(1, [1], 1, k)

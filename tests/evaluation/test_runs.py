@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from mathrl.core.errors import UserError
+from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.runs import compare_runs, seeds_interval
 
@@ -137,3 +138,64 @@ def test_equal_runs_do_not_claim_to_exclude_every_difference() -> None:
 def test_problems_in_common_are_needed() -> None:
     with pytest.raises(UserError, match="1 problems in common"):
         compare_runs("a", "b", [{"x": 1.0}, {"x": 0.0}], [{"x": 1.0}])
+
+
+def test_the_rest_is_taken_off_by_hand() -> None:
+    """Two runs of three problems; the tables of sums of squares written out."""
+    runs = [{"x": 0.1, "y": 0.5, "z": 0.9}, {"x": 0.5, "y": 0.7, "z": 0.9}]
+    # Run means 0.5, 0.7; problem means 0.3, 0.6, 0.9; the rest -+0.1, 0, +-0.1 with (2-1)(3-1) degrees.
+    runs_part, problems_part, rest = 0.02 / 2, 0.09 / 3, 4 * 0.01 / 2 / 6
+    variance = runs_part + problems_part - rest
+    freedom = variance**2 / (runs_part**2 / 1 + problems_part**2 / 2 + rest**2 / 2)
+    found = seeds_interval(runs, confidence=0.9)
+    half = stats.t.ppf(0.95, freedom) * variance**0.5
+    assert (found.mean, found.low, found.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half))
+    # The same against one model that solves nothing: its problems' spread is that of the differences.
+    none = dict.fromkeys("xyz", 0.0)
+    test = compare_runs("a", "b", [none], runs, confidence=0.9)
+    assert (test.low, test.high, test.problems) == (
+        pytest.approx(0.6 - half),
+        pytest.approx(min(1.0, 0.6 + half)),
+        3,
+    )
+    assert test.p_value == pytest.approx(2 * stats.t.sf(0.6 / variance**0.5, freedom))
+    assert test.verdict().startswith(f"{'b is better than a' if test.shown else 'no difference'}")
+    back = compare_runs("a", "b", runs, [none], confidence=0.9)
+    assert (back.before, back.after, back.difference, back.low) == ("a", "b", pytest.approx(-0.6), -1.0)
+    assert (back.before_runs, back.after_runs) == (2, 1)
+
+
+def test_a_side_of_exactly_two_runs_counts_its_runs() -> None:
+    before, after = [0.50, 0.54], [0.61, 0.57]
+    found = compare_runs("a", "b", [{"x": v, "y": v} for v in before], [{"x": v, "y": v} for v in after])
+    welch = stats.ttest_ind(after, before, equal_var=False)
+    assert found.p_value == pytest.approx(welch.pvalue, rel=1e-6) and not found.shown
+    assert found.p_value > 0.05 and "no difference shown" in found.verdict()
+
+
+def test_options_reach_the_paired_test_of_one_run_each() -> None:
+    a, b = as_runs(simulated(np.random.default_rng(1), 0.5, 2, 80, 0.1))
+    options = {"confidence": 0.8, "resamples": 500, "seed": 3}
+    assert compare_runs("a", "b", [a], [b], **options) == compare("a", "b", a, b, **options)
+    assert compare_runs("a", "b", [a], [b]) == compare("a", "b", a, b)
+
+
+def test_runs_without_any_spread_are_judged_as_one() -> None:
+    same, worse = {f"p{i}": 0.3 for i in range(30)}, {f"p{i}": 0.1 + 0.2 - 0.3 for i in range(30)}
+    found = compare_runs("a", "b", [same, same], [worse, worse, worse], confidence=0.9, resamples=200, seed=2)
+    one = compare("a", "b", same, worse, confidence=0.9, resamples=200, seed=2)
+    assert (found.low, found.high, found.p_value) == pytest.approx((one.low, one.high, one.p_value))
+    assert (found.before_runs, found.after_runs) == (2, 3)
+    few = compare_runs("a", "b", [{"x": 0.0, "y": 0.0, "z": 0.0}] * 2, [{"x": 1.0, "y": 1.0, "z": 1.0}] * 2)
+    assert few.p_value == 0.25 and not few.shown
+    assert seeds_interval([same, same]) == cluster_interval([0.3] * 30)
+    assert seeds_interval([same, same], confidence=0.8) == cluster_interval([0.3] * 30, confidence=0.8)
+
+
+def test_what_is_needed_is_said() -> None:
+    with pytest.raises(
+        UserError, match=r"a and b have 1 .* needed; evaluate all of them on the same benchmark$"
+    ):
+        compare_runs("a", "b", [{"x": 1.0}, {"x": 0.0}], [{"x": 1.0}])
+    with pytest.raises(ValueError, match="0 runs with 0 problems"):
+        seeds_interval([])
