@@ -46,5 +46,16 @@ parity: install  ## Our formulas against verl's and TRL's, in an environment of 
 	.venv-parity/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
 
+mutants: install  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
+	test -x .venv-mutants/bin/python || $(PYTHON) -m venv .venv-mutants
+	@$(BIN)/python -c $(SITE) > $$(.venv-mutants/bin/python -c $(SITE))/mathrl.pth
+	.venv-mutants/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/mutants/requirements.txt
+	rm -rf build/mutants && mkdir -p build/mutants
+	git ls-files -z pyproject.toml mathrl tests/algorithms tests/evaluation \
+	    | xargs -0 cp --parents -t build/mutants && cp tests/mutants/setup.cfg build/mutants
+	cd build/mutants && OMP_NUM_THREADS=1 ../../.venv-mutants/bin/mutmut run --max-children 2 > run.log 2>&1 \
+	    || { tail -20 run.log; exit 1; }
+	@cd build/mutants && ../../.venv-mutants/bin/python ../../tests/mutants/report.py ../../.venv-mutants/bin/mutmut
+
 doctor: install  ## What is installed, what is missing, what mends it.
 	@$(BIN)/mathrl doctor

@@ -100,7 +100,7 @@ def sampled(logprobs_N: Tensor, spread: float, **options: Any) -> Sampled:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"beta": 0.5, "clip_low": 0.1, "clip_high": 0.1}, {"dual_clip": 1.3}]
+    "options", [{}, {"beta": 0.5, "clip_low": 0.1, "clip_high": 0.1}, {"dual_clip": 1.1}]
 )
 @pytest.mark.parametrize("method", COEFFICIENTS)
 def test_the_gradient_is_the_sum_of_coefficients_times_slopes(
@@ -122,6 +122,16 @@ def test_the_gradient_is_the_sum_of_coefficients_times_slopes(
     if method in ("ppo", "grpo", "gspo"):
         from_clip_N = COEFFICIENTS["gspo" if method == "gspo" else "ppo"](given)
         assert 0 < int((from_clip_N == 0).sum()) < len(from_clip_N)
+
+
+def test_the_bounds_themselves_are_inside() -> None:
+    """Ratios of exactly 1.5, 0.5 and 2: the gradient there is that of the free branch."""
+    ratios, advantages_N = torch.tensor([1.5, 0.5, 2.0]), torch.tensor([1.0, -1.0, -1.0])
+    zero_N = torch.zeros(3)
+    given = Sampled(torch.tensor([3]), ratios.log(), zero_N, zero_N, advantages_N, torch.ones(1),
+                    clip_low=0.5, clip_high=0.5, dual_clip=2.0)  # fmt: skip
+    assert torch.equal(ratios.log().exp(), ratios)
+    assert torch.equal(COEFFICIENTS["ppo"](given), ratios * advantages_N)
 
 
 def test_at_ratio_one_they_are_the_papers() -> None:
