@@ -85,17 +85,16 @@ def compare_runs(
         [*(_runs_part(each) for each in several), _part(differences_P)], [_rest(each) for each in several]
     )
     mean = float(differences_P.mean())
-    counts = {"before_runs": len(before_runs), "after_runs": len(after_runs)}
     if error < TINY:  # no spread to judge by: as the paired test has it for that case
         means = [dict(zip(common, table_RP.mean(axis=0).tolist(), strict=True)) for table_RP in tables]
-        found = compare(before, after, *means, confidence=confidence, resamples=resamples, seed=seed)
-        return replace(found, **counts)
+        found = compare(before, after, *means, confidence=confidence, resamples=resamples)
+        return replace(found, before_runs=len(before_runs), after_runs=len(after_runs))
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
     half, detectable = quantile * error, (quantile + float(stdtrit(freedom, POWER))) * error
     p_value = float(2 * stdtr(freedom, -abs(mean) / error))
     return Comparison(
         before, after, len(common), mean, max(-1.0, mean - half), min(1.0, mean + half), p_value, detectable,
-        shown=p_value < 1 - confidence, **counts,
+        shown=p_value < 1 - confidence, before_runs=len(before_runs), after_runs=len(after_runs),
     )  # fmt: skip
 
 

@@ -132,6 +132,15 @@ def test_the_bounds_themselves_are_inside() -> None:
                     clip_low=0.5, clip_high=0.5, dual_clip=2.0)  # fmt: skip
     assert torch.equal(ratios.log().exp(), ratios)
     assert torch.equal(COEFFICIENTS["ppo"](given), ratios * advantages_N)
+    # A dual clip below the upper clip bounds negative advantages alone.
+    one_N, half_N = torch.ones(1), torch.full((1,), 0.5)
+    given = Sampled(
+        one_N.long(), torch.tensor([1.25]).log(), 0 * one_N, 0 * one_N, half_N, one_N, dual_clip=1.1
+    )
+    assert COEFFICIENTS["ppo"](given).item() == pytest.approx(0.625)
+    assert COEFFICIENTS["rft"](given).dtype == torch.float32
+    whole = Sampled(one_N.long(), 0 * one_N, 0 * one_N, 0 * one_N, half_N, torch.tensor([True]))
+    assert COEFFICIENTS["online_rft"](whole).dtype == torch.float32
 
 
 def test_at_ratio_one_they_are_the_papers() -> None:
@@ -152,12 +161,12 @@ def test_at_ratio_one_they_are_the_papers() -> None:
 
 def test_a_far_reference_has_a_bounded_pull() -> None:
     """k3 is kept within e^20, with no gradient beyond, in loss and coefficient alike."""
-    logprobs_N = torch.tensor([-30.0, -1.0], requires_grad=True)
-    reference_N = torch.tensor([-1.0, -25.0])
+    logprobs_N = torch.tensor([-30.0, -1.0, -21.0], requires_grad=True)
+    reference_N = torch.tensor([-1.0, -25.0, -1.0])
     loss = kl_estimate(logprobs_N, reference_N, "k3").sum()
     (gradient_N,) = torch.autograd.grad(loss, logprobs_N)
-    zero_N = torch.zeros(2)
+    zero_N = torch.zeros(3)
     given = Sampled(
-        torch.tensor([2]), logprobs_N.detach(), zero_N, reference_N, zero_N, torch.ones(1), beta=1.0
+        torch.tensor([3]), logprobs_N.detach(), zero_N, reference_N, zero_N, torch.ones(1), beta=1.0
     )
     assert torch.allclose(gradient_N, -COEFFICIENTS["kl_k3"](given)) and torch.isfinite(loss)

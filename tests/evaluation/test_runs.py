@@ -185,7 +185,7 @@ def test_runs_without_any_spread_are_judged_as_one() -> None:
     found = compare_runs("a", "b", [same, same], [worse, worse, worse], confidence=0.9, resamples=200, seed=2)
     one = compare("a", "b", same, worse, confidence=0.9, resamples=200, seed=2)
     assert (found.low, found.high, found.p_value) == pytest.approx((one.low, one.high, one.p_value))
-    assert (found.before_runs, found.after_runs) == (2, 3)
+    assert (found.before, found.after, found.before_runs, found.after_runs) == ("a", "b", 2, 3)
     few = compare_runs("a", "b", [{"x": 0.0, "y": 0.0, "z": 0.0}] * 2, [{"x": 1.0, "y": 1.0, "z": 1.0}] * 2)
     assert few.p_value == 0.25 and not few.shown
     assert seeds_interval([same, same]) == cluster_interval([0.3] * 30)
