@@ -6,7 +6,7 @@ SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
-.PHONY: help install demo test lint ui engines doctor parity mutants
+.PHONY: help install demo study test lint ui engines doctor parity mutants
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +32,10 @@ lint: install  ## ruff, mypy strict, import floors.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+study: install  ## Five questions on the small model, three seeds (an hour); writes docs/study.md.
+	@$(BIN)/mathrl recipe study
+	@$(BIN)/python docs/study_page.py
 
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui
