@@ -111,7 +111,7 @@ class _Places:
     def _file(self, name: str, step: Any) -> str:
         if name in ("sft", "rl") and hasattr(step, "curated"):
             return f"{self.curated(step)}/{name}.jsonl"
-        made = {"sft": "sft", "rl": "train", "sample": "train", "dpo": "pairs", "reward_model": "pairs",
+        made = {"sft": "train", "rl": "train", "sample": "train", "dpo": "pairs", "reward_model": "pairs",
                 "process_reward_model": "steps"}[step.stage]  # fmt: skip
         return f"{self.folder(name)}/{made}.jsonl"
 

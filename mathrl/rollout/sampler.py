@@ -27,9 +27,14 @@ class Sampler:
         self.seconds = {"generation": 0.0, "reward": 0.0}
 
     def prompt_tokens(self, problem: Problem) -> list[int] | None:
-        """What the model is given: the rendered problem and the response prefix; None if it is too long."""
+        """What the model is given: the rendered problem and the response prefix; None if it is too long.
+
+        After them come the tokens of `extra.begun`, where a response is to be continued.
+        """
         tokens = render(problem, self.prompt, self.tokenizer, self.few_shot)
-        return [*tokens, *self.prefix] if len(tokens) <= self.prompt.max_tokens else None
+        if len(tokens) > self.prompt.max_tokens:
+            return None
+        return [*tokens, *self.prefix, *problem.extra.get("begun", ())]
 
     def sample(
         self,
@@ -41,8 +46,8 @@ class Sampler:
     ) -> list[list[Graded] | None]:
         """`sampling.samples` graded completions a problem; None for a problem whose prompt was too long.
 
-        A response prefix belongs to the graded text and not to the completion, whose tokens and log-probs
-        are the sampled ones alone.
+        A response prefix, and what a response was begun with, belong to the graded text and not to the
+        completion, whose tokens and log-probs are the sampled ones alone.
         """
         prompts = [self.prompt_tokens(problem) for problem in problems]
         kept = [index for index, prompt in enumerate(prompts) if prompt is not None]
@@ -68,8 +73,9 @@ class Sampler:
         return out
 
     def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
+        begun = self.tokenizer.decode(list(problem.extra.get("begun", ())), skip_special_tokens=True)
         return RewardInput(
-            response=self.prompt.response_prefix + completion.text,
+            response=self.prompt.response_prefix + begun + completion.text,
             ground_truth=problem.answers,
             prompt=problem.question,
             length=len(completion.tokens),

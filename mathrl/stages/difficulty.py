@@ -1,19 +1,24 @@
 """difficulty: pass rates of the SFT model on the rl split. `python -m mathrl.stages.difficulty`.
 
 Writes data/difficulty/pass_rates.jsonl and summary.json, and reports/difficulty/histogram.png. Resumes from
-the chunks that an interrupted run finished.
+the chunks that an interrupted run finished; what an earlier run measured with the same model folder, prompt,
+reward, sampling and seed is taken from there (mathrl/data/difficulty.py).
 """
 
 import shutil
+import time
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_json, write_jsonl, written_aside
-from mathrl.core.launch import launch_ranks, world_size
+from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
+from mathrl.core.hashing import digest_path
+from mathrl.core.launch import check_ranks, launch_ranks, rank, world_size
+from mathrl.core.nouns import Problem
+from mathrl.core.places import state_root
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
-from mathrl.data.difficulty import choose, pass_rate_row, summarise
+from mathrl.data.difficulty import cache_file, choose, pass_rate_row, problem_key, recall, remember, summarise
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.stages.entry import StageRun, run_stage
 
@@ -43,26 +48,40 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     run.dataset("rl", data)
     problems = choose(read_problems(data), how.max_problems, params.run.seed)
     engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
+    few_shot = few_shot_examples(params.prompt, examples)
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(how.samples, how.temperature, how.max_tokens)
-    with progress("difficulty", total=len(problems) * how.samples) as bar:
+    sections = [part.model_dump(mode="json") for part in (params.prompt, params.reward)]
+    cache = cache_file(state_root(), digest_path(start), *sections, params.model.precision,
+                       sampling.__dict__, params.run.seed, few_shot=few_shot)  # fmt: skip
+    known = _known(run.state / "known.json", cache, problems)
+    unmeasured = [problem for problem in problems if problem_key(problem) not in known]
+    with progress("difficulty", total=len(unmeasured) * how.samples) as bar:
         samples = sample_all(
-            sampler, problems, sampling, build_reward(params.reward),
+            sampler, unmeasured, sampling, build_reward(params.reward),
             seed=derive_seed(params.run.seed, "difficulty"), name="difficulty",
             chunk_size=max(1, params.rollout.max_sequences // how.samples), state=run.state,
             on_progress=lambda count: bar.advance(count * world_size()),
         )  # fmt: skip
     if samples is None:
         return
-    usable(problems, samples)
-    rows = [
-        pass_rate_row(problem, sum(s["correct"] for s in group), len(group))
-        for problem, group in zip(problems, samples, strict=True)
+    if not known:
+        usable(problems, samples)
+    measured = {
+        problem_key(problem): sum(s["correct"] for s in group)
+        for problem, group in zip(unmeasured, samples, strict=True)
         if group is not None
+    }
+    remember(cache, measured)
+    correct = known | measured
+    rows = [
+        pass_rate_row(problem, correct[key], how.samples)
+        for problem in problems
+        if (key := problem_key(problem)) in correct
     ]
     if not rows:
         raise UserError(f"{data}: no problem was measured")
-    summary = summarise(rows) | {"prompts_too_long": len(problems) - len(rows)}
+    summary = summarise(rows) | {"prompts_too_long": len(problems) - len(rows), "measured_before": len(known)}
     with written_aside(report) as folder:
         folder.mkdir()
         draw_difficulty(rows, folder / "histogram.png")
@@ -72,6 +91,17 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
         write_jsonl(folder / "pass_rates.jsonl", rows)
         write_json(folder / "summary.json", summary)
     run.summary({name: float(value) for name, value in summary.items() if isinstance(value, int | float)})
+
+
+def _known(snapshot: Path, cache: Path, problems: list[Problem]) -> dict[str, int]:
+    """What was measured before this run began: the same at all ranks, and after an interruption."""
+    if rank() == 0 and not snapshot.exists():
+        write_json(snapshot, recall(cache, problems))
+    while not snapshot.exists():
+        check_ranks()
+        time.sleep(0.01)
+    found: dict[str, int] = read_json(snapshot)
+    return found
 
 
 if __name__ == "__main__":

@@ -61,11 +61,14 @@ def reinforce(
     launch_ranks(params.run.processes)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer
+    from mathrl.models.scores import load_scorer
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.sampler import Sampler
     from mathrl.rollout.torch_engine import TorchEngine
     from mathrl.trainers.backend import Backend, choose_device
+    from mathrl.trainers.collect import Judge
     from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
     from mathrl.trainers.rl import train_rl
 
     backend = Backend(choose_device(params.run.device))
@@ -73,9 +76,28 @@ def reinforce(
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = Sampler(TorchEngine(network, tokenizer, params.rollout), tokenizer, params.prompt, few_shot)
     problems = [problem for file in data for problem in read_problems(file)]
+    how, seed, reward = params.rl, params.run.seed, build_reward(params.reward)
+    if critic is not None and how.critic is not None:
+        how = how.model_copy(update={"critic": how.critic.model_copy(update={"path": str(critic)})})
+    own = params.reward.judge
+    judge: Judge | None = None
+    if reward_model is not None or process_reward_model is not None:
+        scorer = load_scorer(reward_model or process_reward_model or "", params.model, backend.device)
+        judge = (
+            reward_model_judge(scorer, own, tokenizer.eos_token_id, how.tokens_per_microbatch)
+            if reward_model is not None
+            else process_judge(scorer, own, tokenizer, params.reward.steps, how.tokens_per_microbatch)
+        )
+    elif own.continuations:
+        judge = continuations_judge(sampler, problems, reward, how, own, params.reward.steps, seed)
+    others = {
+        name: load_model(folder, params.model, backend.device).requires_grad_(False)
+        for name, folder in (("reference", reference), ("teacher", teacher))
+        if folder is not None
+    }
     result = train_rl(
-        network, sampler, problems, read_problems(dev), build_reward(params.reward), params.rl,
-        params.run.seed, backend, run.state, run.open_metrics,
+        network, sampler, problems, read_problems(dev), reward, how, seed, backend, run.state,
+        run.open_metrics, judge=judge, **others,
     )  # fmt: skip
     if rank() != 0:
         return

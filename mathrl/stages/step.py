@@ -6,7 +6,7 @@ summary.json, or files of rows. Each branch imports its own stage alone, so that
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def wire(given: argparse.Namespace) -> Work:
         SystemExit: no such stage.
     """
     out, data = given.out, tuple(map(Path, given.data))
-    trained = {"model": out / "model", "report": out / "report"}
+    trained: Mapping[str, Any] = {"model": out / "model", "report": out / "report"}
     if given.stage == "base":
         return partial(_make_base, folder=out / "model")
     if given.stage == "curate":
@@ -81,7 +81,20 @@ def wire(given: argparse.Namespace) -> Work:
     return _preferences(given, data, trained)
 
 
-def _preferences(given: argparse.Namespace, data: Sequence[Path], trained: dict[str, Path]) -> Work:
+def _preferences(given: argparse.Namespace, data: Sequence[Path], trained: Mapping[str, Any]) -> Work:
+    if given.stage == "sample":
+        from mathrl.stages.sample import draw
+
+        return partial(draw, start=given.start, data=data, examples=given.examples, out=given.out)
+    if given.stage == "dpo":
+        from mathrl.stages.dpo import prefer
+
+        return partial(prefer, start=given.start, data=data, **trained)
+    if given.stage in ("reward_model", "process_reward_model"):
+        from mathrl.stages.reward_model import train
+
+        replay = tuple(map(Path, given.replay))
+        return partial(train, start=given.start, data=data, replay=replay, **trained)
     raise SystemExit(f"no stage {given.stage!r} for a step")
 
 

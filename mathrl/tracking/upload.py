@@ -100,8 +100,8 @@ class Upload:
             return str(found.info.run_id)
         tags = {"mathrl.pipeline": pipeline, "mathrl.role": "pipeline", **_origin(facts)}
         run = self.client.create_run(
-            self.experiment, run_name=f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}", start_time=_milliseconds(facts["started"]),
-            tags=tags,
+            self.experiment, run_name=f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}",
+            start_time=_milliseconds(facts["started"]), tags=tags,
         )  # fmt: skip
         self._log_params(run.info.run_id, facts["pipeline_params"])
         return str(run.info.run_id)

@@ -1,0 +1,58 @@
+"""dpo: direct preference optimisation on pairs; a step of recipes (`mathrl.stages.step dpo`).
+
+Resumes bit for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from mathrl.core.files import read_jsonl, write_jsonl, written_aside
+from mathrl.core.launch import launch_ranks, rank
+from mathrl.core.metrics import without_timings
+from mathrl.stages.entry import StageRun
+
+PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"accuracy": "pairs ordered right",
+          "dev/accuracy": "dev pairs"}, {"margin": "margin", "dev/margin": "dev margin"})  # fmt: skip
+
+
+def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, report: Path) -> None:
+    """Train the model of the folder `start`, which is also the reference, on the pairs of the files `data`.
+
+    Writes the folders `model` and `report`.
+    """
+    params = run.params
+    launch_ranks(params.run.processes)
+    # torch: after the ranks are started, so that each has its own.
+    from mathrl.models.load import export_model, load_model, load_tokenizer
+    from mathrl.trainers.backend import Backend, choose_device
+    from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.fit import hold_out
+    from mathrl.trainers.preference import tokenize_pairs, train_dpo
+
+    backend = Backend(choose_device(params.run.device))
+    tokenizer, network = load_tokenizer(start), load_model(start, params.model, backend.device)
+    rows = [row for file in data for row in read_jsonl(file)]
+    pairs, dev = (
+        tokenize_pairs(part, params.prompt, tokenizer)
+        for part in hold_out(rows, params.dpo.dev_share, params.run.seed)
+    )
+    figures = train_dpo(
+        network, pairs, dev, params.dpo, params.run.seed, backend, run.state, run.open_metrics
+    )
+    if rank() != 0:
+        return
+    card = (
+        f"# DPO model of mathrl\n\nTrained from {start} on {len(pairs):,} pairs: {params.dpo.steps} steps of "
+        f"{params.dpo.pairs_per_step}, beta {params.dpo.beta}, seed {params.run.seed}.\n"
+    )
+    export_model(network, tokenizer, model, card)
+    with written_aside(report) as folder:
+        folder.mkdir(parents=True)
+        told = without_timings(run.record / "metrics.jsonl")
+        write_jsonl(folder / "metrics.jsonl", told)
+        draw_curves(told, PANELS, folder / "curve.png", "Direct preference optimisation")
+        shutil.copy(folder / "curve.png", run.artifacts / "dpo_curve.png")
+    for file in data:
+        run.dataset("pairs", file)
+    run.summary({**figures, "pairs": float(len(pairs))})

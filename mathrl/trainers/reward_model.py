@@ -1,0 +1,135 @@
+"""Reward models: of whole responses (Bradley-Terry, on pairs) and of steps (on Monte-Carlo labels).
+
+A score is read after a token: a token is appended to the response and its entry taken, since an entry is what
+is known before its token (mathrl.models.scores).
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mathrl.algorithms.preference import bradley_terry_loss, step_loss
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import MetricSink
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.data.templates import render
+from mathrl.models.packing import Group
+from mathrl.models.scores import token_scores
+from mathrl.params.preference import RewardModel
+from mathrl.params.run import Prompt
+from mathrl.rewards.steps import step_ends
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.fit import Item, fit
+from mathrl.trainers.partition import filled
+from mathrl.trainers.preference import tokenize_response
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def with_replay(new: Sequence[Any], old: Sequence[Any], share: float, seed: int) -> list[Any]:
+    """The new rows and a seeded `share` of the old ones (DeepSeekMath, section 4.1.4: 10 %).
+
+    >>> with_replay([1, 2], [7] * 20, 0.1, seed=0)
+    [1, 2, 7, 7]
+    """
+    count = round(share * len(old))
+    places = sorted(random.Random(derive_seed(seed, "replay")).sample(range(len(old)), count))
+    return [*new, *(old[place] for place in places)]
+
+
+def tokenize_steps(
+    rows: Rows, prompt: Prompt, tokenizer: Any, rule: str, labels: Literal["soft", "hard"]
+) -> list[Item]:
+    """One item a labelled response; its places are the last tokens of the steps.
+
+    Raises:
+        UserError: a response is cut into another number of steps than it has labels.
+    """
+    items = []
+    for row in rows:
+        problem = Problem.from_row(row["problem"], f"steps of {row['problem_id']}")
+        response = tokenize_response(row["response"], tokenizer, ended=row["ended"])
+        ends, values = step_ends(response, tokenizer, rule), tuple(float(v) for v in row[labels])
+        if len(ends) != len(values):
+            raise UserError(
+                f"steps of {row['problem_id']}: {len(ends)} steps by reward.steps={rule}, {len(values)} "
+                "labels; sample with the same reward.steps"
+            )
+        items.append(Item(Group(render(problem, prompt, tokenizer), (response,)), values, ends))
+    return items
+
+
+def train_reward_model(
+    scorer: Any,
+    items: Sequence[Item],
+    dev: Sequence[Item],
+    params: RewardModel,
+    end_token: int,
+    seed: int,
+    backend: Backend,
+    state: Path,
+    open_metrics: Callable[[int | None], MetricSink],
+) -> dict[str, float]:
+    """Train `scorer` in place on pairs, or on labelled steps where the items have places; the last figures.
+
+    The mean and deviation of its scores of the training responses (or steps) are left in its config, as
+    reward_mean and reward_std.
+
+    Raises:
+        UserError: nothing to train on.
+    """
+    if not items:
+        raise UserError(
+            "reward_model: nothing to learn from: at no problem was one sample right and another wrong, or "
+            "no step was labelled; sample more (sample.samples) or other problems"
+        )
+    loss_of = partial(items_loss, scorer, end_token)
+    figures = fit(
+        scorer, items, dev, loss_of, params, params.batch, seed, backend, state, open_metrics, "reward_model"
+    )
+    mine = list(items[backend.rank :: backend.world])
+    scores: list[float] = []
+    with torch.no_grad():
+        for micro in filled(mine, [item.group.packed_tokens for item in mine], params.tokens_per_microbatch):
+            scores += scores_after(scorer, [i.group for i in micro], _places(micro), end_token).tolist()
+    every = torch.tensor([score for share in backend.gather(scores) for score in share])
+    scorer.config.reward_mean = float(every.mean())
+    scorer.config.reward_std = float(every.std()) if len(every) > 1 else 1.0
+    return figures
+
+
+def items_loss(scorer: Any, end_token: int, items: Sequence[Item]) -> tuple[Tensor, dict[str, float]]:
+    """The summed loss of pairs or of labelled steps; accuracy: ordered right, or on its label's side."""
+    scores = scores_after(scorer, [item.group for item in items], _places(items), end_token)
+    if items[0].places:
+        labels_M = torch.tensor([value for item in items for value in item.values], device=scores.device)
+        loss, right = step_loss(scores, labels_M).sum(), (scores > 0) == (labels_M > 0.5)
+    else:
+        chosen_P, rejected_P = scores.view(-1, 2).unbind(1)
+        loss, right = bradley_terry_loss(chosen_P, rejected_P).sum(), chosen_P > rejected_P
+    return loss, {"loss": float(loss.detach()), "accuracy": float(right.sum())}
+
+
+def _places(items: Sequence[Item]) -> list[Sequence[int]]:
+    """Where scores are read, one list a response: at the ends of steps, or at the end."""
+    return [item.places or (len(response) - 1,) for item in items for response in item.group.responses]
+
+
+def scores_after(
+    scorer: Any, groups: Sequence[Group], places: Sequence[Sequence[int]], end_token: int
+) -> Tensor:
+    """The scores after the tokens at `places` of each response, in order, with a gradient."""
+    longer = [Group(g.prompt, tuple((*response, end_token) for response in g.responses)) for g in groups]
+    scores_N = token_scores(scorer, longer)
+    wanted, start = [], 0
+    lengths = [len(response) for group in longer for response in group.responses]
+    for length, ends in zip(lengths, places, strict=True):
+        wanted += [start + end + 1 for end in ends]
+        start += length
+    return scores_N[torch.tensor(wanted, device=scores_N.device)]
