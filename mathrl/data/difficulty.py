@@ -1,11 +1,23 @@
-"""Difficulty: the pass rate of a policy over k samples a problem, with its Wilson interval."""
+"""Difficulty: the pass rate of a policy over k samples a problem, with its Wilson interval.
 
+Measured rates are kept by what was measured, so that another run, mixture or larger set reuses them: a
+file a policy, `state_root()/pass_rates/<digest>.jsonl`, where the digest is of the model folder, the prompt
+(few-shot examples included), the reward, the sampling and the seed; a line a problem,
+`{"problem": digest, "correct": 3}`.
+"""
+
+import json
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import comb, sqrt
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from filelock import FileLock
+
+from mathrl.core.hashing import digest
 from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
 
@@ -76,6 +88,48 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
     mean_a, mean_b = sum(a) / n, sum(b) / n
     shared = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
     return shared / sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
+
+
+def problem_key(problem: Problem) -> str:
+    """Digest of all that the prompt and the verdict depend on; id, split and level are left out."""
+    return digest([problem.question, problem.answers, problem.source, problem.extra])
+
+
+def cache_file(root: Path, policy: str, *settings: Any, few_shot: Sequence[Problem] = ()) -> Path:
+    """The file of a policy's digest under these settings (JSON-able: prompt, reward, sampling, seed)."""
+    shown = [[example.question, example.answers, example.solution] for example in few_shot]
+    return root / "pass_rates" / f"{digest([policy, shown, *settings])}.jsonl"
+
+
+def recall(file: Path, problems: Iterable[Problem]) -> dict[str, int]:
+    """Correct samples by problem key, of those that were measured before; a torn last line is left out."""
+    wanted = {problem_key(problem) for problem in problems}
+    found: dict[str, int] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a write that was cut short
+        if row["problem"] in wanted:
+            found[row["problem"]] = int(row["correct"])
+    return found
+
+
+def remember(file: Path, correct: Mapping[str, int]) -> None:
+    """Add measured problems; several processes may do so at once."""
+    if not correct:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(
+        json.dumps({"problem": key, "correct": count}) + "\n" for key, count in sorted(correct.items())
+    )
+    with FileLock(file.with_suffix(".lock")), file.open("a", encoding="utf-8") as stream:
+        # The line break first: after a write that was cut short, a new line begins.
+        stream.write("\n" + lines if file.stat().st_size else lines)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _pass(row: dict[str, Any], k: int) -> float:

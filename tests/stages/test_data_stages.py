@@ -1,6 +1,7 @@
 """curate, difficulty, mix and evaluate one after another on a tiny model of random weights."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_an_interrupted_difficulty_goes_on_from_its_last_chunk(
     curate.work(start("curate", params))
     models(params)
     difficulty.work(start("whole", params))
+    shutil.rmtree(Path("home/state/pass_rates"))
     whole = Path("data/difficulty/pass_rates.jsonl").read_bytes()
 
     sample, calls = Sampler.sample, []
@@ -125,6 +127,37 @@ def test_an_interrupted_difficulty_goes_on_from_its_last_chunk(
     difficulty.work(run)
     assert calls == [4, 4, 4]  # chunks 2, 3 and 4 of 5
     assert Path("data/difficulty/pass_rates.jsonl").read_bytes() == whole
+
+
+def test_what_was_measured_is_not_measured_again(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mathrl.rollout.sampler import Sampler
+
+    curate.work(start("curate", params))
+    models(params)
+    sample, calls = Sampler.sample, []
+
+    def counted(self: Sampler, problems: Any, *rest: Any) -> Any:
+        calls.append(len(problems))
+        return sample(self, problems, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", counted)
+
+    def measured(number: int, *overrides: str) -> int:
+        """How many problems were sampled."""
+        calls.clear()
+        difficulty.work(start(f"run{number}", load_params(PARAMS, overrides=[*SMALL, *overrides])))
+        return sum(calls)
+
+    assert measured(0) == 20
+    rates = Path("data/difficulty/pass_rates.jsonl").read_bytes()
+    assert measured(1) == 0 and Path("data/difficulty/pass_rates.jsonl").read_bytes() == rates
+    assert measured(2, "difficulty.max_problems=24") == 4  # more problems: the further ones alone
+    assert read_json(Path("data/difficulty/summary.json"))["measured_before"] == 20
+    assert len(list(read_jsonl(Path("data/difficulty/pass_rates.jsonl")))) == 24
+    assert measured(3, "difficulty.temperature=0.5") == 20  # another sampling
+    assert measured(4, "run.seed=1") == 20
+    make_base(params.model, Path("models/sft"), 9)
+    assert measured(5) == 20  # another policy
 
 
 def test_prompts_that_are_all_too_long_are_said_with_the_remedy(params: Params) -> None:
