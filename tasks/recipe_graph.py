@@ -28,7 +28,8 @@ CODE: dict[str, tuple[str, ...]] = {
     "reward_model": (*_TRAINS, "mathrl/algorithms", "mathrl/rewards", "mathrl/stages/reward_model.py"),
     "process_reward_model": (*_TRAINS, "mathrl/algorithms", "mathrl/rewards",
                              "mathrl/stages/reward_model.py"),
-    "summary": ("mathrl/data/difficulty.py", "mathrl/evaluation", "mathrl/rewards", "mathrl/stages/summary.py"),
+    "summary": ("mathrl/data/difficulty.py", "mathrl/evaluation", "mathrl/rewards",
+                "mathrl/stages/summary.py"),
 }  # fmt: skip
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 
