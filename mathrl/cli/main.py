@@ -182,6 +182,18 @@ def runs(
 
 
 @app.command()
+def lineage(
+    model: Annotated[str | None, typer.Argument(help="NAME, NAME:VERSION or NAME@ALIAS.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Forward instead, from a path or a digest.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Draw it into this HTML file.")] = None,
+) -> None:
+    """A registered model's way back to its sources, or a dataset's way forward to every model."""
+    from mathrl.cli.lineage import lineage as walk
+
+    walk(model, dataset, output)
+
+
+@app.command()
 def sync() -> None:
     """Upload to MLflow what could not be uploaded while a run went on."""
     from mathrl.tracking.mirror import sync as upload

@@ -1,0 +1,133 @@
+"""Lineage on a real sqlite store, written by the uploader from the records of tiny stages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.cli.lineage import lineage, page, told
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
+from mathrl.core.hashing import digest_path
+from mathrl.tracking.client import connect
+from mathrl.tracking.lineage import way_back, way_forward
+from mathrl.tracking.registry import register_version
+from mathrl.tracking.upload import Upload
+
+CHAIN = {  # stage: (what it reads, what it makes)
+    "curate": ((), ("data/curated/rl.jsonl", "data/curated/sft.jsonl", "data/curated/test.jsonl")),
+    "sft": (("data/curated/sft.jsonl",), ("models/sft/w",)),
+    "difficulty": (("models/sft", "data/curated/rl.jsonl"), ("data/difficulty/rates.jsonl",)),
+    "mix": (("data/difficulty", "data/curated/rl.jsonl"), ("data/mixture/train.jsonl",)),
+    "rl": (("models/sft", "data/mixture"), ("models/rl/w",)),
+    "evaluate": (("models/sft", "models/rl", "data/curated/test.jsonl"), ("reports/summary.json",)),
+    "register": (("models/rl", "reports/summary.json"), ()),
+}
+SOURCES = {"gsm8k/train.jsonl": {"path": "x", "digest": "5ec0"}}
+
+
+class Store:
+    """Records of the chain in one store, uploaded in turn; a version for each call of `pipeline`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.client, self.experiment = connect()
+        self.runs: dict[str, str] = {}
+
+    def digest(self, path: str) -> str:
+        return digest_path(self.root / path)
+
+    def pipeline(self, lr: float, stages: tuple[str, ...] = tuple(CHAIN)) -> None:
+        for stage in stages:
+            reads, makes = CHAIN[stage]
+            for path in makes:
+                write_text(self.root / path, f"{path} of {lr if stage in stages[-3:] else 0}\n")
+            outputs = {str(each) for path in makes for each in (Path(path), Path(path).parent)}
+            facts: dict[str, Any] = {
+                "stage": stage, "started": 1.0, "ended": 2.0, "params": {stage: {"lr": lr}}, "key": stage,
+                "pipeline": f"p{lr}", "pipeline_params": {"rl": {"lr": lr}}, "git": {"commit": "c0ffee" * 6},
+                "inputs": {path: self.digest(path) for path in reads},
+                "outputs": {path: self.digest(path) for path in outputs - {"reports"}},
+                "datasets": SOURCES if stage == "curate" else {},
+            }  # fmt: skip
+            upload = Upload(self.client, self.experiment)
+            run, parent = upload.start(facts, f"{stage}-{lr}")
+            (self.root / "none").mkdir(exist_ok=True)
+            upload.finish(run, parent, facts, "finished", self.root / "none")
+            self.runs[f"{stage} {lr}"] = run
+        tags = {"mathrl.digest": self.digest("models/rl")}
+        folder = self.root / "models" / "rl"
+        register_version(self.client, "chain", self.runs[f"register {lr}"], folder, tags)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("lineage")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MATHRL_HOME", str(root / "home"))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        made = Store(root)
+        made.pipeline(0.1)
+        made.pipeline(0.2, ("rl", "evaluate", "register"))  # DVC skipped what had not changed
+        yield made
+
+
+def test_every_registered_version_goes_back_to_the_sources(store: Store) -> None:
+    versions = store.client.search_model_versions()
+    assert len(versions) == 2
+    for version in versions:
+        back = way_back(store.client, store.experiment, f"{version.name}:{version.version}")
+        assert back.unexplained == [], "every input has a run that made it"
+        assert {step.stage for step in back.steps} == set(CHAIN), "and each stage is there once"
+        assert len(back.steps) == len(CHAIN)
+        (rl,) = (step for step in back.steps if step.stage == "rl")
+        assert rl.outputs["models/rl"] == back.digest == version.tags["mathrl.digest"]
+        assert rl.params == {"rl.lr": {"1": "0.1", "2": "0.2"}[str(version.version)]}
+        (curate,) = (step for step in back.steps if step.stage == "curate")
+        assert curate.sources == {"gsm8k/train.jsonl": "5ec0"} and not curate.inputs
+        assert all(step.commit == "c0ffee" * 6 for step in back.steps)
+        edges = {(maker, reader) for maker, _, reader in back.edges}
+        assert (curate.run, store.runs["sft 0.1"]) in edges and (rl.run, curate.run) not in edges
+
+
+def test_an_input_that_nobody_made_is_said(store: Store) -> None:
+    sft = store.runs["sft 0.1"]
+    store.client.set_tag(sft, "input.data/other.jsonl", "dead")
+    back = way_back(store.client, store.experiment, "chain")
+    assert back.unexplained == [(sft, "data/other.jsonl", "dead")]
+    assert "not complete" in told(back) and "data/other.jsonl (dead)" in told(back)
+    store.client.delete_tag(sft, "input.data/other.jsonl")
+    assert "complete: 7 runs" in told(way_back(store.client, store.experiment, "chain"))
+
+
+def test_forward_tells_what_a_model_was_made_from_and_what_it_was_measured_with(store: Store) -> None:
+    def reached(digest: str) -> tuple[set[str], list[tuple[str, bool]]]:
+        steps, models = way_forward(store.client, store.experiment, digest)
+        return {step.stage for step in steps}, [(model.version, model.made) for model in models]
+
+    both = [("1", True), ("2", True)]
+    assert reached("5ec0") == (set(CHAIN), both)
+    assert reached(store.digest("data/curated/sft.jsonl")) == (set(CHAIN) - {"curate"}, both)
+    assert reached(store.digest("data/curated")) == (set(CHAIN) - {"curate"}, both), "a folder: its files"
+    test = store.digest("data/curated/test.jsonl")
+    assert reached(test) == ({"evaluate", "register"}, [("1", False), ("2", False)])
+    assert reached(store.digest("models/rl")) == ({"evaluate", "register"}, [("2", True)])
+    with pytest.raises(UserError, match="no run in MLflow read or made it"):
+        reached("beef")
+
+
+def test_the_command_draws_a_page_that_loads_nothing(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.client.set_registered_model_alias("chain", "candidate", "1")
+    lineage("chain@candidate", None, tmp_path / "way.html")
+    assert "chain version 1" in capsys.readouterr().out
+    drawn = (tmp_path / "way.html").read_text()
+    assert drawn == page(way_back(store.client, store.experiment, "chain:1"))
+    assert drawn.count("<rect") == len(CHAIN) and "src=" not in drawn and "<script" not in drawn
+    lineage(None, str(store.root / "data" / "mixture"), None)
+    assert "chain version 2: made from it" in capsys.readouterr().out
+    wrong = {None: "give a registered", "other": "are: chain", "chain:9": "are: 1, 2", "chain@x": "candidate"}
+    for model, said in wrong.items():
+        with pytest.raises(UserError, match=said):
+            lineage(model, None, None)
