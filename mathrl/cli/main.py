@@ -194,6 +194,27 @@ def lineage(
 
 
 @app.command()
+def promote(
+    model: Annotated[str, typer.Argument(help="NAME (its candidate), NAME:VERSION or NAME@ALIAS.")],
+    benchmark: Annotated[str | None, typer.Option(help="Where it must beat the champion.")] = None,
+    preset: Preset = None,
+    set_: Set = None,
+) -> None:
+    """Make a registered version the champion, if the gate lets it; exit status 1 if not."""
+    from mathrl.cli.promote import promote as through_gate
+
+    through_gate(model, benchmark, preset, set_ or [])
+
+
+@app.command()
+def rollback(model: Annotated[str, typer.Argument(help="A registered model's name.")]) -> None:
+    """Make the champion before the present one champion again."""
+    from mathrl.cli.promote import rollback as back
+
+    back(model)
+
+
+@app.command()
 def sync() -> None:
     """Upload to MLflow what could not be uploaded while a run went on."""
     from mathrl.tracking.mirror import sync as upload

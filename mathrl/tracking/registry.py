@@ -1,6 +1,7 @@
 """MLflow's model registry: versions by the digest of their bytes."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,22 @@ def register_version(client: Any, name: str, run_id: str, folder: Path, tags: Ma
     client.log_artifacts(run_id, str(folder), "model")
     version = client.create_model_version(name, f"runs:/{run_id}/model", run_id, tags=dict(tags))
     return str(version.version)
+
+
+CHAMPION, HISTORY = "champion", "champion.history"
+
+
+def champions(client: Any, name: str) -> list[str]:
+    """The versions that were champion, the present one last; kept as a tag of the registered model."""
+    model = client.get_registered_model(name)
+    history: list[str] = json.loads(model.tags.get(HISTORY, "[]"))
+    present = model.aliases.get(CHAMPION)
+    if present is not None and history[-1:] != [str(present)]:
+        history.append(str(present))  # moved by hand in MLflow's pages
+    return history if present is not None else []
+
+
+def set_champions(client: Any, name: str, history: Sequence[str]) -> None:
+    """The last of `history` becomes the champion."""
+    client.set_registered_model_alias(name, CHAMPION, history[-1])
+    client.set_registered_model_tag(name, HISTORY, json.dumps(list(history)))
