@@ -1,0 +1,9 @@
+#!/bin/sh
+# MLflow on this machine over the sqlite file that runs without a server write to: mlflow/sqlite.sh [port]
+set -eu
+home="${MATHRL_HOME:-$(git rev-parse --path-format=absolute --git-common-dir)/../.mathrl}"
+mkdir -p "$home/artifacts"
+home="$(cd "$home" && pwd)"
+export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1
+exec python -m mlflow server --host 127.0.0.1 --port "${1:-5000}" --workers 1 \
+  --backend-store-uri "sqlite:///$home/mlflow.db" --artifacts-destination "file://$home/artifacts"
