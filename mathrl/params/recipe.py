@@ -214,8 +214,11 @@ def _wrong(recipe: Recipe, folder: Path) -> Iterator[str]:
             fitting = [s for s, each in recipe.steps.items()
                        if any(each.stage in PRODUCES[k] for k in kinds if k != "a split")]  # fmt: skip
             if other not in fitting:
+                can = [*SPLITS] * ("a split" in kinds) + [each for each in fitting if each != name]
                 known = "makes no such thing" if other in recipe.steps else "is no step"
-                can = [*SPLITS] * ("a split" in kinds) + fitting
+                if field == "data" and other in ("dev", "test"):
+                    known = "is held out, never trained on"
+                known += did_you_mean(other, can)
                 yield (
                     f"steps.{name}.{field}: {other!r} {known}; wanted is {' or '.join(kinds)}: "
                     f"{', '.join(can) or 'no step makes one'}"

@@ -6,15 +6,15 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
-PARTS = ("mathrl", "flows", "tasks", "params", "controls", "dvc.yaml", "prefect.yaml", ".dvcignore",
-         ".gitignore", "pyproject.toml", "constraints.txt", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
+PARTS = ("mathrl", "flows", "tasks", "params", "controls", "recipes", "dvc.yaml", "prefect.yaml",
+         ".dvcignore", ".gitignore", "pyproject.toml", "constraints.txt", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
 REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "controls")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
@@ -96,16 +96,20 @@ class Checkout:
         ] if experiment else []  # fmt: skip
 
 
-def make_checkout(folder: Path) -> Checkout:
+def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
+    """A checkout at `folder`; the stages named in `replaced` are stand-ins."""
     folder.mkdir(parents=True)
     for part in PARTS:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
+        if part == "recipes":  # without what a person's own runs left there
+            for file in source.glob("*/dvc.yaml"):
+                shutil.copytree(file.parent, target / file.parent.name, ignore=_all_but_the_graph)
+        elif source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".dvc"))
         elif source.exists():
             shutil.copy(source, target)
-    for stage in REPLACED:
+    for stage in replaced:
         inputs, outputs = files_of(stage)
         text = STANDIN.read_text()
         for name, value in (("INPUTS", inputs), ("OUTPUTS", outputs)):
@@ -120,10 +124,20 @@ def make_checkout(folder: Path) -> Checkout:
     return checkout
 
 
+def _all_but_the_graph(_: str, names: list[str]) -> set[str]:
+    return set(names) - {"dvc.yaml", ".gitignore"}
+
+
 @pytest.fixture(scope="session")
 def stage_files() -> Callable[[str], tuple[list[str], list[str]]]:
     """The inputs and outputs that a stage's module names."""
     return files_of
+
+
+@pytest.fixture(scope="module")
+def real_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    """One whose stages are the real ones."""
+    yield make_checkout(tmp_path_factory.mktemp("platform") / "real", replaced=())
 
 
 @pytest.fixture(scope="module")

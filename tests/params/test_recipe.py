@@ -1,0 +1,103 @@
+"""Recipes: what is refused, with which words, and in which order the steps come."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.params.recipe import load_recipe, recipe_names, references, step_overrides
+
+PARAMS = Path(__file__).parents[2] / "params"
+SFT = "sft: {stage: sft, start: base}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PARAMS, tmp_path / "params"))
+
+
+def write(folder: Path, *steps: str, more: str = "") -> None:
+    lines = "".join(f"  {step}\n" for step in steps)
+    (folder / "recipes" / "mine.yaml").write_text(f"description: mine\n{more}\nsteps:\n{lines}")
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe("mine", folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", recipe_names(PARAMS))
+def test_every_recipe_resolves_to_steps_that_come_after_what_they_need(name: str) -> None:
+    recipe = load_recipe(name, PARAMS)
+    before: set[str] = set()
+    for step, each in recipe.steps.items():
+        assert {other for _, other, _ in references(each)} <= before
+        before.add(step)
+
+
+def test_deepseek_r1_has_the_papers_stages() -> None:
+    steps = load_recipe("deepseek-r1", PARAMS).steps
+    assert [(name, step.stage, getattr(step, "start", None)) for name, step in steps.items()][1:-1] == [
+        ("cold_start", "sft", "base"),
+        ("rl_1", "rl", "cold_start"),
+        ("samples", "sample", "rl_1"),
+        ("sft_2", "sft", "base"),
+        ("rl_2", "rl", "sft_2"),
+    ]
+
+
+def test_steps_are_put_in_order_and_a_base_is_added(folder: Path) -> None:
+    write(folder, "rl: {stage: rl, start: sft}", SFT)
+    assert list(load_recipe("mine", folder).steps) == ["base", "sft", "rl"]
+
+
+def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_handed_on(folder: Path) -> None:
+    write(folder, "sft: {stage: sft, start: base, set: [sft.steps=2]}", more="set: [rl.steps=3, sft.steps=1]")
+    recipe = load_recipe("mine", folder, ("sft.steps=4",))
+    assert step_overrides(recipe, "sft") == ["sft.steps=1", "sft.steps=2", "sft.steps=4"]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("rl: {stage: rl, start: sfd}", "steps.rl.start: 'sfd' is no step (did you mean sft?); wanted"),
+        ("rl: {stage: rl, start: sft, data: [test]}", "steps.rl.data: 'test' is held out, never trained on"),
+        ("rl: {stage: rl, start: sft, data: [dev]}", "steps.rl.data: 'dev' is held out, never trained on"),
+        ("dpo: {stage: dpo, start: sft, data: [sft]}", "steps.dpo.data: 'sft' makes no such thing"),
+        ("rl: {stage: rl, start: sft, reward_model: sft}", "wanted is a reward model: no step makes one"),
+        ("rl: {stage: rk, start: sft}", "no stage 'rk'"),
+        ("rl: {start: sft}", "stage is missing; stages:"),
+        ("rl: {stage: rl, start: sft, strat: 1}", "strat: no such field here"),
+        ("rl: {stage: rl, start: sft, set: [rl.stepz=3]}", "did you mean"),
+        ("rl: {stage: rl, start: sft, teacher: sft}", "a teacher and rl.advantage=distillation go together"),
+        ("rl: {stage: rl, start: sft, reference: sft}", "without rl.kl_coef above 0 nothing reads it"),
+        ("rl: {stage: rl, start: sft, set: [rl.advantage=process]}", "name a process_reward_model"),
+        ("a: {stage: rl, start: b}\n  b: {stage: rl, start: a}", "in a circle: a -> b -> a"),
+        ("a: {stage: rl, start: a}", "in a circle: a -> a"),
+    ],
+)
+def test_a_wrong_step_is_refused_with_what_to_write(folder: Path, step: str, said: str) -> None:
+    write(folder, SFT, step)
+    message = refusal(folder)
+    assert said in message and "recipes/mine.yaml" in message
+
+
+def test_a_mistyped_stage_and_recipe_are_guessed(folder: Path) -> None:
+    write(folder, "sft: {stage: sfr, start: base}")
+    assert "did you mean sft?" in refusal(folder)
+    with pytest.raises(UserError, match="did you mean deepseek-r1"):
+        load_recipe("deepseek-r2", folder)
+
+
+def test_all_errors_of_a_file_are_said_at_once(folder: Path) -> None:
+    write(folder, SFT, "a: {stage: rl, start: nowhere}", "b: {stage: rl, start: sft, set: [rl.steps=0]}",
+          "c: {stage: dpo, start: sft, data: [rl]}")  # fmt: skip
+    message = refusal(folder)
+    assert all(place in message for place in ("steps.a.start", "steps.b:", "rl.steps", "steps.c.data"))
+
+
+def test_seeds_are_not_set_twice(folder: Path) -> None:
+    write(folder, SFT, more="seeds: [0, 1]\nset: [run.seed=3]")
+    assert "the recipe has seeds; change those" in refusal(folder)

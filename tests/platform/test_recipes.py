@@ -1,0 +1,140 @@
+"""Recipes as DVC graphs: the committed files, and tiny runs of three of them through `dvc repro`."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.params.load import parse_yaml
+from mathrl.params.recipe import load_recipe, recipe_names
+from mathrl.params.schema import READS
+from tasks.recipe_graph import CODE, graph, graph_files
+
+Checkout = Any
+ROOT = Path(__file__).parents[2]
+NAMES = recipe_names(ROOT / "params")
+# A model of a few thousand weights that guesses one right answer in some, and two steps of everything.
+TINY = (
+    "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
+    "model.base.layers=1", "model.base.heads=2", "model.base.alphabet=arithmetic", "model.precision=float32",
+    "reward.extraction=lenient", "sft.steps=2", "sft.tokens_per_step=128", "rl.steps=2",
+    "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=6", "rl.eval_every=0", "rl.eval_samples=1",
+    "sample.samples=8", "sample.max_tokens=6", "dpo.steps=2", "dpo.pairs_per_step=4", "reward_model.steps=2",
+    "reward_model.batch=4", "evaluate.samples=2", "evaluate.ks=[1, 2]", "evaluate.max_tokens=6",
+    "evaluate.resamples=100",
+)  # fmt: skip
+CURATE = """sources:
+  - {type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 4, test: 4},
+     options: {steps: [2], largest_number: 3, largest_result: 4}}
+decontaminate: null
+deduplicate: {exact: false}
+"""
+
+
+def stages_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = parse_yaml((ROOT / "recipes" / name / "dvc.yaml").read_text(), name)["stages"]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_committed_graph_is_what_the_recipe_makes(name: str) -> None:
+    made = graph_files(name, load_recipe(name, ROOT / "params"), ROOT)
+    assert {file.name for file in made} == {"dvc.yaml", ".gitignore"}
+    for file, text in made.items():
+        assert file.read_text() == text, f"write {file} anew: mathrl recipe {name} does"
+
+
+def test_every_graph_has_its_recipe() -> None:
+    assert sorted(file.parent.name for file in (ROOT / "recipes").glob("*/dvc.yaml")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: str) -> None:
+    before: set[str] = set()
+    for stage in stages_of(name).values():
+        for dep in stage["deps"]:
+            known = (ROOT / dep).exists() if dep.startswith("mathrl/") else dep.startswith("data/curated/")
+            assert known or "/".join(dep.split("/")[:3]) in before, f"{dep} is made later, or never"
+        words = stage["cmd"].split()
+        assert words[:3] == ["python", "-m", "mathrl.stages.step"]
+        assert [next(iter(each)) for each in stage["params"]] == [f"params/{s}.yaml" for s in READS[words[3]]]
+        before |= {words[4]}
+
+
+@pytest.mark.parametrize("stage", sorted(set(CODE) - {"base"}))
+def test_the_code_that_a_step_imports_is_watched_and_no_other(stage: str) -> None:
+    place = Path(__file__).with_name("test_dvc_yaml.py")
+    spec = importlib.util.spec_from_file_location("how_the_pipeline_is_checked", place)
+    assert spec is not None and spec.loader is not None
+    how = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(how)
+    module = {"process_reward_model": "reward_model"}.get(stage, stage)
+    files = {f for f in how.reached(f"mathrl.stages.{module}") if not f.startswith(how.UNWATCHED)}
+    missed = {f for f in files if not any(f == d or f.startswith(d + "/") for d in CODE[stage])}
+    idle = {d for d in CODE[stage] if not any(f == d or f.startswith(d + "/") for f in files)}
+    assert (missed, idle) == (set(), set())
+
+
+def test_seeds_are_stages_of_their_own_and_start_from_their_own() -> None:
+    stages = graph("study", load_recipe("study", ROOT / "params"), ROOT)
+    assert "--start recipes/study/sft-s1/model" in stages["grpo-s1"]["cmd"]
+    assert stages["grpo-s1"]["cmd"].endswith("--set run.seed=1")
+    assert "chains" in stages and "chains-s0" not in stages  # curated once
+    assert stages["short_sft-s2"]["deps"][1] == "recipes/study/chains/splits/sft.jsonl"
+    assert "methods=recipes/study/methods-s2" in stages["summary"]["cmd"]
+
+
+def write(checkout: Checkout, name: str, *overrides: str) -> None:
+    """The recipe over tiny settings, with its graph."""
+    folder = checkout.folder
+    text = (ROOT / "params" / "recipes" / f"{name}.yaml").read_text()
+    every = json.dumps([*TINY, *overrides])
+    (folder / "params" / "recipes" / f"{name}.yaml").write_text(f"{text}\noverrides: {every}\n")
+    checkout.python(
+        f"from pathlib import Path; from tasks.recipe_graph import bring_up_to_date as b; b({name!r}, Path())"
+    )
+
+
+def run(checkout: Checkout, name: str) -> list[str]:
+    """The stages that `dvc repro` ran."""
+    done = checkout.repro(f"recipes/{name}/dvc.yaml", MATHRL_MIRROR="none")
+    return re.findall(r"^Running stage '(?:.*:)?(\w+)'", done.stdout, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def tiny(real_checkout: Checkout) -> Checkout:
+    (real_checkout.folder / "params" / "curate.yaml").write_text(CURATE)
+    return real_checkout
+
+
+def test_deepseek_r1_runs_its_five_stages(tiny: Checkout) -> None:
+    write(tiny, "deepseek-r1")
+    ran = run(tiny, "deepseek-r1")
+    assert [step for step in ran if step not in ("curate", "base")] == [
+        "cold_start", "rl_1", "samples", "sft_2", "rl_2", "test", "summary"
+    ]  # fmt: skip
+    made = tiny.folder / "recipes" / "deepseek-r1"
+    figures = json.loads((made / "summary.json").read_text())["test"]["test"]
+    assert figures["order"] == ["cold_start", "rl_1", "sft_2", "rl_2"]
+    assert json.loads((made / "samples" / "summary.json").read_text())["kept"] > 0
+    assert run(tiny, "deepseek-r1") == []
+
+
+def test_another_setting_reruns_what_depends_on_it(tiny: Checkout) -> None:
+    write(tiny, "dpo")
+    assert run(tiny, "dpo")[-5:] == ["sft", "pairs", "dpo", "test", "summary"]
+    write(tiny, "dpo", "dpo.beta=0.3")
+    assert run(tiny, "dpo")[0] == "dpo"
+
+
+def test_iterative_grpo_refreshes_its_reward_model(tiny: Checkout) -> None:
+    write(tiny, "iterative-grpo")
+    ran = run(tiny, "iterative-grpo")
+    assert ran[-9:-1] == [
+        "sft", "samples_1", "judge_1", "round_1", "samples_2", "judge_2", "round_2", "test"
+    ]  # fmt: skip
+    card = (tiny.folder / "recipes" / "iterative-grpo" / "judge_2" / "model" / "README.md").read_text()
+    assert "judge_1" in card and " 0 of them repeated" not in card
