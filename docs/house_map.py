@@ -21,6 +21,7 @@ OTHERS = {
     "params/": "the parameters, one YAML file a section; presets/ go over them",
     "dvc.yaml": "the pipeline's stages, what each depends on and makes",
     "controls/": "the demo's controls, a DVC pipeline beside it",
+    "pages/": "the pages flow's DVC pipeline, beside it too",
     "prefect.yaml": "the flows' deployments",
     "benchmarks/": "measurements with their peers, each in one run",
     "docs/": "pages and pictures",

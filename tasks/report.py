@@ -21,7 +21,12 @@ PICTURES = {
     "rl": "reports/rl/*.png",
     "evaluate": "reports/evaluate/*.png",
 }
-TEXTS = {"curate": "reports/curate/report.md", "evaluate": "reports/evaluate/examples.md"}
+BESIDE = {"pages": "reports/pages/*.png"}  # no part of the pipeline
+TEXTS = {
+    "curate": "reports/curate/report.md",
+    "evaluate": "reports/evaluate/examples.md",
+    "pages": "reports/pages/report.md",
+}
 LONGEST_TEXT = 60_000
 
 
@@ -31,8 +36,8 @@ def report(folder: Path, last: str) -> None:
     Keys are the same for every run, so that the UI shows their history.
     """
     reached = list(PICTURES)[: list(PICTURES).index(last) + 1] if last in PICTURES else list(PICTURES)
-    for stage in reached:
-        for picture in sorted(folder.glob(PICTURES[stage])):
+    for stage in [last] if last in BESIDE else reached:
+        for picture in sorted(folder.glob((PICTURES | BESIDE)[stage])):
             data = base64.b64encode(picture.read_bytes()).decode()
             key = f"{stage}-{picture.stem}".replace("_", "-").lower()
             create_image_artifact(f"data:image/png;base64,{data}", key=key, description=picture.name)

@@ -21,7 +21,8 @@ from tasks.repro import Repro, environment, mirror, running
 from tasks.workspace import Workspace, prepare
 
 CONSOLE = "MATHRL_CONSOLE"  # set by the command line: output goes to the terminal as it comes
-CONTROLS = "controls/dvc.yaml:controls"
+# Stages beside the pipeline, each in a DVC file of its own.
+BESIDE = {name: f"{name}/dvc.yaml:{name}" for name in ("controls", "pages")}
 
 
 def run_stages(
@@ -49,11 +50,33 @@ def run_stages(
                 run_stage(stage, repro, env["MATHRL_PROGRESS"])
             repro.finish(last)
         if controls:
-            with running(Repro(workspace.folder, CONTROLS, env, show, single=True)) as repro:
-                run_stage("controls", repro, env["MATHRL_PROGRESS"])
-                repro.finish("controls")
+            _beside("controls", workspace, env, show)
     report(workspace.folder, last)
     return str(workspace.folder)
+
+
+def run_beside(
+    stage: str,
+    preset: str | None,
+    sections: Mapping[str, BaseModel | None],
+    overrides: Sequence[str],
+    *,
+    allow_dirty: bool = False,
+) -> str:
+    """Like `run_stages`, for one stage beside the pipeline."""
+    name = str(flow_run.name or stage)
+    workspace = prepare(stage, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
+    env = environment(workspace.folder, str(flow_run.id or ""))
+    with mirror(env, workspace.folder):
+        _beside(stage, workspace, env, shower(name, workspace))
+    report(workspace.folder, stage)
+    return str(workspace.folder)
+
+
+def _beside(stage: str, workspace: Workspace, env: dict[str, str], show: "_Console | _Logged") -> None:
+    with running(Repro(workspace.folder, BESIDE[stage], env, show, single=True)) as repro:
+        run_stage(stage, repro, env["MATHRL_PROGRESS"])
+        repro.finish(stage)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="{stage}")

@@ -18,7 +18,17 @@ from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe import load_recipe
 
 # A change to these makes another program or other parameters; a worktree at HEAD would not have it.
-CODE = ("mathrl", "flows", "tasks", "params", "controls", "dvc.yaml", "constraints.txt", "pyproject.toml")
+CODE = (
+    "mathrl",
+    "flows",
+    "tasks",
+    "params",
+    "controls",
+    "pages",
+    "dvc.yaml",
+    "constraints.txt",
+    "pyproject.toml",
+)
 NOTE = ".mathrl-run.json"
 
 

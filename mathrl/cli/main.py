@@ -20,7 +20,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="An override such a
 @app.command()
 def run(
     stage: Annotated[
-        str, typer.Argument(help="curate, sft, difficulty, mix, rl, evaluate, register, pipeline")
+        str, typer.Argument(help="curate, sft, difficulty, mix, rl, evaluate, register, pipeline; pages")
     ],
     preset: Preset = None,
     set_: Set = None,

@@ -15,7 +15,7 @@ from mathrl.core.places import home, main_checkout, tracking_uri
 from mathrl.params import Params, load_params
 from mathrl.params.schema import STAGES
 
-FLOWS = ("pipeline", "curate", "sft", "rl", "evaluate")
+FLOWS = ("pipeline", "curate", "sft", "rl", "evaluate", "pages")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -35,8 +35,8 @@ def start(
     Raises:
         UserError: wrong parameters, a stage that failed; the message says which and why.
     """
-    if stage not in (*STAGES, "pipeline"):
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, or pipeline")
+    if stage not in (*STAGES, "pipeline", "pages"):
+        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, pipeline, or pages")
     if controls and stage != "pipeline":
         raise UserError("--controls goes with the pipeline: mathrl run pipeline --controls")
     os.chdir(main_checkout())
@@ -70,9 +70,16 @@ def dry(stage: str, preset: str | None, overrides: Sequence[str]) -> None:
 
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides)
+    if stage == "pages":
+        from mathrl.stages.pages import resolve as resolve_pages
+
+        print(dump_yaml(params.pages.model_dump(mode="json")))
+        for name, files in resolve_pages(params).items():
+            print(f"{name}: {', '.join(map(str, files))}")
+        return
     last = STAGES[-1] if stage == "pipeline" else stage
     if last not in STAGES:
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, or pipeline")
+        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, pipeline, or pages")
     print(dump_yaml(params.model_dump(mode="json", by_alias=True)))
     print("would run: " + " -> ".join(STAGES[: STAGES.index(last) + 1]))
     for line in resolve(params):

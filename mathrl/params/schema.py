@@ -4,6 +4,7 @@ from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
 from mathrl.params.evaluate import Evaluate, Register
+from mathrl.params.pages import Pages
 from mathrl.params.preference import Dpo, RewardModel, Sample
 from mathrl.params.run import Model, Prompt, Reward, Rollout, Run
 from mathrl.params.section import Section
@@ -12,7 +13,7 @@ from mathrl.params.train import Controls, Rl, Sft
 STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
 
 # Which sections a stage reads: the parameter dependencies in dvc.yaml, checked by a test. Those that are not
-# in STAGES are steps of recipes, or the demo's controls.
+# in STAGES are steps of recipes, or stages beside the pipeline: the demo's controls, the pages.
 READS: dict[str, tuple[str, ...]] = {
     "curate": ("run", "curate"),
     "sft": ("run", "model", "prompt", "sft"),
@@ -27,6 +28,7 @@ READS: dict[str, tuple[str, ...]] = {
     "reward_model": ("run", "model", "prompt", "reward_model"),
     "process_reward_model": ("run", "model", "prompt", "reward", "reward_model"),
     "summary": ("run", "evaluate"),
+    "pages": ("run", "pages"),
     "controls": ("run", "model", "prompt", "rollout", "sft", "rl", "evaluate", "controls"),
 }
 
@@ -49,4 +51,5 @@ class Params(Section):
     reward_model: RewardModel = Field(default_factory=RewardModel)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     register_: Register = Field(default_factory=Register, alias="register")
+    pages: Pages = Field(default_factory=Pages)
     controls: Controls = Field(default_factory=Controls)

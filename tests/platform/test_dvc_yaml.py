@@ -18,14 +18,14 @@ UNWATCHED = ("mathrl/__init__.py", "mathrl/core/", "mathrl/params/", "mathrl/tra
 # Imported by what a dry run calls, or reached through it, and not by the stage's work.
 NOT_RUN = {"curate": ("mathrl/evaluation/", "mathrl/models/", "mathrl/rollout/")}
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
-CONTROLS = ROOT / "controls" / "dvc.yaml"
+BESIDE = ("controls", "pages")
 
 
 def stages() -> dict[str, Any]:
     """Every stage of the DVC files, with paths from the checkout's top."""
     found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
-    if CONTROLS.exists():
-        found |= YAML(typ="safe").load(CONTROLS)["stages"]
+    for name in BESIDE:
+        found |= YAML(typ="safe").load(ROOT / name / "dvc.yaml")["stages"]
     return found
 
 
@@ -37,7 +37,7 @@ NAMES = list(stages())
 
 
 def test_the_stages_are_those_of_the_schema() -> None:
-    assert set(NAMES) - {"controls"} == set(STAGES)
+    assert set(NAMES) - set(BESIDE) == set(STAGES)
 
 
 @pytest.mark.parametrize("stage", NAMES)

@@ -1,0 +1,81 @@
+"""A corpus to show the pages flow on: `python benchmarks/pages_corpus.py FOLDER MATH_TRAIN.jsonl.gz`.
+
+Mathematics are MATH's worked solutions, other pages the prose of this machine (licences, documentation of
+packages, their docstrings). Hosts are invented: one for each subject, some of prose alone, and three that hold
+both, the mathematics of which mostly stands under /maths. Seeds are few: twenty solutions of two subjects, so
+that the first round knows little of the others.
+Writes FOLDER/{pages,positives,negatives}.jsonl; nothing of it is committed.
+"""
+
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.files import read_jsonl, write_jsonl
+
+SEEDED = ("Prealgebra", "Counting & Probability")
+SEEDS, NEGATIVES, PROSE = 20, 1000, 12_000
+PAGE = 900  # characters of a page of prose
+MIXED = {"notes.example": 0.5, "forum.example": 0.2, "news.example": 0.02}  # their share of mathematics
+PROSE_HOSTS = [f"prose{n}.example" for n in range(20)]
+
+
+def prose() -> Iterator[str]:
+    """Pages of prose in a fixed order, each of about `PAGE` characters."""
+    packages = Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    wanted = re.compile(r"(LICEN[CS]E|NOTICE|README|METADATA|copyright|.*\.(md|rst|txt))", re.IGNORECASE)
+    for root in (Path("/usr/share"), packages):
+        for file in sorted(root.rglob("*")):
+            if wanted.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+                try:
+                    text = file.read_text(encoding="utf-8")[:60_000]
+                except (UnicodeDecodeError, OSError):
+                    continue
+                paragraphs = re.split(r"\n\s*\n", text)
+                page = ""
+                for paragraph in paragraphs:
+                    page += paragraph.strip() + "\n\n"
+                    if len(page) >= PAGE:
+                        yield page.strip()[: 3 * PAGE]
+                        page = ""
+
+
+def build(folder: Path, math_train: Path, seed: int = 0) -> dict[str, int]:
+    """Write the three files; their numbers of rows."""
+    rng = random.Random(seed)
+    texts = sorted(set(prose()))
+    rng.shuffle(texts)
+    problems = list(read_jsonl(math_train))
+    rng.shuffle(problems)
+    seeds = [p["solution"] for p in problems if p["subject"] in SEEDED][:SEEDS]
+    rows: list[dict[str, Any]] = []
+    for problem in problems:
+        if problem["solution"] in seeds:
+            continue
+        host = problem["subject"].lower().replace(" & ", "-and-").replace(" ", "-") + ".example"
+        if rng.random() < 0.15:
+            host = rng.choices(list(MIXED), list(MIXED.values()))[0]
+        path = "maths" if rng.random() < 0.9 else "all"
+        rows.append({"text": problem["solution"], "host": host, "path": path, "math": True})
+    negatives, pages = texts[:NEGATIVES], texts[NEGATIVES : NEGATIVES + PROSE]
+    for text in pages:
+        host = rng.choice(list(MIXED)) if rng.random() < 0.15 else rng.choice(PROSE_HOSTS)
+        path = "all" if rng.random() < 0.95 else "maths"
+        rows.append({"text": text, "host": host, "path": path, "math": False})
+    rng.shuffle(rows)
+    return {
+        "pages": write_jsonl(
+            folder / "pages.jsonl",
+            ({"text": r["text"], "url": f"https://{r['host']}/{r['path']}/{i}", "math": r["math"]}
+             for i, r in enumerate(rows)),
+        ),
+        "positives": write_jsonl(folder / "positives.jsonl", ({"text": text} for text in seeds)),
+        "negatives": write_jsonl(folder / "negatives.jsonl", ({"text": text} for text in negatives)),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), Path(sys.argv[2])))

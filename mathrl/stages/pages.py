@@ -1,0 +1,76 @@
+"""pages: mathematical pages out of a corpus, in rounds. `python -m mathrl.stages.pages`.
+
+Writes data/pages/{kept.jsonl,contaminated.jsonl,domains.json,rounds.json} and the report in reports/pages/.
+"""
+
+import shutil
+from pathlib import Path
+
+from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.hashing import digest_path
+from mathrl.data import pages_report
+from mathrl.data.page_files import page_files, read_evaluation, read_pages, read_seeds
+from mathrl.data.pages import clean, collect, domains
+from mathrl.params import Params
+from mathrl.stages.entry import StageRun, run_stage
+
+PAGES, REPORT = Path("data/pages"), Path("reports/pages")
+
+
+def resolve(params: Params) -> dict[str, list[Path]]:
+    """The files that would be read, by parameter: for a dry run.
+
+    Raises:
+        UserError: no file named, or one that is not there.
+    """
+    how = params.pages
+    found = {
+        "files": page_files(how.files, "files"),
+        "positives": page_files(how.positives.files, "positives.files"),
+    }
+    if how.negatives.files or not how.random_negatives:
+        found["negatives"] = page_files(how.negatives.files, "negatives.files")
+    return found
+
+
+def work(run: StageRun) -> None:
+    make_pages(run, PAGES, REPORT)
+
+
+def make_pages(run: StageRun, out: Path, report: Path) -> None:
+    """The kept pages of `pages.files`, to the folder `out`, and the report, to `report`."""
+    how, seed = run.params.pages, run.params.run.seed
+    read = resolve(run.params)
+    pages = read_pages(how)
+    positives = read_seeds(how.positives, "positives", seed)
+    negatives = read_seeds(how.negatives, "negatives", seed) if "negatives" in read else []
+    evaluation = read_evaluation(how.decontaminate, seed) if how.decontaminate else None
+    collected = collect(pages, positives, negatives, how, seed)
+    if evaluation and how.decontaminate:
+        clean(collected, pages, evaluation[0], how.decontaminate.min_share)
+    account = pages_report.account(collected, pages, how, seed) | {
+        "inputs": {name: {f.name: digest_path(f) for f in files} for name, files in read.items()},
+        "evaluation_sets": evaluation[1] if evaluation else [],
+    }
+    with written_aside(report) as folder:
+        pages_report.write_report(folder, collected, pages, how)
+        for file in folder.iterdir():
+            shutil.copy(file, run.artifacts / file.name)
+    with written_aside(out) as folder:
+        folder.mkdir()
+        write_jsonl(folder / "kept.jsonl", pages_report.kept_rows(collected, pages))
+        hits = sorted(collected.hits, key=lambda hit: -hit.share)
+        write_jsonl(folder / "contaminated.jsonl", (hit.to_row() for hit in hits))
+        write_json(folder / "domains.json", domains(collected, pages))
+        write_json(folder / "rounds.json", account)
+    for name, files in read.items():
+        for file in files:
+            run.dataset(f"{name}/{file.name}", file)
+    last = collected.rounds[-1]
+    measured = {name: v for name in ("precision", "recall") if (v := getattr(last, name)) is not None}
+    figures = {"kept": len(collected.kept), "contaminated": len(collected.hits), "rounds": last.number}
+    run.summary({**measured, **{name: float(value) for name, value in figures.items()}})
+
+
+if __name__ == "__main__":
+    run_stage("pages", work, inputs=[], outputs=[PAGES, REPORT])
