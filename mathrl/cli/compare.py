@@ -72,8 +72,9 @@ def _run(text: str, here: Path, benchmark: str | None, params: Params) -> ModelR
         raise UserError(f"{text}: no such file or folder; give {ACCEPTED}")
     if path.is_file():
         return read_run(path, model, benchmark)
-    if (path / RESPONSES).is_file():
-        return read_run(path / RESPONSES, model, benchmark)
+    for folder in (path, path / "report"):  # a recipe's evaluate step has it in report/
+        if (folder / RESPONSES).is_file():
+            return read_run(folder / RESPONSES, model, benchmark)
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() or (folder / "reference.json").is_file():
             return _evaluated(

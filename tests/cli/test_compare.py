@@ -46,7 +46,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "reports/evaluate/responses.jsonl", [*rows("sft", 0.4, 1), *rows("rl", 0.7, 2)])
     for seed in range(3):
         for step, mean in (("sft", 0.45), ("rl", 0.5)):
-            file = folder / f"recipes/study/{step}_test-s{seed}/responses.jsonl"
+            file = folder / f"recipes/study/{step}_test-s{seed}/report/responses.jsonl"
             write_jsonl(file, rows(step, mean + 0.02 * seed, 10 * seed + len(step)))
     write_jsonl(folder / "few.jsonl", rows("few", 0.5, 3, problems=59))
     write_jsonl(folder / "gsm.jsonl", rows("sft", 0.5, 3, benchmark="gsm8k"))

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 PARTS = ("mathrl", "flows", "tasks", "params", "controls", "recipes", "dvc.yaml", "prefect.yaml",
-         ".dvcignore", ".gitignore", "pyproject.toml", "constraints.txt", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
+         ".dvcignore", ".gitignore", "pyproject.toml", "constraints.txt",
+         ".dvc/config", ".dvc/.gitignore")  # fmt: skip
 REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "controls")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
