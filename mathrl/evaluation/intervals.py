@@ -29,12 +29,13 @@ class Interval:
 
 
 def cluster_interval(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0,
+    share: bool = True,
+) -> Interval:  # fmt: skip
     """Percentile bootstrap over problems of the mean of one value a problem.
 
     Where all values are equal (all 0, all 1) the bootstrap has no width; then Wilson's interval with the
-    number of problems as its sample size stands in.
+    number of problems as its sample size stands in, unless the values are no shares (lengths).
 
     Raises:
         ValueError: no value.
@@ -43,7 +44,7 @@ def cluster_interval(
     if not len(found):
         raise ValueError("an interval of no problem is not defined")
     mean = float(found.mean())
-    if np.ptp(found) < TINY:
+    if share and np.ptp(found) < TINY:
         return Interval(mean, *wilson(mean * len(found), len(found), confidence))
     means = bootstrap_means(found, resamples, seed)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])

@@ -82,6 +82,7 @@ def _interval(name: str, runs: Sequence[Run], how: Evaluate, seed: int) -> Run:
         found = seeds_interval(runs, confidence=how.confidence)
     else:
         found = cluster_interval(
-            list(runs[0].values()), confidence=how.confidence, resamples=how.resamples, seed=seed
-        )
+            list(runs[0].values()), confidence=how.confidence, resamples=how.resamples, seed=seed,
+            share=name != "response_length",
+        )  # fmt: skip
     return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}

@@ -91,3 +91,8 @@ def test_no_problem_has_no_interval() -> None:
     with pytest.raises(ValueError, match=r"^an interval of no problem is not defined$"):
         cluster_interval([])
     assert str(cluster_interval([1.0] * 40)) == "1.000 [0.912, 1.000]"
+
+
+def test_equal_lengths_have_an_interval_of_no_width() -> None:
+    found = cluster_interval([6.0, 6.0, 6.0], share=False)
+    assert (found.mean, found.low, found.high) == (6.0, 6.0, 6.0)

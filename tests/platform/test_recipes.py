@@ -87,20 +87,21 @@ def test_seeds_are_stages_of_their_own_and_start_from_their_own() -> None:
     assert "methods=recipes/study/methods-s2" in stages["summary"]["cmd"]
 
 
-def write(checkout: Checkout, name: str, *overrides: str) -> None:
-    """The recipe over tiny settings, with its graph."""
+def write(checkout: Checkout, name: str, *overrides: str, more: str = "") -> None:
+    """The recipe, with more steps, over tiny settings, with its graph."""
     folder = checkout.folder
     text = (ROOT / "params" / "recipes" / f"{name}.yaml").read_text()
     every = json.dumps([*TINY, *overrides])
-    (folder / "params" / "recipes" / f"{name}.yaml").write_text(f"{text}\noverrides: {every}\n")
+    (folder / "params" / "recipes" / f"{name}.yaml").write_text(f"{text}{more}overrides: {every}\n")
     checkout.python(
         f"from pathlib import Path; from tasks.recipe_graph import bring_up_to_date as b; b({name!r}, Path())"
     )
 
 
-def run(checkout: Checkout, name: str) -> list[str]:
+def run(checkout: Checkout, name: str, *steps: str) -> list[str]:
     """The stages that `dvc repro` ran."""
-    done = checkout.repro(f"recipes/{name}/dvc.yaml", MATHRL_MIRROR="none")
+    file = f"recipes/{name}/dvc.yaml"
+    done = checkout.repro(*([f"{file}:{step}" for step in steps] or [file]), MATHRL_MIRROR="none")
     return re.findall(r"^Running stage '(?:.*:)?(\w+)'", done.stdout, re.MULTILINE)
 
 
@@ -123,18 +124,17 @@ def test_deepseek_r1_runs_its_five_stages(tiny: Checkout) -> None:
     assert run(tiny, "deepseek-r1") == []
 
 
-def test_another_setting_reruns_what_depends_on_it(tiny: Checkout) -> None:
-    write(tiny, "dpo")
-    assert run(tiny, "dpo")[-5:] == ["sft", "pairs", "dpo", "test", "summary"]
-    write(tiny, "dpo", "dpo.beta=0.3")
-    assert run(tiny, "dpo")[0] == "dpo"
+DPO = "  dpo: {stage: dpo, start: sft, data: [samples_1]}\n"
 
 
-def test_iterative_grpo_refreshes_its_reward_model(tiny: Checkout) -> None:
-    write(tiny, "iterative-grpo")
-    ran = run(tiny, "iterative-grpo")
-    assert ran[-9:-1] == [
-        "sft", "samples_1", "judge_1", "round_1", "samples_2", "judge_2", "round_2", "test"
+def test_iterative_grpo_and_dpo_and_a_setting_that_one_step_depends_on(tiny: Checkout) -> None:
+    write(tiny, "iterative-grpo", more=DPO)
+    assert run(tiny, "iterative-grpo", "round_2", "dpo")[-8:] == [
+        "sft", "samples_1", "judge_1", "round_1", "samples_2", "judge_2", "round_2", "dpo"
     ]  # fmt: skip
-    card = (tiny.folder / "recipes" / "iterative-grpo" / "judge_2" / "model" / "README.md").read_text()
+    made = tiny.folder / "recipes" / "iterative-grpo"
+    card = (made / "judge_2" / "model" / "README.md").read_text()
     assert "judge_1" in card and " 0 of them repeated" not in card
+    write(tiny, "iterative-grpo", "dpo.beta=0.3", more=DPO)
+    assert run(tiny, "iterative-grpo", "round_2", "dpo") == ["dpo"]
+    assert "beta 0.3" in (made / "dpo" / "model" / "README.md").read_text()
