@@ -1,9 +1,9 @@
 """A corpus to show the pages flow on: `python benchmarks/pages_corpus.py FOLDER MATH_TRAIN.jsonl.gz`.
 
-Mathematics are MATH's worked solutions, other pages the prose of this machine (licences, documentation of
-packages, their docstrings). Hosts are invented: one for each subject, some of prose alone, and three that hold
-both, the mathematics of which mostly stands under /maths. Seeds are few: twenty solutions of two subjects, so
-that the first round knows little of the others.
+Mathematics are MATH's worked solutions, other pages the prose of this machine (licences and
+documentation under /usr/share and site-packages). Hosts are invented: one for each subject, some of
+prose alone, and three that hold both. Mathematics mostly stands under /maths. Seeds are few: twenty
+solutions of two subjects, so that the first round knows little of the others.
 Writes FOLDER/{pages,positives,negatives}.jsonl; nothing of it is committed.
 """
 
