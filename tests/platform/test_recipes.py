@@ -129,8 +129,9 @@ DPO = "  dpo: {stage: dpo, start: sft, data: [samples_1]}\n"
 
 def test_iterative_grpo_and_dpo_and_a_setting_that_one_step_depends_on(tiny: Checkout) -> None:
     write(tiny, "iterative-grpo", more=DPO)
-    assert run(tiny, "iterative-grpo", "round_2", "dpo")[-8:] == [
-        "sft", "samples_1", "judge_1", "round_1", "samples_2", "judge_2", "round_2", "dpo"
+    ran = [step for step in run(tiny, "iterative-grpo", "round_2", "dpo") if step not in ("curate", "base")]
+    assert sorted(ran) == [
+        "dpo", "judge_1", "judge_2", "round_1", "round_2", "samples_1", "samples_2", "sft"
     ]  # fmt: skip
     made = tiny.folder / "recipes" / "iterative-grpo"
     card = (made / "judge_2" / "model" / "README.md").read_text()
