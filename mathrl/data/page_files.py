@@ -19,7 +19,10 @@ from mathrl.params.pages import Pages, PagesClean, Seeds
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page: its row as it stands, its place ("crawl.jsonl, line 12") and what the loop reads of it."""
+    """One page: its row, its place ("crawl.jsonl, line 12") and what the loop reads of it.
+
+    The place is without folders, so that outputs are equal on any machine.
+    """
 
     where: str
     row: dict[str, Any]
@@ -84,7 +87,7 @@ def _page(row: dict[str, Any], where: str, how: Pages) -> Page:
     label = row.get(how.label_key) if how.label_key else None
     if label is not None and label not in (True, False):  # 0 and 1 are these too
         raise UserError(f"{where}, field {how.label_key}: {label!r} is no label; write true, false or null")
-    return Page(where, row, text, host, path, None if label is None else bool(label))
+    return Page(Path(where).name, row, text, host, path, None if label is None else bool(label))
 
 
 def _text(row: dict[str, Any], key: str, where: str, parameter: str) -> str:

@@ -140,6 +140,6 @@ def _pictures(
         axes.axvline(how.domain_share, color="black", linewidth=1, linestyle="--")
         axes.set_yticks(range(len(shown)), shown)
         axes.invert_yaxis()
-        axes.set(xlabel="share of the domain's pages in the last round (dashed: promotion; blue: promoted)")
+        axes.set(xlabel="share collected in the last round", title="Domains (blue: promoted in a round)")
         figure.savefig(folder / "domains.png", dpi=130, metadata={"Software": None})
         plt.close(figure)
