@@ -65,10 +65,14 @@ def _benchmark(models: dict[str, list[list[EvalRow]]], how: Evaluate, seed: int)
 
 
 def figures(runs: Sequence[Sequence[EvalRow]], how: Evaluate, seed: int) -> dict[str, float]:
-    """pass@k, maj@k, length and truncated share with intervals: over problems, and over seeds if several."""
+    """pass@k, maj@k, length and truncated share with intervals: over problems, and over seeds if several.
+
+    k as in `how.ks`; where a step took more samples than the largest of them, at the powers of two as well.
+    """
     samples = len(runs[0][0].correct)
     out: dict[str, float] = {"seeds": len(runs), "problems": len(runs[0]), "samples": samples}
-    ks = [k for k in sorted(set(how.ks)) if 1 < k <= samples]
+    powers = {2**n for n in range(samples.bit_length())} if samples > max(how.ks) else set()
+    ks = [k for k in sorted(powers | set(how.ks)) if 1 < k <= samples]
     for name in ("pass_at_1", *(f"{kind}_at_{k}" for k in ks for kind in ("pass", "maj"))):
         out |= _interval(name, [values_of(rows, name) for rows in runs], how, seed)
     lengths = [{row.problem_id: sum(row.lengths) / samples for row in rows} for rows in runs]
@@ -78,11 +82,14 @@ def figures(runs: Sequence[Sequence[EvalRow]], how: Evaluate, seed: int) -> dict
 
 
 def _interval(name: str, runs: Sequence[Run], how: Evaluate, seed: int) -> Run:
+    share = name != "response_length"
     if len(runs) > 1:
         found = seeds_interval(runs, confidence=how.confidence)
     else:
         found = cluster_interval(
             list(runs[0].values()), confidence=how.confidence, resamples=how.resamples, seed=seed,
-            share=name != "response_length",
+            share=share,
         )  # fmt: skip
-    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+    # Over few seeds Student's t is wide; a share stays one, and a length is not negative.
+    low, high = max(0.0, found.low), min(1.0, found.high) if share else found.high
+    return {name: found.mean, f"{name}_low": low, f"{name}_high": high}
