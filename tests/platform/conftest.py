@@ -4,6 +4,7 @@ import ast
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,12 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_reaches_what_tests_start() -> None:
+    """A shell starts `command &` with SIGINT ignored, which every process below it would inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def files_of(stage: str) -> tuple[list[str], list[str]]:
