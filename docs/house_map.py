@@ -13,9 +13,9 @@ WIDTH = 112
 
 # From the roof down, as the floors lie.
 ROOMS = (
-    "flows", "tasks", "mathrl/cli", "mathrl/stages", "mathrl/trainers", "mathrl/evaluation", "mathrl/rollout",
-    "mathrl/algorithms", "mathrl/data", "mathrl/rewards", "mathrl/models", "mathrl/tracking", "mathrl/params",
-    "mathrl/core",
+    "flows", "tasks", "mathrl/cli", "mathrl/stages", "mathrl/sweeps", "mathrl/trainers", "mathrl/evaluation",
+    "mathrl/rollout", "mathrl/algorithms", "mathrl/data", "mathrl/rewards", "mathrl/models",
+    "mathrl/tracking", "mathrl/params", "mathrl/core",
 )  # fmt: skip
 OTHERS = {
     "params/": "the parameters, one YAML file a section; presets/ go over them",

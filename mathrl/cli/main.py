@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from mathrl.cli.sweep import sweep
 from mathrl.core.errors import EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
     name="mathrl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Train language models to reason about mathematics with reinforcement learning.",
 )  # fmt: skip
+app.add_typer(sweep)
 
 Preset = Annotated[str | None, typer.Option(help="A file of params/presets, by its name.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="An override such as rl.lr=2e-4; repeatable.")]

@@ -8,6 +8,7 @@ from mathrl.params.pages import Pages
 from mathrl.params.preference import Dpo, RewardModel, Sample
 from mathrl.params.run import Model, Prompt, Reward, Rollout, Run
 from mathrl.params.section import Section
+from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Rl, Sft
 
 STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
@@ -53,3 +54,4 @@ class Params(Section):
     register_: Register = Field(default_factory=Register, alias="register")
     pages: Pages = Field(default_factory=Pages)
     controls: Controls = Field(default_factory=Controls)
+    sweep: Sweep = Field(default_factory=Sweep)

@@ -126,6 +126,7 @@ def _run(
             pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=_git(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
+            sweep=os.environ.get("MATHRL_SWEEP", ""),
         )  # fmt: skip
         with _mirror():
             try:

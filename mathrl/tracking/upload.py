@@ -206,6 +206,8 @@ def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
     }
     if facts.get("prefect_flow_run"):
         tags["prefect.flow_run_id"] = facts["prefect_flow_run"]
+    if facts.get("sweep"):
+        tags["mathrl.study"], tags["mathrl.trial"] = facts["sweep"].split("/")
     return tags
 
 

@@ -1,0 +1,117 @@
+"""`mathrl sweep`: run a study, look at it, compare and promote its winner."""
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from mathrl.core.errors import UserError
+
+sweep = typer.Typer(name="sweep", no_args_is_help=True, help="Search for better parameters of RL runs.")
+HOST = "127.0.0.1"
+
+Study = Annotated[str | None, typer.Option(help="The study's name; else that of params/sweep.yaml.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="sweep.key=value, or any other parameter, for every trial; repeatable."),
+]
+
+
+@sweep.command()
+def run(
+    study: Study = None,
+    trials: Annotated[int | None, typer.Option(help="Trials in all.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Trials at a time on this machine.")] = None,
+    set_: Set = None,
+) -> None:
+    """Run a study, or go on with it; params/sweep.yaml says what is varied."""
+    _flow(_overrides(study, set_, trials=trials, workers=workers), compare=False)
+
+
+@sweep.command()
+def compare(study: Study = None, set_: Set = None) -> None:
+    """Run the winner and the present parameters anew on fresh seeds and compare them on test."""
+    _flow(_overrides(study, set_), compare=True)
+
+
+@sweep.command()
+def show(study: Study = None) -> None:
+    """Print the trials, best first."""
+    from mathrl.sweeps.report import markdown, row
+
+    opened, name, folder = _existing(study)
+    keys = list(opened.user_attrs["mathrl"]["present"])
+    rows = [row(each, keys) for each in opened.get_trials(deepcopy=False)]
+    typer.echo(markdown({"study": name, "trials": rows}))
+    typer.echo(f"pictures, each trial's metrics and log: {folder}")
+    _say_comparison(folder)
+
+
+@sweep.command()
+def promote(study: Study = None) -> None:
+    """Write the winner into params/, print the diff; committing it is up to you."""
+    from mathrl.sweeps.promote import promote as write
+    from mathrl.sweeps.study import best
+
+    opened, name, folder = _existing(study)
+    winner = best(opened.get_trials(deepcopy=False))
+    if winner is None:
+        raise UserError(f"study {name} has no complete trial yet: mathrl sweep run")
+    known = opened.user_attrs["mathrl"]
+    typer.echo(f"trial {winner.number}: dev accuracy {winner.value:.4f}")
+    diff = write(winner.user_attrs["values"])
+    typer.echo(diff or "params/ has these values already; nothing to write")
+    if known["facts"]["sweep.set"]:
+        typer.echo(f"every trial also had, not written: {', '.join(known['facts']['sweep.set'])}")
+    if diff:
+        typer.echo(f'to keep it: git commit -m "Winner of study {name}" -- params')
+        _say_comparison(folder)
+
+
+@sweep.command()
+def dashboard(
+    study: Study = None, port: Annotated[int, typer.Option(help="Its port on this machine.")] = 8080
+) -> None:
+    """Serve Optuna's dashboard of the study on loopback until Ctrl-C."""
+    try:
+        from optuna_dashboard import run_server
+    except ImportError:
+        raise UserError("optuna-dashboard is missing: pip install -c constraints.txt -e '.[sweep]'") from None
+    opened, name, _ = _existing(study)
+    typer.echo(f"study {name}: http://{HOST}:{port}/dashboard")
+    run_server(opened._storage, host=HOST, port=port)
+
+
+def _overrides(study: str | None, set_: list[str] | None, **given: int | None) -> list[str]:
+    named = {"study": study, **given}
+    return [*(set_ or []), *(f"sweep.{key}={value}" for key, value in named.items() if value is not None)]
+
+
+def _flow(overrides: list[str], *, compare: bool) -> None:
+    from mathrl.cli.run import call_flow
+    from mathrl.core.places import main_checkout
+    from mathrl.sweeps.worker import sweep_section
+
+    os.chdir(main_checkout())
+    sweep_section(overrides)  # before any server is started
+    typer.echo(f"everything: {call_flow('sweep', overrides=overrides, compare=compare)}")
+
+
+def _existing(study: str | None) -> tuple[Any, str, Any]:
+    from mathrl.core.places import main_checkout
+    from mathrl.params import load_params
+    from mathrl.sweeps.study import read_study, study_folder
+
+    os.chdir(main_checkout())
+    section = load_params().sweep
+    name = study or section.study
+    return read_study(name, section.storage), name, study_folder(name)
+
+
+def _say_comparison(folder: Any) -> None:
+    file = folder / "comparison.json"
+    if file.exists():
+        typer.echo(f"on test: {json.loads(file.read_text())['verdict']}")
+    else:
+        typer.echo("dev chose it, and chance has its share in that; try it on test: mathrl sweep compare")

@@ -1,0 +1,110 @@
+"""The section of sweeps: what is varied, how it is judged, how long it may take."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mathrl.params.section import Section
+
+Number = int | float
+Choice = bool | int | float | str | None
+
+
+class _Range(Section):
+    @model_validator(mode="after")
+    def _ordered(self) -> "_Range":
+        low, high = (float(getattr(self, end)) for end in ("low", "high"))
+        if low >= high:
+            raise ValueError(f"low {low:g} must be below high {high:g}")
+        return self
+
+
+class LogUniform(_Range):
+    """A number on a logarithmic scale, such as a learning rate."""
+
+    kind: Literal["log"]
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+
+
+class Uniform(_Range):
+    """A number."""
+
+    kind: Literal["uniform"]
+    low: float
+    high: float
+
+
+class Integer(_Range):
+    """A whole number; both ends are possible."""
+
+    kind: Literal["int"]
+    low: int
+    high: int
+    step: int = Field(1, ge=1)
+
+
+class Categorical(Section):
+    """One of several values."""
+
+    kind: Literal["choice"]
+    values: tuple[Choice, ...] = Field(min_length=2)
+
+
+class ZeroOrLog(_Range):
+    """Exactly 0, or a number on a logarithmic scale, such as the weight of the KL."""
+
+    kind: Literal["zero_or_log"]
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    zero_share: float = Field(0.25, gt=0, lt=1, description="Share of the random trials that have 0.")
+
+
+Axis = Annotated[LogUniform | Uniform | Integer | Categorical | ZeroOrLog, Field(discriminator="kind")]
+
+
+class Sweep(Section):
+    """RL runs from one model, told apart by their accuracy on the dev problems alone."""
+
+    study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name; its folder bears it.")
+    space: dict[str, Axis] = Field(default_factory=dict, description="What is varied, by dotted key.")
+    set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
+    trials: int | None = Field(12, ge=1, description="Trials in all, the first included; empty: no end.")
+    hours: float | None = Field(None, gt=0, description="No trial is begun later than this after the start.")
+    seeds: int = Field(1, ge=1, le=100, description="Runs a trial, with the seeds run.seed, run.seed + 1, …")
+    evaluations: int = Field(1, ge=1, description="A run's score is the mean of its last n dev evaluations.")
+    pruner: Literal["median", "hyperband", "none"] = Field(
+        "median", description="Ends trials whose dev curve is behind that of the others."
+    )
+    startup_trials: int = Field(
+        4, ge=1, description="Trials drawn at random, and never ended early, before the sampler has a view."
+    )
+    warmup_steps: int = Field(0, ge=0, description="No trial is ended before so many steps of its first run.")
+    sampler_seed: int = Field(0, ge=0, description="Of the sampler.")
+    storage: Literal["journal", "environment"] = Field(
+        "journal",
+        description="journal: a file in the study's folder; environment: the postgresql:// URL in "
+        "$MATHRL_SWEEP_STORAGE.",
+    )
+    workers: int = Field(1, ge=1, le=64, description="Trials at a time on this machine.")
+    keep_models: bool = Field(False, description="Keep every trial's model; else only its figures.")
+    start: str = Field("models/sft", min_length=1, description="The model that every trial starts from.")
+    data: tuple[str, ...] = Field(
+        ("data/mixture/train.jsonl",), min_length=1, description="Problems to train on."
+    )
+    dev: str = Field(
+        "data/curated/dev.jsonl", min_length=1, description="Problems that trials are judged by."
+    )
+    examples: str = Field("data/curated/sft.jsonl", min_length=1, description="Worked examples of prompts.")
+    test: str = Field(
+        "data/curated/test.jsonl", min_length=1, description="Only for the comparison with the winner."
+    )
+    fresh_seeds: int = Field(3, ge=1, description="New runs of winner and present parameters each, on test.")
+
+    @model_validator(mode="after")
+    def _fit(self) -> "Sweep":
+        if self.trials is None and self.hours is None:
+            raise ValueError("give trials or hours: without either the sweep has no end")
+        if self.test in (self.dev, *self.data):
+            raise ValueError(f"test ({self.test}) must not be seen by trials: name another dev or data")
+        return self

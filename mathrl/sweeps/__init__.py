@@ -1,0 +1,1 @@
+"""Optuna studies over RL runs: search space, trials, workers, pictures, promotion."""

@@ -1,0 +1,81 @@
+"""Is the winner better than the present parameters? Both run anew on fresh seeds, and on test for once."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
+from mathrl.evaluation.responses import common_problems, read_run
+from mathrl.evaluation.side_by_side import compare_sides
+from mathrl.sweeps.objective import Failed, Run, execute, rl_run
+from mathrl.sweeps.space import overrides, trial_params
+from mathrl.sweeps.study import Opened, best
+
+FRESH = 1000  # the first fresh seed lies so far above run.seed: no trial has had it
+NAMES = ("present parameters", "winner")
+
+
+@dataclass(frozen=True)
+class _Side:
+    number: int
+    values: dict[str, Any]
+
+
+def compare(opened: Opened, stopping: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Train both on the fresh seeds, evaluate on test, test the difference; comparison.json in the folder.
+
+    What is there from an earlier call is not run again.
+
+    Raises:
+        UserError: no complete trial, or a run that failed.
+    """
+    winner = best(opened.study.get_trials(deepcopy=False))
+    if winner is None:
+        raise UserError(f"study {opened.sweep.study} has no complete trial yet: mathrl sweep run")
+    if winner.number == 0:
+        out: dict[str, Any] = {
+            "winner": 0,
+            "verdict": "no trial was better on dev than the present parameters",
+        }
+        write_json(opened.folder / "comparison.json", out)
+        return out
+    sides = (_Side(0, dict(opened.present)), _Side(winner.number, winner.user_attrs["values"]))
+    first = trial_params(opened.sweep, sides[0].values).run.seed + FRESH
+    seeds = range(first, first + opened.sweep.fresh_seeds)
+    with ThreadPoolExecutor(opened.sweep.workers) as pool:
+        jobs = [[pool.submit(_one, opened, side, seed, stopping) for seed in seeds] for side in sides]
+        try:
+            files = [[job.result() for job in side] for side in jobs]
+        except Failed as failed:
+            pool.shutdown(cancel_futures=True)
+            raise UserError(f"the comparison of study {opened.sweep.study} stopped: {failed}") from None
+    params = trial_params(opened.sweep, sides[0].values)
+    runs = common_problems([read_run(f, None, "test") for each in files for f in each], allow_missing=False)
+    half = len(files[0])
+    found = compare_sides(runs[:half], runs[half:], NAMES, "pass_at_1", params.evaluate, params.run.seed)
+    test = found["comparison"]
+    verdict = test["verdict"] if test["shown"] else f"a tie: {test['verdict']}"
+    out = {"winner": winner.number, "seeds": list(seeds), "verdict": verdict, **found}
+    write_json(opened.folder / "comparison.json", out)
+    return out
+
+
+def _one(opened: Opened, side: _Side, seed: int, stopping: Callable[[], bool]) -> Any:
+    """The responses on test of one side's run with one fresh seed."""
+    label = f"t{side.number:04d}-fresh-s{seed}"
+    train = rl_run(opened, side.number, label, side.values, seed)
+    test = Run(opened.folder, side.number, f"{label}-test", "evaluate",
+               _evaluation(opened, side, seed, f"{train.out}/model"))  # fmt: skip
+    if not (test.out / "report" / "responses.jsonl").exists():
+        execute(train, opened, stopping, keep=True)
+    execute(test, opened, stopping, keep=True)
+    return test.out / "report" / "responses.jsonl"
+
+
+def _evaluation(opened: Opened, side: _Side, seed: int, model: str) -> tuple[str, ...]:
+    sweep = opened.sweep
+    words = ["--model", f"rl={model}", "--test", sweep.test, "--examples", sweep.examples]
+    more = [*overrides(sweep, side.values), "evaluate.benchmarks=[test]", f"run.seed={seed}"]
+    return (*words, *(word for each in more for word in ("--set", each)))

@@ -1,0 +1,72 @@
+"""Pictures of a study: the best so far, importance, a slice a parameter."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+from optuna.trial import FrozenTrial, TrialState
+
+from mathrl.evaluation.pictures import STYLE, picture
+from mathrl.params.sweep import Axis, Categorical, ZeroOrLog
+from mathrl.sweeps.space import floor
+
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
+PANEL = 3.2
+
+
+def draw_history(trials: Sequence[FrozenTrial], file: Path) -> None:
+    """Score by trial, and the best so far; those that ended early are grey."""
+    with picture(file) as axes:
+        done = [each for each in trials if each.state == TrialState.COMPLETE]
+        early = [each for each in trials if each.state == TrialState.PRUNED and each.value is not None]
+        at = [t.number for t in early]
+        axes.scatter(at, [t.value for t in early], color=GREY, marker="x", label="ended early")
+        axes.scatter([t.number for t in done], [t.value for t in done], color=BLUE, label="complete")
+        bests = [max(t.value or 0.0 for t in done[: n + 1]) for n in range(len(done))]
+        axes.step([t.number for t in done], bests, where="post", color=ORANGE, label="best so far")
+        axes.set(xlabel="trial (0: the present parameters)", ylabel="dev accuracy", title="Trials")
+        axes.legend(fontsize=8)
+
+
+def draw_importance(shares: Mapping[str, float], file: Path) -> None:
+    """Bars of each parameter's share of the score's variance."""
+    with picture(file, height=1.2 + 0.4 * len(shares)) as axes:
+        names = list(shares)[::-1]
+        bars = axes.barh(names, [shares[name] for name in names], color=BLUE)
+        axes.bar_label(bars, [f"{shares[name]:.2f}" for name in names], padding=3, fontsize=8)
+        axes.set(xlim=(0, 1.1), xlabel="share of the variance of dev accuracy", title="Importance")
+
+
+def draw_slices(trials: Sequence[FrozenTrial], space: Mapping[str, Axis], file: Path) -> None:
+    """Score over each parameter by itself; trial 0 is orange. Exact zeros stand left of the dotted line."""
+    shown = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED) and t.value is not None]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(space), figsize=(PANEL * len(space), 3.2), sharey=True, squeeze=False, layout="constrained"
+        )
+        for axes, (key, axis) in zip(panels[0], space.items(), strict=True):
+            _slice(axes, shown, key, axis)
+        panels[0][0].set_ylabel("dev accuracy")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=140, metadata={"Software": None})
+        plt.close(figure)
+
+
+def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> None:
+    place = {repr(value): x for x, value in enumerate(axis.values)} if isinstance(axis, Categorical) else None
+    for trial in trials:
+        drawn = trial.params[key]
+        early = trial.state == TrialState.PRUNED
+        axes.scatter(
+            place[repr(drawn)] if place is not None else drawn, trial.value, s=30,
+            color=ORANGE if trial.number == 0 else GREY if early else BLUE, marker="x" if early else "o",
+        )  # fmt: skip
+    if place is not None:
+        axes.set_xticks(range(len(place)), list(place))
+    elif axis.kind in ("log", "zero_or_log"):
+        axes.set_xscale("log")
+    if isinstance(axis, ZeroOrLog):
+        axes.axvline(axis.low, color="#555555", linestyle=":", linewidth=1)
+        axes.set_xlim(floor(axis) * 0.9, axis.high * 1.1)
+    axes.set(xlabel=key + (" (left of the line: 0)" if isinstance(axis, ZeroOrLog) else ""))

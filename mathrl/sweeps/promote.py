@@ -1,0 +1,74 @@
+"""The winner's parameters into params/*.yaml, comments kept, as a diff for a person to commit."""
+
+import difflib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
+from mathrl.params.load import FOLDER, load_params
+from mathrl.sweeps.space import override
+
+
+def promote(values: Mapping[str, Any], folder: Path = FOLDER) -> str:
+    """Write dotted values into the section files and return the diff; empty where nothing differs.
+
+    The files are written only once all of them are known to fit the schema.
+
+    Raises:
+        UserError: the values do not fit the other parameters as they are now.
+    """
+    load_params(folder, overrides=[override(key, value) for key, value in values.items()])
+    by_section: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, rest = key.partition(".")
+        by_section.setdefault(section, {})[rest] = value
+    diff = ""
+    for section, changes in by_section.items():
+        file = folder / f"{section}.yaml"
+        before = file.read_text(encoding="utf-8")
+        after = edited(before, changes, str(file))
+        if after != before:
+            write_text(file, after)
+            lines = difflib.unified_diff(
+                before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{file}", f"b/{file}"
+            )
+            diff += "".join(lines)
+    return diff
+
+
+def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
+    """YAML text with dotted keys set, all else as it stood.
+
+    >>> edited("# why\\nlr: 1.0e-3  # high\\n", {"lr": 0.002}, "rl.yaml")
+    '# why\\nlr: 0.002   # high\\n'
+    """
+    yaml = YAML()  # round trip
+    yaml.preserve_quotes = True
+    yaml.width = 10_000
+    document = yaml.load(text)
+    if document is None:
+        document = {}
+    for key, value in changes.items():
+        *above, last = key.split(".")
+        here: Any = document
+        for word in above:
+            if isinstance(here, list):
+                here = here[int(word)]
+                continue
+            if here.get(word) is None:
+                here[word] = {}
+            here = here[word]
+        slot: Any = int(last) if isinstance(here, list) else last
+        if not isinstance(here, list | dict):
+            raise UserError(f"{where}: {key} has no place in the file; write it there by hand")
+        known = here[slot] if isinstance(here, list) or slot in here else None
+        if known != value or isinstance(known, bool) != isinstance(value, bool):
+            here[slot] = value
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()

@@ -1,0 +1,104 @@
+"""Run a study on this machine, or go on with it: `python -m mathrl.sweeps.run run|compare [override …]`.
+
+Started again after any end, or on another machine beside this one, it goes on with the same study.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.places import home, state_root, tracking_uri
+from mathrl.sweeps.compare import compare as compare_winner
+from mathrl.sweeps.objective import Interrupted
+from mathrl.sweeps.report import write_report
+from mathrl.sweeps.study import open_study
+from mathrl.sweeps.worker import sweep_section
+
+MIRROR = "MATHRL_MIRROR"
+POLL_SECONDS = 0.2
+
+
+def run(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> None:
+    """Start the workers, wait for them, write the report.
+
+    Raises:
+        UserError: a wrong section, or a worker that ended with an error, which it has printed.
+    """
+    sweep = sweep_section(overrides)
+    opened = open_study(sweep)
+    until = "-" if sweep.hours is None else str(time.time() + 3600 * sweep.hours)
+    command = [sys.executable, "-m", "mathrl.sweeps.worker", until, *overrides]
+    print(f"study {sweep.study}, {sweep.workers} workers, in {opened.folder}", flush=True)
+    with mirrored():
+        workers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            for _ in range(sweep.workers)
+        ]
+        try:
+            while any(worker.poll() is None for worker in workers) and not stopping():
+                time.sleep(POLL_SECONDS)
+        finally:
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.close()
+            codes = [worker.wait() for worker in workers]
+    write_report(opened)
+    if any(codes):
+        raise UserError(f"a worker ended with exit status {max(map(abs, codes))}; see above")
+
+
+@contextmanager
+def mirrored() -> Iterator[None]:
+    """One process that mirrors all records to MLflow, unless there is one already."""
+    if os.environ.get(MIRROR):
+        yield
+        return
+    os.environ |= {"MATHRL_HOME": str(home()), "MATHRL_STATE": str(state_root()),
+                   "MLFLOW_TRACKING_URI": tracking_uri()}  # fmt: skip
+    mirror = subprocess.Popen(
+        [sys.executable, "-m", "mathrl.tracking.mirror"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    os.environ[MIRROR] = str(mirror.pid)
+    try:
+        yield
+    finally:
+        del os.environ[MIRROR]
+        assert mirror.stdin is not None
+        mirror.stdin.close()
+        try:
+            mirror.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            mirror.kill()
+
+
+def compare(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> None:
+    """The winner against the present parameters on fresh seeds and test; prints the verdict.
+
+    Raises:
+        UserError: nothing to compare, or a run that failed.
+    """
+    opened = open_study(sweep_section(overrides))
+    with mirrored():
+        print(compare_winner(opened, stopping)["verdict"], flush=True)
+
+
+def main(verb: str, overrides: Sequence[str]) -> None:
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+    work = {"run": run, "compare": compare}[verb]
+    try:
+        exit_on_user_error(lambda: work(overrides, lambda: bool(asked)))
+    except Interrupted:
+        print("stopped; start it again and it goes on", file=sys.stderr)
+    if asked:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

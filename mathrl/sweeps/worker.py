@@ -1,0 +1,72 @@
+"""One worker of a study: `python -m mathrl.sweeps.worker`, started by mathrl.sweeps.run.
+
+Claims and runs trials until none is left. When its standard input is closed (whoever started it has ended or
+wants it to stop) or it is signalled, it stops its trainer after a checkpoint, and the trial stays unfinished.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from optuna.trial import TrialState
+
+from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.params import load_params
+from mathrl.params.sweep import Sweep
+from mathrl.sweeps.objective import Interrupted, run_trial
+from mathrl.sweeps.study import claim, open_study
+
+MOST_FAILURES = 3  # in a row, before the worker gives up
+
+
+def sweep_section(overrides: Sequence[str]) -> Sweep:
+    """params/sweep.yaml with overrides; those of other sections are set for every trial.
+
+    Raises:
+        UserError: wrong parameters.
+    """
+    own = [each for each in overrides if each.startswith("sweep.")]
+    others = [each for each in overrides if not each.startswith("sweep.")]
+    sweep = load_params(overrides=own).sweep
+    load_params(overrides=[*sweep.set, *others])
+    return sweep.model_copy(update={"set": (*sweep.set, *others)})
+
+
+def work(overrides: Sequence[str], until: float | None = None) -> None:
+    """Run trials until none is left.
+
+    Raises:
+        UserError: the study cannot be opened, or trial after trial fails.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
+    failures = 0
+    while not stop.is_set():
+        opened = open_study(sweep_section(overrides))  # anew: params/ may have been changed meanwhile
+        trial = claim(opened, until)
+        if trial is None:
+            return
+        try:
+            print(run_trial(opened, trial, stop.is_set), flush=True)
+        except Interrupted:
+            print(f"trial {trial.number}: stopped; the next `mathrl sweep run` goes on with it", flush=True)
+            return
+        last = opened.study.get_trials(deepcopy=False)[trial.number]
+        failures = failures + 1 if last.state == TrialState.FAIL else 0
+        if failures == MOST_FAILURES:
+            raise UserError(f"{MOST_FAILURES} trials in a row failed; the last: {last.user_attrs['error']}")
+
+
+def _wait_for_end_of_input(stop: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    stop.set()
+
+
+if __name__ == "__main__":
+    deadline = float(sys.argv[1]) if sys.argv[1] != "-" else None
+    exit_on_user_error(lambda: work(sys.argv[2:], deadline))

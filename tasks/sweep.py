@@ -1,0 +1,106 @@
+"""Run a study's workers, or its comparison, as one Prefect task, and show what came out."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+from pydantic import BaseModel
+
+from mathrl.core.errors import UserError
+from mathrl.core.places import home, main_checkout
+from mathrl.params import load_params
+from mathrl.params.form import form_overrides
+from tasks.repro import environment, mirror
+from tasks.stages import shower
+from tasks.workspace import Workspace
+
+LAST_LINES = 20
+
+
+def run_sweep(section: BaseModel | None, overrides: Sequence[str], *, compare: bool) -> str:
+    """Run the study of params/sweep.yaml with overrides, in the checkout; returns the study's folder.
+
+    Raises:
+        UserError: wrong parameters, or a study that stopped with an error.
+    """
+    root = main_checkout()
+    given = [*form_overrides({"sweep": section}), *overrides]
+    params = load_params(root / "params", overrides=[each for each in given if each.startswith("sweep.")])
+    folder = home() / "sweeps" / params.sweep.study
+    env = environment(root, str(flow_run.id or ""))
+    show = shower(str(flow_run.name or "sweep"), Workspace(root, params))
+    with mirror(env, root):
+        try:
+            follow("compare" if compare else "run", given, root, env, show)
+        finally:
+            report(folder)
+    return str(folder)
+
+
+@task(cache_policy=NO_CACHE, task_run_name="{verb}")
+def follow(
+    verb: str, overrides: Sequence[str], root: Path, env: Mapping[str, str], show: Callable[[str], None]
+) -> None:
+    """One process, ended with all that it started when this one ends."""
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.guard",
+        sys.executable,
+        "-m",
+        "mathrl.sweeps.run",
+        verb,
+        *overrides,
+    ]
+    child = subprocess.Popen(
+        command,
+        cwd=root,
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    lines: list[str] = []
+    try:
+        while piece := os.read(child.stdout.fileno(), 65536):
+            text = piece.decode(errors="replace")
+            show(text)
+            lines = [*lines, *(line for line in text.splitlines() if line.strip())][-LAST_LINES:]
+        code = child.wait()
+    finally:
+        child.stdin.close()
+        child.wait()
+    if code:
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        raise UserError(f"sweep {verb} stopped: {(errors or lines or ['it said nothing'])[-1]}")
+
+
+def report(folder: Path) -> None:
+    """Artifacts of what the study's folder holds."""
+    if (folder / "trials.json").exists():
+        rows = [text(each) for each in json.loads((folder / "trials.json").read_text())["trials"]]
+        create_table_artifact(rows, key="sweep-trials", description=f"study {folder.name}")
+        create_markdown_artifact((folder / "trials.md").read_text(), key="sweep-report")
+    for picture in sorted(folder.glob("*.png")):
+        data = base64.b64encode(picture.read_bytes()).decode()
+        create_image_artifact(f"data:image/png;base64,{data}", key=f"sweep-{picture.stem}")
+    if (folder / "comparison.json").exists():
+        verdict = json.loads((folder / "comparison.json").read_text())["verdict"]
+        create_markdown_artifact(verdict, key="sweep-comparison", description="winner and present parameters")
+
+
+def text(row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+        for name, value in row.items()
+    }

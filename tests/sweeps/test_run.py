@@ -1,0 +1,11 @@
+"""Studies of the real trainer on tiny problems."""
+
+from pathlib import Path
+
+from conftest import Place
+
+
+def test_a_study_runs_to_its_end(place: Place) -> None:
+    said = place.sweep("first")
+    assert "trial 0: dev accuracy" in said and "trial 1: dev accuracy" in said
+    assert Path(place.home / "sweeps" / "first" / "trials.md").exists()
