@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mathrl.params.form import form_overrides
 from tasks.recipe_graph import ROOT, bring_up_to_date
+from tasks.report import artifact_key
 from tasks.repro import Repro, environment, mirror, running
 from tasks.stages import run_stage, shower
 from tasks.workspace import prepare_recipe
@@ -42,7 +43,7 @@ def run_recipe(
     summary = workspace.folder / ROOT / name / "summary.json"
     if summary.exists():
         rows = summary_rows(json.loads(summary.read_text(encoding="utf-8")))
-        create_table_artifact(rows, key=f"recipe-{name}", description=f"recipe {name}")
+        create_table_artifact(rows, key=artifact_key(f"recipe-{name}"), description=f"recipe {name}")
     return str(workspace.folder)
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ TEXTS = {
 LONGEST_TEXT = 60_000
 
 
+def artifact_key(name: str) -> str:
+    """Prefect takes lower-case letters, digits and dashes.
+
+    >>> artifact_key("online_rft-s0-progress")
+    'online-rft-s0-progress'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
 def report(folder: Path, last: str) -> None:
     """Artifacts of the stages up to `last` that the folder holds.
 
@@ -39,7 +49,7 @@ def report(folder: Path, last: str) -> None:
     for stage in [last] if last in BESIDE else reached:
         for picture in sorted(folder.glob((PICTURES | BESIDE)[stage])):
             data = base64.b64encode(picture.read_bytes()).decode()
-            key = f"{stage}-{picture.stem}".replace("_", "-").lower()
+            key = artifact_key(f"{stage}-{picture.stem}")
             create_image_artifact(f"data:image/png;base64,{data}", key=key, description=picture.name)
         if stage in TEXTS and (folder / TEXTS[stage]).exists():
             text = (folder / TEXTS[stage]).read_text(encoding="utf-8")[:LONGEST_TEXT]

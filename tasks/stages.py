@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from httpx import HTTPError
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from mathrl.core.errors import UserError
 from mathrl.params.form import form_overrides
 from mathrl.params.schema import STAGES
-from tasks.report import report
+from tasks.report import artifact_key, report
 from tasks.repro import Repro, environment, mirror, running
 from tasks.workspace import Workspace, prepare
 
@@ -96,6 +98,7 @@ class _Live:
     def __init__(self, stage: str, file: Path) -> None:
         self.stage, self.file = stage, file
         self.artifact: Any = None
+        self.silent = False
         file.unlink(missing_ok=True)
 
     def refresh(self) -> None:
@@ -107,15 +110,25 @@ class _Live:
         left = state["seconds_left"]
         text = f"{state['title']}: {state['done']:.0f} of {state['total']:.0f}"
         text += f", about {left:.0f} s left" if left else ""
-        if self.artifact is None:
-            self.artifact = create_progress_artifact(share, key=f"{self.stage}-progress", description=text)
-        else:
-            update_progress_artifact(self.artifact, share, description=text)
+        self._show(share, text)
 
     def finish(self) -> None:
         if self.artifact is not None:
-            update_progress_artifact(self.artifact, 100.0, description=f"{self.stage}: done")
+            self._show(100.0, f"{self.stage}: done")
         self.file.unlink(missing_ok=True)
+
+    def _show(self, share: float, text: str) -> None:
+        """A server that does not answer costs the picture of the progress, never the stage."""
+        try:
+            if self.artifact is None:
+                key = artifact_key(f"{self.stage}-progress")
+                self.artifact = create_progress_artifact(share, key=key, description=text)
+            else:
+                update_progress_artifact(self.artifact, share, description=text)
+        except (HTTPError, PrefectException) as error:
+            if not self.silent:
+                get_run_logger().warning("%s: its progress cannot be shown: %s", self.stage, error)
+            self.silent = True
 
 
 def shower(name: str, workspace: Workspace) -> "_Console | _Logged":

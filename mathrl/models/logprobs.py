@@ -1,7 +1,7 @@
 """Log-probs of response tokens, with a gradient: packed where the model allows it, padded where not.
 
-Shapes: N response tokens (groups, responses, tokens in order); R rows of logits; V tokens in the vocabulary;
-B responses padded to L tokens.
+Shapes: N response tokens (groups, responses, tokens in order); R rows of logits, D the width of the model, V
+tokens in the vocabulary; B responses padded to L tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.packing import Group, pack
 
 Outputs = Callable[[Sequence[Group]], Tensor]
+# Above so many logits (256 MiB in float32) they are made a part at a time, and again in the backward pass.
+MOST_LOGITS = 1 << 26
 PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask is off by more than 0.1, bfloat16 products by less
 
 
@@ -29,14 +32,71 @@ def response_logprobs(model: Any, groups: Sequence[Group], temperature: float = 
 
 def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
     batch = pack(groups, model.device)
-    logits_RV = model(
-        input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout,
-        logits_to_keep=batch.rows_R, **packed_inputs(model),
-    ).logits[0]  # fmt: skip
-    logprobs_N, entropies_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        logits_RV, batch.row_of_N, batch.targets_N, temperature
+    inputs = {
+        "input_ids": batch.input_ids_1T, "position_ids": batch.position_ids_1T, "layout": batch.layout,
+        **packed_inputs(model),
+    }  # fmt: skip
+    if _in_parts(model, len(batch.rows_R)):
+        hidden_RD = model.get_decoder()(**inputs).last_hidden_state[0].index_select(0, batch.rows_R)
+        return _logprobs_in_parts(model, hidden_RD, batch.row_of_N, batch.targets_N, temperature)
+    logits_RV = model(**inputs, logits_to_keep=batch.rows_R).logits[0]
+    return _logprobs(logits_RV, batch.row_of_N, batch.targets_N, temperature)
+
+
+def _logprobs(
+    logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        logits_RV, row_of_N, targets_N, temperature
     )
+    return found
+
+
+def _logprobs_in_parts(
+    model: Any, hidden_RD: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """The same without a table of all logits: some rows at a time, recomputed in the backward pass.
+
+    At most `MOST_LOGITS` logits exist at a time, instead of R V (8,192 rows of Qwen2.5: 5 GB, three times).
+    """
+    head = model.get_output_embeddings()
+    rows = max(1, MOST_LOGITS // head.weight.shape[0])
+    order_N = torch.argsort(row_of_N, stable=True)
+    part_of_N = row_of_N[order_N] // rows
+    sizes = torch.bincount(part_of_N, minlength=-(-len(hidden_RD) // rows)).tolist()
+
+    def part(hidden: Tensor, row_of_n: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
+        return _logprobs(head(hidden), row_of_n, targets_n, temperature)
+
+    found = [
+        checkpoint(
+            part, hidden, row_of_N[chosen] - number * rows, targets_N[chosen],
+            use_reentrant=False, preserve_rng_state=False,
+        )
+        for number, (hidden, chosen) in enumerate(
+            zip(torch.split(hidden_RD, rows), torch.split(order_N, sizes), strict=True)
+        )
+    ]  # fmt: skip
+    back_N = torch.argsort(order_N)
+    logprobs_N, entropies_N = (torch.cat(each).index_select(0, back_N) for each in zip(*found, strict=True))
     return logprobs_N, entropies_N
+
+
+def _in_parts(model: Any, rows: int) -> bool:
+    """Whether the logits of so many rows are too many at a time, and the model's are its head's alone.
+
+    False where they are scaled or capped after the head; tried once a model.
+    """
+    head = model.get_output_embeddings()
+    if head is None or rows * head.weight.shape[0] <= MOST_LOGITS:
+        return False
+    if "_plain_head" not in model.__dict__:
+        ids = torch.arange(min(8, head.weight.shape[0]), device=model.device)[None]
+        with torch.no_grad():
+            hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            same = torch.allclose(head(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-4)
+        model.__dict__["_plain_head"] = same
+    return bool(model.__dict__["_plain_head"])
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -76,7 +136,12 @@ class _TokenLogprobs(torch.autograd.Function):
 def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
     """The plain way: every response with its own copy of the prompt, padded on the right."""
     ids_BL, real_BL, chosen = padded(groups, model.device)
-    logits = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
+    inputs = {"input_ids": ids_BL, "attention_mask": real_BL, "use_cache": False}
+    if _in_parts(model, ids_BL.numel()):
+        hidden_ND = model.get_decoder()(**inputs).last_hidden_state[:, :-1][chosen]
+        row_of_N = torch.arange(len(hidden_ND), device=model.device)
+        return _logprobs_in_parts(model, hidden_ND, row_of_N, ids_BL[:, 1:][chosen], temperature)
+    logits = model(**inputs).logits[:, :-1]
     logp_NV = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)
     entropies_N = -(logp_NV.exp() * logp_NV).sum(-1)
     return logp_NV.gather(1, ids_BL[:, 1:][chosen][:, None])[:, 0], entropies_N

@@ -142,3 +142,60 @@ def test_attention_with_more_than_softmax_falls_back() -> None:
         groups = random_groups(1)
         found, _ = response_logprobs(model, groups)
         assert torch.allclose(found, reference(model, groups), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_logits_in_parts_give_the_same_log_probs_and_gradients(
+    network: Callable[..., Any], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(architecture="qwen2", kv_heads=1)
+    if not packed:
+        model.__dict__["_takes_packed"] = False
+    groups = random_groups(5)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        model.zero_grad()
+        logprobs_N, entropies_N = response_logprobs(model, groups, 0.7)
+        weights = torch.randn(len(logprobs_N), generator=torch.Generator().manual_seed(1))
+        (logprobs_N * weights + 0.3 * entropies_N * weights).sum().backward()
+        return logprobs_N, entropies_N, [weight.grad.clone() for weight in model.parameters()]
+
+    whole = both()
+    widest, head = 0, model.get_output_embeddings()
+    rows_at_a_time = 3
+    monkeypatch.setattr("mathrl.models.logprobs.MOST_LOGITS", rows_at_a_time * head.weight.shape[0])
+
+    def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal widest
+        widest = max(widest, output.shape[:-1].numel())
+
+    with torch.no_grad():
+        response_logprobs(model, groups)  # the trial of the head, before it is watched
+    hook = head.register_forward_hook(watch)
+    parts = both()
+    hook.remove()
+    assert widest == rows_at_a_time, "never more logits at a time"
+    assert torch.allclose(parts[0], whole[0], atol=1e-5) and torch.allclose(parts[1], whole[1], atol=1e-5)
+    for found, expected in zip(parts[2], whole[2], strict=True):
+        assert torch.allclose(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_capped_head_keeps_all_its_logits(
+    network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(architecture="qwen2", kv_heads=1)
+    groups = random_groups(2)
+    own = model.forward
+
+    def capped(*args: Any, **kwargs: Any) -> Any:
+        out = own(*args, **kwargs)
+        out.logits = 3 * torch.tanh(out.logits / 3)
+        return out
+
+    model.forward = capped
+    expected, _ = response_logprobs(model, groups)
+    monkeypatch.setattr("mathrl.models.logprobs.MOST_LOGITS", 100)
+    found, _ = response_logprobs(model, groups)
+    assert torch.equal(found, expected)
+    model.__dict__["_plain_head"] = True  # the wrong answer would be seen
+    assert not torch.allclose(response_logprobs(model, groups)[0], expected, atol=1e-3)

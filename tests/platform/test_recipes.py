@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.artifacts import ProgressArtifact
 
 from mathrl.params.load import parse_yaml
 from mathrl.params.recipe import load_recipe, recipe_names
 from mathrl.params.schema import READS
 from tasks.recipe_graph import CODE, graph, graph_files
+from tasks.report import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]
@@ -139,3 +141,8 @@ def test_iterative_grpo_and_dpo_and_a_setting_that_one_step_depends_on(tiny: Che
     write(tiny, "iterative-grpo", "dpo.beta=0.3", more=DPO)
     assert run(tiny, "iterative-grpo", "round_2", "dpo") == ["dpo"]
     assert "beta 0.3" in (made / "dpo" / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["online_rft-s0-progress", "qwen2.5-0.5b", "recipe-A b_"])
+def test_prefect_takes_every_key_of_an_artifact(name: str) -> None:
+    assert ProgressArtifact(progress=1.0, key=artifact_key(name)).key == artifact_key(name)
