@@ -1,4 +1,4 @@
-"""Sections shared by several stages: run, model, prompt, reward, rollout."""
+"""Sections shared by several stages: run, model, prompt, reward."""
 
 from typing import Annotated, Any, Literal
 
@@ -133,10 +133,3 @@ class Reward(Section):
         "semicolon", description="What ends a step of the reasoning; also at its end and at the response's."
     )
     judge: Judge = Judge()
-
-
-class Rollout(Section):
-    """The engine that samples responses."""
-
-    engine: Literal["torch"] = Field("torch", description="The in-process engine.")
-    max_sequences: int = Field(1024, ge=1, description="Responses generated at a time in one process.")

@@ -6,7 +6,8 @@ from mathrl.params.data import Curate, Difficulty, Mix
 from mathrl.params.evaluate import Evaluate, Register
 from mathrl.params.pages import Pages
 from mathrl.params.preference import Dpo, RewardModel, Sample
-from mathrl.params.run import Model, Prompt, Reward, Rollout, Run
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model, Prompt, Reward, Run
 from mathrl.params.section import Section
 from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Rl, Sft

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.params.run import Model, Rollout
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model
 from mathrl.rollout.engine import RolloutEngine
 from mathrl.rollout.torch_engine import TorchEngine
 

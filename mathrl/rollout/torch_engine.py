@@ -13,7 +13,7 @@ from mathrl.core.nouns import Completion
 from mathrl.core.seeding import derive_seed
 from mathrl.models.logprobs import takes_packed
 from mathrl.models.packing import rounded_up
-from mathrl.params.run import Rollout
+from mathrl.params.rollout import Rollout
 from mathrl.rollout.choose import choose
 from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
 from mathrl.rollout.engine import Sampling

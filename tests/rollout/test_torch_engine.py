@@ -10,7 +10,8 @@ from mathrl.models.base import character_tokenizer
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
-from mathrl.params.run import FreshModel, Rollout
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel
 from mathrl.rollout.choose import choose, nucleus
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine

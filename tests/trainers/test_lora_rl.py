@@ -11,7 +11,8 @@ from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.nouns import Problem
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.lora import Lora
-from mathrl.params.run import FreshModel, Prompt, Rollout
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Optimizer, Rl
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
 from mathrl.rewards.verdict import Verdict

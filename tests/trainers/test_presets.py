@@ -12,7 +12,8 @@ from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.nouns import Problem
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.load import load_params, preset_names
-from mathrl.params.run import FreshModel, Rollout
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput, build_reward
 from mathrl.rollout.sampler import Sampler
