@@ -89,13 +89,17 @@ def preference_pairs(
 ) -> list[dict[str, Any]]:
     """Pairs of a correct (chosen) and a wrong (rejected) response; no response in two pairs of a problem.
 
+    A response that was cut off is never chosen, whatever its answer.
+
     Example:
         {"problem_id": "chain/rl/00012", "question": "7+5-3*4=", "chosen": "…<answer>36</answer>",
          "rejected": "<answer>12</answer>"}
     """
     pairs = []
     for problem, samples in groups:
-        right = list(dict.fromkeys(str(s["response"]) for s in samples if s["correct"]))
+        right = list(
+            dict.fromkeys(str(s["response"]) for s in samples if s["correct"] and not s.get("truncated"))
+        )
         wrong = list(dict.fromkeys(str(s["response"]) for s in samples if not s["correct"]))
         rng = random.Random(derive_seed(seed, "preference", problem.id))
         rng.shuffle(right)

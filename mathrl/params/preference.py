@@ -55,6 +55,7 @@ class RewardModel(Section):
     batch: int = Field(64, ge=1, description="Pairs, or responses with labelled steps, of a global batch.")
     lr: float = Field(1e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: Optimizer = Optimizer(type="adamw")
+    lora: Lora | None = Field(None, description="Train low-rank adapters and the head; empty: all weights.")
     labels: Literal["soft", "hard"] = Field(
         "soft", description="Of a step: the share of correct continuations, or whether any was correct."
     )

@@ -53,7 +53,8 @@ class Critic(Section):
 
     path: str | None = Field(
         None, min_length=1,
-        description="Model folder that it starts from (a reward model, or a causal LM); empty: the policy.",
+        description="Model folder that it starts from (a reward model, or a causal LM); empty: the policy. "
+        "DVC does not watch it: in a recipe name a step as the critic instead.",
     )  # fmt: skip
     lr: float = Field(1e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: CriticOptimizer = CriticOptimizer()

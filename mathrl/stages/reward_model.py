@@ -41,6 +41,8 @@ def train(
     tokenizer, scorer = load_tokenizer(start), _scorer(start, params, backend.device)
     new, old = ([row for file in files for row in read_jsonl(file)] for files in (data, replay))
     rows, held = hold_out(new, how.dev_share, seed)
+    known = {row["problem_id"] for row in held}
+    old = [row for row in old if row["problem_id"] not in known]  # held out is held out
     rows = with_replay(rows, old, how.replay, seed)
     items, dev = (
         tokenize_steps(part, params.prompt, tokenizer, params.reward.steps, how.labels)

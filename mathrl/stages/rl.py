@@ -89,7 +89,9 @@ def reinforce(
             else process_judge(scorer, own, tokenizer, params.reward.steps, how.tokens_per_microbatch)
         )
     elif own.continuations:
-        judge = continuations_judge(sampler, problems, reward, how, own, params.reward.steps, seed)
+        judge = continuations_judge(
+            sampler, problems, build_reward(params.reward), how, own, params.reward.steps, seed
+        )
     others = {
         name: load_model(folder, params.model, backend.device).requires_grad_(False)
         for name, folder in (("reference", reference), ("teacher", teacher))

@@ -65,7 +65,7 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
         begun = [prefix for row in chosen for prefix in _prefixes(row)]
         continued = sample("continue", begun, how.continuations) if begun else []
         if continued is not None:
-            counts = [sum(row["correct"] for row in rows or ()) for rows in continued]
+            counts = [sum(_came_out(row) for row in rows or ()) for rows in continued]
             labelled = label(chosen, counts, how.continuations)
     if groups is None:
         return
@@ -107,10 +107,12 @@ def pairs_of(groups: Groups, per_problem: int, seed: int) -> list[Row]:
          "rejected_ended": false, "question": "7+5-3*4="}
     """
     problems = {problem.id: problem for problem, _ in groups}
-    cut = {(problem.id, row["response"]) for problem, rows in groups for row in rows if row["truncated"]}
+    ended = {
+        (problem.id, row["response"]) for problem, rows in groups for row in rows if not row["truncated"]
+    }
     return [
         pair | {"problem": problems[pair["problem_id"]].to_row()}
-        | {f"{side}_ended": (pair["problem_id"], pair[side]) not in cut for side in ("chosen", "rejected")}
+        | {f"{side}_ended": (pair["problem_id"], pair[side]) in ended for side in ("chosen", "rejected")}
         for pair in preference_pairs(groups, per_problem, seed)
     ]  # fmt: skip
 
@@ -122,13 +124,15 @@ def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
     from mathrl.rewards.steps import step_ends
 
     rows = []
-    prefix = tokenizer.encode(params.prompt.response_prefix, add_special_tokens=False)
+    start = params.prompt.response_prefix
+    prefix = tokenizer.encode(start, add_special_tokens=False)
     for problem, samples in groups:
         different = list({row["response"]: row for row in samples}.values())
         rng = random.Random(derive_seed(params.run.seed, "labelled", problem.id))
         for row in rng.sample(different, min(params.sample.labelled_per_problem, len(different))):
             ended = not row["truncated"]
-            tokens = tokenizer.encode(row["response"], add_special_tokens=False)
+            rest = row["response"].removeprefix(start)  # apart: its tokens follow the prefix's in the prompt
+            tokens = prefix + tokenizer.encode(rest, add_special_tokens=False)
             tokens += [tokenizer.eos_token_id] if ended or not tokens else []
             ends = step_ends(tokens, tokenizer, params.reward.steps)
             rows.append({
@@ -160,6 +164,11 @@ def label(rows: Sequence[Row], counts: Sequence[int], continuations: int) -> lis
         told = {kind: [*(each[kind] for each in found), last] for kind in ("soft", "hard")}
         out.append({k: v for k, v in row.items() if k != "begun"} | told)
     return out
+
+
+def _came_out(row: Row) -> bool:
+    """Right, and not cut off: an answer in a text that never ends is none."""
+    return bool(row["correct"] and not row["truncated"])
 
 
 def _shared(state: Path, groups: Groups | None, params: Params, tokenizer: Any) -> list[Row]:

@@ -10,6 +10,7 @@ import torch
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.value_loss import clipped_value_loss, explained_variance
+from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.models.linear import BFloat16Linear
 from mathrl.models.load import load_model, resolve_folder
@@ -30,7 +31,7 @@ def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: in
     A folder of a causal LM, and the policy, give the trunk to a head of zeros: every value is 0 at first.
 
     Raises:
-        UserError: the folder is neither a scorer's nor a causal LM's.
+        UserError: the folder is neither a scorer's nor a causal LM's, or reads other tokens than the policy.
     """
     if scorer is None and params.path is not None:
         scorer = _from_folder(params.path, policy)
@@ -44,11 +45,27 @@ def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: in
 def _from_folder(path: str, policy: Any) -> Any:
     rounded = any(isinstance(each, BFloat16Linear) for each in policy.modules())
     model = Model(precision="bfloat16" if rounded else "float32")
-    where, options = resolve_folder(path)
-    kinds = getattr(AutoConfig.from_pretrained(where, **options), "architectures", None) or [""]
-    if kinds[0].endswith("ForCausalLM"):
-        return make_scorer(load_model(path, model, policy.device))
-    return load_scorer(path, model, policy.device)
+    try:
+        where, options = resolve_folder(path)
+        config = AutoConfig.from_pretrained(where, **options)
+        kinds = getattr(config, "architectures", None) or [""]
+        if kinds[0].endswith("ForCausalLM"):
+            critic = make_scorer(load_model(path, model, policy.device))
+        else:
+            critic = load_scorer(path, model, policy.device)
+    except (UserError, OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"rl.critic.path: no critic can be made of {path!r} ({said}); give the folder of a reward model, "
+            "of a critic or of a causal language model, or leave it empty to start as the policy"
+        ) from None
+    own, wanted = (each.get_input_embeddings().weight.shape[0] for each in (critic, policy))
+    if own != wanted:
+        raise UserError(
+            f"rl.critic.path: {path} reads {own:,} tokens, the policy {wanted:,}; the critic must have the "
+            "policy's tokenizer"
+        )
+    return critic
 
 
 @dataclass

@@ -4,7 +4,6 @@ The loss and its gradient are those of the global batch, whatever the number of 
 """
 
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,9 +53,14 @@ LossOf = Callable[[Sequence[Item]], tuple[Tensor, Mapping[str, float]]]
 
 
 def hold_out(rows: Sequence[dict[str, Any]], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """Rows to train on and rows of a seeded `share` of the problems, at least one where there are two."""
-    problems = sorted({str(row["problem_id"]) for row in rows})
-    random.Random(derive_seed(seed, "hold out")).shuffle(problems)
+    """Rows to train on and rows of a seeded `share` of the problems, at least one where there are two.
+
+    The problems are put in an order of their own each, so that later rows of other samples hold out much the
+    same ones: a reward model that is refreshed meets few of them as rows that it has learned.
+    """
+    problems = sorted(
+        {str(row["problem_id"]) for row in rows}, key=lambda id: derive_seed(seed, "hold out", id)
+    )
     count = min(max(1, round(share * len(problems))), len(problems) - 1) if share else 0
     held = set(problems[:count])
     return (

@@ -65,7 +65,11 @@ def continuations_judge(
     seed: int,
 ) -> JudgeFunction:
     """The reward of a step is the share of `continuations` from its end that come out right (Math-Shepherd's
-    soft labels, arXiv:2312.08935), by the policy as it is; of the last, whether the response is right."""
+    soft labels, arXiv:2312.08935), by the policy as it is; of the last, whether the response is right.
+
+    A continuation that is cut off did not come out right. `reward` is not the roll-outs' own, whose counters
+    are theirs alone.
+    """
     sampling = Sampling(how.continuations, params.temperature, params.max_tokens)
 
     def judge(groups: list[RolloutGroup]) -> list[RolloutGroup]:
@@ -84,10 +88,10 @@ def continuations_judge(
             seed, "continuations", *(token for group in groups for token in group.responses[0])
         )
         rates = [
-            sum(each.correct for each in found or ()) / how.continuations
+            sum(each.correct and each.completion.finish_reason != "length" for each in found or ())
+            / how.continuations
             for found in sampler.sample(begun, sampling, reward, drawn)
         ]
-        reward.counters()  # those of a step are of its own roll-outs
         left = iter(rates)
         out = []
         for group, rows in zip(groups, ends, strict=True):

@@ -19,6 +19,7 @@ from mathrl.core.metrics import MetricSink
 from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
 from mathrl.data.templates import render
+from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
 from mathrl.params.preference import RewardModel
@@ -89,6 +90,8 @@ def train_reward_model(
             "reward_model: nothing to learn from: at no problem was one sample right and another wrong, or "
             "no step was labelled; sample more (sample.samples) or other problems"
         )
+    if params.lora is not None:
+        add_lora(scorer, params.lora, seed)
     loss_of = partial(items_loss, scorer, end_token)
     figures = fit(
         scorer, items, dev, loss_of, params, params.batch, seed, backend, state, open_metrics, "reward_model"

@@ -140,8 +140,16 @@ def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, 
         assert token_scores(made, packed).abs().max() == 0
         for name, weight in source.base_model.state_dict().items():
             assert torch.equal(made.base_model.state_dict()[name], weight)
-    with pytest.raises(UserError, match="no such model folder"):
+    with pytest.raises(UserError, match=r"rl.critic.path: no critic can be made of '/.*no such model folder"):
         critic(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"rl.critic.path: .*has no config.json"):
+        critic(tmp_path / "empty")
+    wide = small.FreshModel(**{**small.BASE.model_dump(), "alphabet": "ascii"})
+    tokenizer = small.character_tokenizer(wide)
+    export_model(small.fresh_network(wide, tokenizer, seed=0), tokenizer, tmp_path / "wide", "# Other tokens")
+    with pytest.raises(UserError, match=r"rl.critic.path: .*/wide reads \d+ tokens, the policy \d+"):
+        critic(tmp_path / "wide")
     small.run(ppo(Critic(path=str(tmp_path / "scorer")), steps=2))
 
 
@@ -163,3 +171,9 @@ def test_it_can_be_trained_by_adapters(small: Any) -> None:
     both = ppo(Critic(lora=Lora(r=2)), lora=Lora(r=2), kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     _, rows, _ = small.run(both)
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) != rows[-1]["kl"]
+
+
+def test_a_hub_id_that_is_no_model_is_a_sentence_too(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"rl.critic.path: no critic can be made of 'models/critc'"):
+        make_critic(Critic(path="models/critc"), small.policy()[0], None, 10, seed=0)
