@@ -5,7 +5,7 @@ Tensors are on the CPU, the same at every process.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -52,20 +52,41 @@ class Batch:
 
     def part(self, chosen: Sequence[int]) -> "Batch":
         """The batch of some of the groups, by their numbers."""
-        lengths_PG = self.lengths_S.view(len(self.groups), -1)
-        ends = lengths_PG.sum(1).cumsum(0).tolist()
+        lengths = torch.split(self.lengths_S, [len(group.responses) for group in self.groups])
+        ends = torch.stack([each.sum() for each in lengths]).cumsum(0).tolist()
         rows_N = torch.cat([torch.arange(ends[i - 1] if i else 0, ends[i]) for i in chosen])
         tokens = {
             field.name: getattr(self, field.name)[rows_N]
             for field in fields(self)
             if field.name.endswith("_N") and getattr(self, field.name) is not None
         }
-        return Batch([self.groups[i] for i in chosen], lengths_PG[list(chosen)].flatten(), **tokens)
+        return Batch([self.groups[i] for i in chosen], torch.cat([lengths[i] for i in chosen]), **tokens)
+
+    def cut(self, budget: int) -> "Batch":
+        """The same responses in the same order, in groups of at most `budget` packed tokens (see `cut`)."""
+        return replace(self, groups=cut(self.groups, budget))
 
     @property
     def counted_S(self) -> Tensor:
         """How many tokens of each response have a loss."""
         return response_sums(self.kept_N.float(), self.lengths_S).long()
+
+
+def cut(groups: Sequence[RolloutGroup], budget: int) -> list[RolloutGroup]:
+    """Groups of more than `budget` packed tokens are cut between responses, the prompt standing in each part.
+
+    A response that is longer alone stands alone. Advantages are made before: they need whole groups.
+    """
+    out: list[RolloutGroup] = []
+    for group in groups:
+        first, size = 0, len(group.prompt)
+        for place, response in enumerate(group.responses):
+            if place > first and size + len(response) - 1 > budget:
+                out.append(group.some(first, place))
+                first, size = place, len(group.prompt)
+            size += len(response) - 1
+        out.append(group.some(first, len(group.responses)) if first else group)
+    return out
 
 
 def make_batch(
@@ -210,6 +231,7 @@ def for_all(
     """
     training = network.training
     network.eval()
+    groups = cut(groups, budget)
     sizes = [group.group.packed_tokens for group in groups]
     mine = balanced(sizes, backend.world)[backend.rank]
     own: dict[int, Tensor] = {}

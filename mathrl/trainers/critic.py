@@ -99,7 +99,9 @@ class CriticFigures:
 def critic_gradient(critic: Learner, params: Rl, backend: Backend, batch: Batch) -> CriticFigures:
     """Fill the critic's gradients with that of the value loss, the mean over the global batch's tokens."""
     assert params.critic is not None and batch.values_N is not None and batch.returns_N is not None
-    weights_PG = token_weights(batch.counted_S, "token_mean", params.max_tokens).view(len(batch.groups), -1)
+    batch = batch.cut(params.tokens_per_microbatch)
+    weights_S = token_weights(batch.counted_S, "token_mean", params.max_tokens)
+    weights = torch.split(weights_S, [len(group.responses) for group in batch.groups])
     sizes = [group.group.packed_tokens for group in batch.groups]
     mine = balanced(sizes, backend.world)[backend.rank]
     critic.flat.gradients.zero_()
@@ -112,7 +114,8 @@ def critic_gradient(critic: Learner, params: Rl, backend: Backend, batch: Batch)
             values_N, part.values_N.to(backend.device), part.returns_N.to(backend.device), params.critic.clip
         )
         kept_N = part.kept_N.to(backend.device)
-        weights_N = spread(weights_PG[micro].flatten(), part.lengths_S).to(backend.device)[kept_N]
+        weights_S = torch.cat([weights[i] for i in micro])
+        weights_N = spread(weights_S, part.lengths_S).to(backend.device)[kept_N]
         loss = (weights_N * loss_N[kept_N]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), (weights_N * clipped_N[kept_N]).sum()])

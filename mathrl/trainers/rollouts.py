@@ -4,7 +4,7 @@ Shapes: P groups (prompts) of G responses.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -50,6 +50,15 @@ class RolloutGroup:
     @property
     def group(self) -> Group:
         return Group(self.prompt, self.responses)
+
+    def some(self, first: int, last: int) -> "RolloutGroup":
+        """Responses `first` to `last` (that one not included)."""
+        kept = {
+            each.name: getattr(self, each.name)[first:last]
+            for each in fields(self)
+            if each.name not in ("problem", "prompt", "baseline", "baseline_tokens")
+        }
+        return replace(self, **kept)
 
 
 def rollout_group(problem: int, prompt: Sequence[int], graded: Sequence[Graded]) -> RolloutGroup:

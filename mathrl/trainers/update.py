@@ -99,12 +99,14 @@ def update_gradient(
     gradient: they get no forward pass where nothing but the surrogate is in the loss; the denominators count
     them all the same.
     """
-    per_group = (len(batch.groups), -1)
-    weights_PG = token_weights(batch.counted_S, params.aggregation, params.max_tokens).view(per_group)
+    batch = batch.cut(params.tokens_per_microbatch)
+    counts = [len(group.responses) for group in batch.groups]
+    weights_S = token_weights(batch.counted_S, params.aggregation, params.max_tokens)
+    weights = torch.split(weights_S, counts)
     skipping = params.skip_zero_variance and batch.reference_N is None and not params.entropy_coef
     moving_N = ((batch.advantages_N != 0) & batch.kept_N).float()
-    moving_P = response_sums(moving_N, batch.lengths_S).view(per_group).sum(1)
-    useful = [i for i in range(len(batch.groups)) if not skipping or moving_P[i] > 0]
+    moving = torch.split(response_sums(moving_N, batch.lengths_S), counts)
+    useful = [i for i in range(len(batch.groups)) if not skipping or moving[i].sum() > 0]
     sizes = [group.group.packed_tokens for group in batch.groups]
     share = balanced([sizes[i] for i in useful], backend.world)[backend.rank]
     mine = [useful[place] for place in share]
@@ -130,7 +132,7 @@ def update_gradient(
             kl = float(kl_N.detach()[kept_N].sum())
         if params.entropy_coef:
             loss_N = loss_N - params.entropy_coef * entropies_N
-        weights_N = spread(weights_PG[micro].flatten().to(backend.device), lengths_S)
+        weights_N = spread(torch.cat([weights[i] for i in micro]).to(backend.device), lengths_S)
         loss = (weights_N * loss_N)[kept_N].sum()
         loss.backward()  # type: ignore[no-untyped-call]
         now_N = logprobs_N.detach()

@@ -11,7 +11,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.train import Critic, Rl
 from mathrl.trainers.backend import Backend
-from mathrl.trainers.batch import Batch, make_batch
+from mathrl.trainers.batch import Batch, cut, make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 
 CPU = Backend(torch.device("cpu"))
@@ -150,3 +150,23 @@ def test_scores_for_all_do_not_depend_on_micro_batches(small: Any) -> None:
     assert whole.reference_N is not None and cut.reference_N is not None
     assert torch.allclose(whole.reference_N, cut.reference_N, atol=1e-5)
     assert whole.reference_N.std() > 0.1
+
+
+def test_groups_are_cut_between_responses_to_fit_the_budget() -> None:
+    big = replace(
+        GROUPS[0],
+        responses=((1,) * 4, (2,) * 3, (3,) * 9, (4,) * 2),
+        **{name: (getattr(GROUPS[0], name) * 2) for name in ("logprobs", "rewards", "correct", "truncated")},
+        parts=({},) * 4, step_ends=(), step_rewards=(),
+    )  # fmt: skip
+    # Packed: 2 of the prompt, then 3, 2, 8, 1.
+    parts = cut([big, GROUPS[1]], 7)
+    assert [part.responses for part in parts] == [big.responses[:2], big.responses[2:3], big.responses[3:],
+                                                  GROUPS[1].responses]  # fmt: skip
+    assert [part.group.packed_tokens for part in parts] == [7, 10, 3, 3], "one response alone may be larger"
+    assert [part.rewards for part in parts] == [(1.0, 0.0), (1.0,), (0.0,), (0.5, 0.5)]
+    assert cut(GROUPS, 100) == GROUPS and cut([big], 16) == [big]
+    batch, _ = make_batch(GROUPS, Rl(group_size=2), CPU, None)
+    small = batch.cut(2)
+    assert len(small.groups) == 4 and small.part([1, 3]).lengths_S.tolist() == [1, 3]
+    assert torch.equal(small.part([0, 1]).old_N, batch.part([0]).old_N)

@@ -47,7 +47,8 @@ def test_gradient_does_not_depend_on_micro_batches_or_skipping(
         strict=True,
     )
     assert found[0].norm() > 1e-3
-    assert figures[2].trained > figures[0].trained == figures[1].trained
+    assert figures[2].trained > figures[0].trained
+    assert figures[1].trained > figures[0].trained, "groups are cut, and a prompt stands in each part"
     for other in found[1:]:
         assert torch.allclose(other, found[0], atol=1e-6)
     assert figures[1].loss == pytest.approx(figures[0].loss, abs=1e-6)
