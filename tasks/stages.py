@@ -84,7 +84,7 @@ def _beside(stage: str, workspace: Workspace, env: dict[str, str], show: "_Conso
 @task(cache_policy=NO_CACHE, task_run_name="{stage}")
 def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
     """Follow one stage of a running `dvc repro`: "ran" or "skipped"."""
-    live = _Live(stage, Path(progress_file))
+    live = Live(stage, Path(progress_file))
     outcome = repro.follow(stage, live.refresh)
     live.finish()
     if outcome == "skipped":
@@ -92,7 +92,7 @@ def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
     return outcome
 
 
-class _Live:
+class Live:
     """The stage's progress as a Prefect artifact, made when there is something to show."""
 
     def __init__(self, stage: str, file: Path) -> None:
@@ -106,9 +106,10 @@ class _Live:
             state = json.loads(self.file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return
-        share = 100.0 * state["done"] / max(1, state["total"])
+        share = min(100.0, 100.0 * state["done"] / max(1, state["total"] or 0))
         left = state["seconds_left"]
-        text = f"{state['title']}: {state['done']:.0f} of {state['total']:.0f}"
+        text = f"{state['title']}: {state['done']:.0f}"
+        text += f" of {state['total']:.0f}" if state["total"] else ""
         text += f", about {left:.0f} s left" if left else ""
         self._show(share, text)
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,10 @@ from mathrl.core.places import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
 from tasks.repro import environment, mirror
-from tasks.stages import shower
+from tasks.stages import Live, shower
 from tasks.workspace import Workspace
 
-LAST_LINES = 20
+LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
 
 def run_sweep(section: BaseModel | None, overrides: Sequence[str], *, compare: bool) -> str:
@@ -71,12 +72,19 @@ def follow(
     )
     assert child.stdin is not None and child.stdout is not None
     lines: list[str] = []
+    live = Live("sweep", Path(env["MATHRL_PROGRESS"]))
     try:
-        while piece := os.read(child.stdout.fileno(), 65536):
+        while True:
+            if not select.select([child.stdout], [], [], REFRESH_SECONDS)[0]:
+                live.refresh()
+                continue
+            if not (piece := os.read(child.stdout.fileno(), 65536)):
+                break
             text = piece.decode(errors="replace")
             show(text)
             lines = [*lines, *(line for line in text.splitlines() if line.strip())][-LAST_LINES:]
         code = child.wait()
+        live.finish()
     finally:
         child.stdin.close()
         child.wait()

@@ -22,11 +22,12 @@ Set = Annotated[
 def run(
     study: Study = None,
     trials: Annotated[int | None, typer.Option(help="Trials in all.")] = None,
+    hours: Annotated[float | None, typer.Option(help="No trial is begun later than this.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at a time on this machine.")] = None,
     set_: Set = None,
 ) -> None:
     """Run a study, or go on with it; params/sweep.yaml says what is varied."""
-    _flow(_overrides(study, set_, trials=trials, workers=workers), compare=False)
+    _flow(_overrides(study, set_, trials=trials, hours=hours, workers=workers), compare=False)
 
 
 @sweep.command()
@@ -83,7 +84,7 @@ def dashboard(
     run_server(opened._storage, host=HOST, port=port)
 
 
-def _overrides(study: str | None, set_: list[str] | None, **given: int | None) -> list[str]:
+def _overrides(study: str | None, set_: list[str] | None, **given: float | None) -> list[str]:
     named = {"study": study, **given}
     return [*(set_ or []), *(f"sweep.{key}={value}" for key, value in named.items() if value is not None)]
 

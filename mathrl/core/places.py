@@ -8,6 +8,7 @@ import os
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mathrl.core.errors import UserError
 
@@ -30,6 +31,15 @@ def main_checkout() -> Path:
             "start from `git clone`, not from an unpacked archive"
         ) from None
     return Path(found.stdout.strip()).parent
+
+
+def code_version() -> dict[str, Any]:
+    """{"commit": "3a0dd22…", "dirty": false}: what the current folder's checkout is at."""
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
 
 
 def home() -> Path:

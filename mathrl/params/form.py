@@ -50,14 +50,19 @@ def form_overrides(sections: Mapping[str, BaseModel | None]) -> list[str]:
     found: list[str] = []
     for name, values in sections.items():
         if values is not None:
-            found += _dotted(name, values.model_dump(mode="json", exclude_none=True))
+            found += _dotted(name, values, values.model_dump(mode="json", exclude_none=True))
     return found
 
 
-def _dotted(path: str, value: Any) -> list[str]:
-    if isinstance(value, dict) and value and "type" not in value:
-        return [line for key, each in value.items() for line in _dotted(f"{path}.{key}", each)]
-    return [f"{path}={json.dumps(value, ensure_ascii=False)}"]  # JSON is YAML
+def _dotted(path: str, form: BaseModel, dumped: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name, value in dumped.items():
+        inner = getattr(form, name)
+        if isinstance(inner, BaseModel) and not isinstance(inner, Section):
+            found += _dotted(f"{path}.{name}", inner, value)
+        else:
+            found.append(f"{path}.{name}={json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
+    return found
 
 
 def _direct(schema: dict[str, Any]) -> None:

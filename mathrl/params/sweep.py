@@ -70,7 +70,7 @@ class Sweep(Section):
     space: dict[str, Axis] = Field(default_factory=dict, description="What is varied, by dotted key.")
     set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
     trials: int | None = Field(12, ge=1, description="Trials in all, the first included; empty: no end.")
-    hours: float | None = Field(None, gt=0, description="No trial is begun later than this after the start.")
+    hours: float | None = Field(None, gt=0, description="No trial is begun so long after the sweep's start.")
     seeds: int = Field(1, ge=1, le=100, description="Runs a trial, with the seeds run.seed, run.seed + 1, …")
     evaluations: int = Field(1, ge=1, description="A run's score is the mean of its last n dev evaluations.")
     pruner: Literal["median", "hyperband", "none"] = Field(

@@ -25,7 +25,7 @@ from mathrl.core.files import write_json
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.launch import rank
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.places import home, state_root
+from mathrl.core.places import code_version, home, state_root
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.schema import READS, STAGES
 
@@ -123,10 +123,10 @@ def _run(
         run._note(
             stage=name, name=step or name, recipe=recipe, key=key, status="running", pid=os.getpid(),
             started=time.time(), params=own,
-            pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=_git(),
+            pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=code_version(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
-            sweep=os.environ.get("MATHRL_SWEEP", ""),
+            sweep=os.environ.get("MATHRL_SWEEP", ""), trial=os.environ.get("MATHRL_TRIAL", ""),
         )  # fmt: skip
         with _mirror():
             try:
@@ -209,10 +209,3 @@ def _status(error: BaseException) -> str:
         isinstance(error, SystemExit) and error.code in (EXIT_STOPPED, EXIT_INTERRUPTED)
     )
     return "stopped" if stopped else "failed"
-
-
-def _git() -> dict[str, Any]:
-    def ask(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
-
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.evaluation.responses import common_problems, read_run
 from mathrl.evaluation.side_by_side import compare_sides
-from mathrl.sweeps.objective import Failed, Run, execute, rl_run
+from mathrl.sweeps.objective import Failed, Run, clear, execute, rl_run
 from mathrl.sweeps.space import overrides, trial_params
 from mathrl.sweeps.study import Opened, best
 
@@ -62,16 +63,17 @@ def compare(opened: Opened, stopping: Callable[[], bool] = lambda: False) -> dic
     return out
 
 
-def _one(opened: Opened, side: _Side, seed: int, stopping: Callable[[], bool]) -> Any:
+def _one(opened: Opened, side: _Side, seed: int, stopping: Callable[[], bool]) -> Path:
     """The responses on test of one side's run with one fresh seed."""
-    label = f"t{side.number:04d}-fresh-s{seed}"
-    train = rl_run(opened, side.number, label, side.values, seed)
-    test = Run(opened.folder, side.number, f"{label}-test", "evaluate",
-               _evaluation(opened, side, seed, f"{train.out}/model"))  # fmt: skip
-    if not (test.out / "report" / "responses.jsonl").exists():
+    train = rl_run(opened, f"t{side.number:04d}-fresh-s{seed}", side.values, seed)
+    words = _evaluation(opened, side, seed, f"{train.out}/model")
+    test = Run(opened.folder, f"t{side.number:04d}-test-s{seed}", "evaluate", words)
+    responses = test.out / "report" / "responses.jsonl"
+    if not responses.exists():
         execute(train, opened, stopping, keep=True)
-    execute(test, opened, stopping, keep=True)
-    return test.out / "report" / "responses.jsonl"
+        execute(test, opened, stopping, keep=True)
+    clear(train, keep=opened.sweep.keep_models)
+    return responses
 
 
 def _evaluation(opened: Opened, side: _Side, seed: int, model: str) -> tuple[str, ...]:

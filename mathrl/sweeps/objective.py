@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from optuna.trial import Trial, TrialState
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.places import home, state_root
+from mathrl.sweeps.lease import Known, give_back, renew, tree
+from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
-from mathrl.sweeps.study import STORAGE, Opened, give_back, renew
+from mathrl.sweeps.study import STORAGE, Opened
 
 POLL_SECONDS, RENEW_SECONDS = 0.5, 15.0
 ATTEMPTS = 3
-STOPPED = (75, 130)  # the trainer was stopped and can go on
+STOPPED = (75, 130, 137, 143)  # the trainer was stopped or killed, and can go on
+PROGRESS = "MATHRL_PROGRESS"  # the bar there is the study's
 Curve = list[tuple[int, float]]
 
 
@@ -36,27 +40,30 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a stage in the study's folder: its label, and the words of `mathrl.stages.step`."""
+    """One run of a stage in the study's folder: its label, and the words of `mathrl.stages.step`.
+
+    `trial` is the record of the trial that it belongs to, empty for runs of the comparison.
+    """
 
     folder: Path
-    trial: int
     label: str
     stage: str
     words: tuple[str, ...]
+    trial: str = ""
 
     @property
     def out(self) -> Path:
         return self.folder / self.label
 
 
-def rl_run(opened: Opened, number: int, label: str, values: dict[str, Any], seed: int) -> Run:
+def rl_run(opened: Opened, label: str, values: dict[str, Any], seed: int, trial: str = "") -> Run:
     sweep = opened.sweep
     words = ["--start", sweep.start, "--dev", sweep.dev, "--examples", sweep.examples]
     for file in sweep.data:
         words += ["--data", file]
     for each in (*overrides(sweep, values), f"run.seed={seed}"):
         words += ["--set", each]
-    return Run(opened.folder, number, label, "rl", tuple(words))
+    return Run(opened.folder, label, "rl", tuple(words), trial)
 
 
 def run_trial(opened: Opened, trial: Trial, stopping: Callable[[], bool]) -> str:
@@ -66,40 +73,45 @@ def run_trial(opened: Opened, trial: Trial, stopping: Callable[[], bool]) -> str
         Interrupted: `stopping` became true; the trial is left for the next claim.
     """
     values = values_of(opened.sweep.space, trial.params, opened.present, trial.number)
+    trial.set_user_attr("values", values)
+    record = TrialRecord(opened, trial.number)
+    record.begin(values)
     try:
-        scores = _all_seeds(opened, trial, values, _begin(opened, trial, values), stopping)
+        scores = _all_seeds(opened, trial, values, record, stopping)
         if scores is None:
             opened.study.tell(trial, state=TrialState.PRUNED)
+            record.end("finished", "ended early")
             said = "ended early"
         else:
-            opened.study.tell(trial, sum(scores) / len(scores))
-            said = f"dev accuracy {sum(scores) / len(scores):.4f}"
+            mean = sum(scores) / len(scores)
+            opened.study.tell(trial, mean)
+            record.end("finished", "complete", summary={"dev/accuracy": mean})
+            said = f"dev accuracy {mean:.4f}"
     except Failed as failed:
         trial.set_user_attr("error", str(failed)[:2000])
         opened.study.tell(trial, state=TrialState.FAIL)
+        record.end("failed", "failed", error=str(failed))
         said = f"failed: {failed}"
+    except Interrupted:
+        record.end("stopped", "unfinished")
+        raise
     finally:
         give_back(opened.folder, trial.number)
     return f"trial {trial.number}: {said}  ({', '.join(f'{k}={v}' for k, v in values.items())})"
 
 
-def _begin(opened: Opened, trial: Trial, values: dict[str, Any]) -> list[int]:
+def _all_seeds(
+    opened: Opened, trial: Trial, values: dict[str, Any], record: TrialRecord, stopping: Callable[[], bool]
+) -> list[float] | None:
+    """The score of every seed; None where the trial was ended early."""
     try:
         first = trial_params(opened.sweep, values).run.seed
     except UserError as error:
         raise Failed(f"these values do not go together: {error}") from None
-    trial.set_user_attr("values", values)
-    return [first + number for number in range(opened.sweep.seeds)]
-
-
-def _all_seeds(
-    opened: Opened, trial: Trial, values: dict[str, Any], seeds: Sequence[int], stopping: Callable[[], bool]
-) -> list[float] | None:
-    """The score of every seed; None where the trial was ended early."""
     reported = set(opened.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
     scores: list[float] = []
-    last = opened.steps * len(seeds)
-    for place, seed in enumerate(seeds):
+    last = opened.steps * opened.sweep.seeds
+    for place in range(opened.sweep.seeds):
 
         def hopeless(curve: Curve, place: int = place) -> bool:
             """Report what is new of the curve; whether the pruner gives the trial up. Trial 0 is never."""
@@ -108,15 +120,18 @@ def _all_seeds(
                 if step in reported:
                     continue
                 reported.add(step)
-                now = score(curve[:upto], opened.sweep.evaluations)
-                trial.report((sum(scores) + now) / (place + 1), step)
+                now = (sum(scores) + score(curve[:upto], opened.sweep.evaluations)) / (place + 1)
+                record.report(step, now)
+                trial.report(now, step)
                 if trial.number and step < last and trial.should_prune():
                     return True
             return False
 
-        run = rl_run(opened, trial.number, f"t{trial.number:04d}-s{seed}", values, seed)
+        run = rl_run(
+            opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.folder.name
+        )
         curve = execute(
-            run, opened, stopping, hopeless, lambda child: renew(opened.folder, trial.number, child)
+            run, opened, stopping, hopeless, lambda below: renew(opened.folder, trial.number, below)
         )
         if curve is None:
             return None
@@ -155,12 +170,12 @@ def dev_curve(file: Path) -> Curve:
 def execute(
     run: Run, opened: Opened, stopping: Callable[[], bool],
     hopeless: Callable[[Curve], bool] = lambda curve: False,
-    hold: Callable[[int], None] = lambda child: None, *, keep: bool = False,
+    hold: Callable[[list[Known]], None] = lambda below: None, *, keep: bool = False,
 ) -> Curve | None:  # fmt: skip
     """Run a stage to its end, or go on with it; its dev curve, or None where `hopeless` ended it early.
 
-    What ran to its end before a worker died is not run again. `hold` is called with the child's process id
-    now and then while it runs.
+    What ran to its end before a worker died is not run again. `hold` is called with the trainer's processes
+    when they change, and now and then.
 
     Raises:
         Interrupted: `stopping` became true; the run resumes at its next start.
@@ -170,7 +185,7 @@ def execute(
         if (record := finished(run)) is None:
             code = _attempt(run, opened, stopping, hopeless, hold)
             if code is None:
-                _clear(run, keep=False)
+                clear(run, keep=False)
                 return None
             if code in STOPPED:
                 continue
@@ -184,19 +199,19 @@ def execute(
             if not curve:
                 raise Failed("no dev evaluation; are there dev problems?")
             if hopeless(curve):
-                _clear(run, keep=False)
+                clear(run, keep=False)
                 return None
-        _clear(run, keep=keep or opened.sweep.keep_models)
+        clear(run, keep=keep or opened.sweep.keep_models)
         return curve
-    raise Failed(f"stopped {ATTEMPTS} times by something else than the sweep")
+    raise Failed(f"stopped or killed {ATTEMPTS} times, not by the sweep; was memory short?")
 
 
 def _attempt(
     run: Run, opened: Opened, stopping: Callable[[], bool], hopeless: Callable[[Curve], bool],
-    hold: Callable[[int], None],
+    hold: Callable[[list[Known]], None],
 ) -> int | None:  # fmt: skip
     run.out.mkdir(parents=True, exist_ok=True)
-    began, renewed = time.time(), 0.0
+    began, renewed, below = time.time(), 0.0, list[Known]()
     command = [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "mathrl.stages.step", run.stage]
     with (run.out / "log.txt").open("ab") as log:
         child = subprocess.Popen(
@@ -205,9 +220,9 @@ def _attempt(
         )  # fmt: skip
     try:
         while (code := child.poll()) is None:
-            if time.time() - renewed > RENEW_SECONDS:
-                hold(child.pid)
-                renewed = time.time()
+            if (now := tree(child.pid)) != below or time.time() - renewed > RENEW_SECONDS:
+                hold(now)
+                below, renewed = now, time.time()
             if stopping():
                 raise Interrupted
             record = newest(run)
@@ -215,7 +230,8 @@ def _attempt(
                 _show(run, record)
                 if hopeless(dev_curve(record / "metrics.jsonl")):
                     return None
-            time.sleep(POLL_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_SECONDS)
         return int(code)
     finally:
         assert child.stdin is not None
@@ -223,11 +239,11 @@ def _attempt(
         child.wait()
 
 
-def _environment(opened: Opened, number: int) -> dict[str, str]:
-    given = {name: value for name, value in os.environ.items() if name != STORAGE}
+def _environment(opened: Opened, trial: str) -> dict[str, str]:
+    given = {name: value for name, value in os.environ.items() if name not in (STORAGE, PROGRESS)}
     threads = max(1, (os.cpu_count() or 1) // opened.sweep.workers)
     return {"OMP_NUM_THREADS": str(threads)} | given | {
-        "MATHRL_SWEEP": f"{opened.sweep.study}/{number}", "MATHRL_HOME": str(home()),
+        "MATHRL_SWEEP": opened.tracked, "MATHRL_TRIAL": trial, "MATHRL_HOME": str(home()),
         "MATHRL_STATE": str(state_root()), "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
 
@@ -262,7 +278,7 @@ def _show(run: Run, record: Path) -> None:
         write_json(run.out / "run.json", {"record": str(record), "words": run.words})
 
 
-def _clear(run: Run, *, keep: bool) -> None:
+def clear(run: Run, *, keep: bool) -> None:
     """Without the model, if it is not wanted, and without what the run would resume from."""
     record = newest(run)
     if record is not None:

@@ -11,45 +11,58 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from mathrl.core.errors import UserError, exit_on_user_error
+from optuna.trial import TrialState
+
+from mathrl.core.errors import EXIT_USER_ERROR, UserError, exit_on_user_error
 from mathrl.core.places import home, state_root, tracking_uri
+from mathrl.core.progress import progress
 from mathrl.sweeps.compare import compare as compare_winner
 from mathrl.sweeps.objective import Interrupted
 from mathrl.sweeps.report import write_report
-from mathrl.sweeps.study import open_study
+from mathrl.sweeps.study import Opened, open_study
 from mathrl.sweeps.worker import sweep_section
 
 MIRROR = "MATHRL_MIRROR"
-POLL_SECONDS = 0.2
+POLL_SECONDS = 1.0
 
 
 def run(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> None:
     """Start the workers, wait for them, write the report.
 
     Raises:
-        UserError: a wrong section, or a worker that ended with an error, which it has printed.
+        UserError: a wrong section, or trials that are left because a worker ended with an error.
     """
     sweep = sweep_section(overrides)
     opened = open_study(sweep)
     until = "-" if sweep.hours is None else str(time.time() + 3600 * sweep.hours)
     command = [sys.executable, "-m", "mathrl.sweeps.worker", until, *overrides]
     print(f"study {sweep.study}, {sweep.workers} workers, in {opened.folder}", flush=True)
-    with mirrored():
+    with mirrored(), progress("trials", sweep.trials or 0, _ended(opened)) as bar:
         workers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
             for _ in range(sweep.workers)
         ]
         try:
             while any(worker.poll() is None for worker in workers) and not stopping():
+                bar.advance(_ended(opened) - bar.bar.n)
                 time.sleep(POLL_SECONDS)
         finally:
             for worker in workers:
                 assert worker.stdin is not None
                 worker.stdin.close()
             codes = [worker.wait() for worker in workers]
+        bar.advance(_ended(opened) - bar.bar.n)
     write_report(opened)
-    if any(codes):
-        raise UserError(f"a worker ended with exit status {max(map(abs, codes))}; see above")
+    left = [t.number for t in opened.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
+    if any(codes) and not stopping() and (left or EXIT_USER_ERROR in codes):
+        raise UserError(
+            f"a worker ended with exit status {next(filter(None, codes))}, see above; unfinished trials: "
+            f"{', '.join(map(str, left)) or 'none'}; start it again and it goes on"
+        )
+
+
+def _ended(opened: Opened) -> int:
+    return sum(each.state.is_finished() for each in opened.study.get_trials(deepcopy=False))
 
 
 @contextmanager

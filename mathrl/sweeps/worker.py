@@ -15,8 +15,9 @@ from optuna.trial import TrialState
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.params import load_params
 from mathrl.params.sweep import Sweep
+from mathrl.sweeps.claim import claim
 from mathrl.sweeps.objective import Interrupted, run_trial
-from mathrl.sweeps.study import claim, open_study
+from mathrl.sweeps.study import open_study
 
 MOST_FAILURES = 3  # in a row, before the worker gives up
 
@@ -47,7 +48,7 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
     failures = 0
     while not stop.is_set():
         opened = open_study(sweep_section(overrides))  # anew: params/ may have been changed meanwhile
-        trial = claim(opened, until)
+        trial = claim(opened, until, stop.is_set)
         if trial is None:
             return
         try:

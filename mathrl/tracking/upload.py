@@ -3,7 +3,7 @@
 Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (hash of the resolved parameters),
 `output.<path>` and `input.<path>` (content digests). A stage that DVC skipped is linked by them: whoever made
 the input of a run that did happen is found by its output's digest, and its run stands in the parent's tag
-`stage.<name>`.
+`stage.<name>`. In a sweep the parent is the study's run, and between them stands the trial's.
 """
 
 import getpass
@@ -14,6 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from mathrl.core.files import read_json
 from mathrl.core.places import home
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
@@ -28,19 +29,25 @@ class Upload:
 
     def start(self, facts: Mapping[str, Any], record: str) -> tuple[str, str]:
         """The MLflow run of a record and its parent's; both are made only where they do not exist yet."""
+        trial = home() / "records" / facts["trial"] / "run.json" if facts.get("trial") else None
+        if trial is not None and trial.exists():
+            above, parent = self.start(read_json(trial), facts["trial"])
+        else:
+            above = parent = ""
         with FileLock(home() / "tracking.lock"):
-            parent = self._parent(facts)
+            parent = parent or self._parent(facts)
             found = self._find(f"tags.`mathrl.record` = '{record}'")
             if found:
                 return found.info.run_id, parent
             run = self.client.create_run(
                 self.experiment, run_name=_label(facts), start_time=_milliseconds(facts["started"]),
-                tags={"mlflow.parentRunId": parent, "mathrl.record": record, **_tags(facts)},
+                tags={"mlflow.parentRunId": above or parent, "mathrl.record": record, **_tags(facts)},
             )  # fmt: skip
         run_id = str(run.info.run_id)
         self._log_params(run_id, facts["params"])
         self._log_datasets(run_id, facts)
-        self.client.set_tag(parent, f"stage.{_label(facts)}", run_id)
+        if not facts.get("sweep"):
+            self.client.set_tag(parent, f"stage.{_label(facts)}", run_id)
         self._link_makers(parent, facts["inputs"], run_id)
         self._describe(parent)
         return run_id, parent
@@ -82,6 +89,8 @@ class Upload:
         self._describe(parent)
         for path, digest in facts.get("outputs", {}).items():
             self.client.set_tag(run_id, f"output.{path}", digest)
+        if facts.get("outcome"):
+            self.client.set_tag(run_id, "mathrl.outcome", facts["outcome"])
         if facts.get("error"):
             self.client.set_tag(run_id, "mathrl.error", facts["error"][:5000])
         if any(artifacts.iterdir()):
@@ -91,18 +100,20 @@ class Upload:
         if facts["stage"] in ("evaluate", "register") and status == "finished":
             for name, value in facts.get("summary", {}).items():
                 self.client.log_metric(parent, _name(name), value)
-        self.client.set_terminated(parent, STATUS[status], end)
+        if not facts.get("trial"):  # one that was ended early says nothing of its study
+            self.client.set_terminated(parent, STATUS[status], end)
 
     def _parent(self, facts: Mapping[str, Any]) -> str:
-        pipeline = facts["pipeline"]
-        found = self._find(f"tags.`mathrl.pipeline` = '{pipeline}' and tags.`mathrl.role` = 'pipeline'")
+        study, pipeline = facts.get("sweep"), facts["pipeline"]
+        role, known_by = ("study", study) if study else ("pipeline", pipeline)
+        name = f"sweep {study}" if study else f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}"
+        found = self._find(f"tags.`mathrl.{role}` = '{known_by}' and tags.`mathrl.role` = '{role}'")
         if found:
             return str(found.info.run_id)
-        tags = {"mathrl.pipeline": pipeline, "mathrl.role": "pipeline", **_origin(facts)}
+        tags = {f"mathrl.{role}": known_by, "mathrl.role": role, **_origin(facts)}
         run = self.client.create_run(
-            self.experiment, run_name=f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}",
-            start_time=_milliseconds(facts["started"]), tags=tags,
-        )  # fmt: skip
+            self.experiment, run_name=name, start_time=_milliseconds(facts["started"]), tags=tags
+        )
         self._log_params(run.info.run_id, facts["pipeline_params"])
         return str(run.info.run_id)
 
@@ -207,7 +218,7 @@ def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
     if facts.get("prefect_flow_run"):
         tags["prefect.flow_run_id"] = facts["prefect_flow_run"]
     if facts.get("sweep"):
-        tags["mathrl.study"], tags["mathrl.trial"] = facts["sweep"].split("/")
+        tags["mathrl.study"] = facts["sweep"]
     return tags
 
 

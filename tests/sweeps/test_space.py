@@ -1,0 +1,160 @@
+"""The search space against the schema, and values on their way from Optuna to an override and back."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.params import load_params
+from mathrl.params.form import form_overrides, section_form
+from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
+from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of
+
+ROOT = Path(__file__).parents[2]
+PARAMS = ROOT / "params"
+KL = ZeroOrLog(kind="zero_or_log", low=1e-3, high=1e-1, zero_share=1 / 3)
+
+
+def sweep(space: dict[str, Any], **more: Any) -> Sweep:
+    return Sweep.model_validate({"space": space, **more})
+
+
+def refusal(space: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        check_space(sweep(space, **more), PARAMS)
+    return str(caught.value)
+
+
+def test_the_demo_space_fits_and_trial_0_has_the_present_values() -> None:
+    section = load_params(PARAMS).sweep
+    present, rl = check_space(section, PARAMS), load_params(PARAMS, overrides=section.set).rl
+    assert rl.minibatches >= 2, "with one update a batch the ratio is 1 and clipping does nothing"
+    assert present == {
+        "rl.optimizer.muon_lr": rl.optimizer.muon_lr, "rl.kl_coef": rl.kl_coef, "rl.clip_low": rl.clip_low,
+        "rl.clip_high": rl.clip_high,
+    }  # fmt: skip
+
+
+def test_every_wrong_key_and_bound_is_named_at_once() -> None:
+    said = refusal({
+        "rl.kl_coeff": {"kind": "zero_or_log", "low": 1e-3, "high": 1},
+        "rl.clip_low": {"kind": "uniform", "low": 0.1, "high": 1.5},
+        "sft.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
+        "rl.temperature": {"kind": "uniform", "low": 1.1, "high": 1.5},
+        "run.seed": {"kind": "int", "low": 0, "high": 9},
+        "rl.advantage": {"kind": "choice", "values": ["group_std", "grpo"]},
+    })  # fmt: skip
+    for part in (
+        "rl.kl_coeff: no parameter 'kl_coeff' there (did you mean kl_coef?)", "rl.clip_low: ",
+        "less than or equal to 1, found 1.5", "sft.lr: a trial is an RL run", "present value 1.0",
+        "run.seed: trials that differ in it cannot be told apart", "found 'grpo'",
+    ):  # fmt: skip
+        assert part in said, said
+
+
+@pytest.mark.parametrize(
+    ("space", "part"),
+    [
+        ({}, "nothing is varied"),
+        ({"rl": {"kind": "int", "low": 1, "high": 2}}, "write section.key=value"),
+        ({"rl.group_size": {"kind": "int", "low": 5, "high": 21, "step": 4}}, "present value 16"),
+        ({"rl.skip_zero_variance": {"kind": "choice", "values": [1, 0]}}, "present value True"),
+        ({"reward.parts.3.weight": {"kind": "uniform", "low": 0, "high": 1}}, "no parameter '3'"),
+    ],
+)
+def test_other_spaces_that_are_refused(space: dict[str, Any], part: str) -> None:
+    assert part in refusal(space)
+
+
+def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
+    space = {
+        "rl.group_size": {"kind": "int", "low": 4, "high": 32, "step": 4},
+        "rl.advantage": {"kind": "choice", "values": ["group_std", "group_mean"]},
+        "rl.temperature": {"kind": "uniform", "low": 0.7, "high": 1.2},
+        "reward.parts.0.weight": {"kind": "uniform", "low": 0.5, "high": 2},
+        "rl.ema": {"kind": "choice", "values": [None, 0.9, 0.95]},
+    }
+    present = check_space(sweep(space), PARAMS)
+    assert present["rl.group_size"] == 16 and present["reward.parts.0.weight"] == 1.0
+    assert present["rl.advantage"] == "group_std" and present["rl.ema"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{rl.lr: {kind: log, low: 0, high: 1}}", "greater than 0"),
+        ("{rl.lr: {kind: log, low: 0.1, high: 0.01}}", "low 0.1 must be below high 0.01"),
+        ("{rl.lr: {kind: logarithmic, low: 0.1, high: 1}}", "does not match any of the expected tags"),
+        ("{rl.lr: {low: 0.1, high: 1}}", "Unable to extract tag"),
+        ("{rl.lr: {kind: choice, values: [1]}}", "at least 2 items"),
+    ],
+)
+def test_a_wrong_axis_is_refused_by_the_schema(text: str, part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_params(PARAMS, overrides=[f"sweep.space={text}"])
+    assert "sweep.yaml" in str(caught.value) and part in str(caught.value)
+
+
+def test_a_sweep_must_end_and_must_not_see_the_test_problems() -> None:
+    for words, part in (
+        (["sweep.trials=null"], "give trials or hours"),
+        (["sweep.dev=data/curated/test.jsonl"], "must not be seen by trials"),
+        (["sweep.data=[data/curated/test.jsonl]"], "must not be seen by trials"),
+    ):
+        with pytest.raises(UserError, match=part):
+            load_params(PARAMS, overrides=words)
+    assert load_params(PARAMS, overrides=["sweep.trials=null", "sweep.hours=2"]).sweep.hours == 2
+
+
+def test_zero_has_its_share_of_the_logarithmic_range() -> None:
+    # A third of ln(high / floor) lies below low: ln 1e-1/1e-4 = 3 ln 10, of which ln 10 below 1e-3.
+    assert floor(KL) == pytest.approx(1e-4, rel=1e-12)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [study.ask({"kl": distribution(KL)}).params["kl"] for _ in range(2000)]
+    values = [decode(KL, each) for each in drawn]
+    zeros = sum(value == 0 for value in values) / len(values)
+    assert zeros == pytest.approx(1 / 3, abs=0.035)  # 3.3 standard errors
+    assert all(value == 0 or 1e-3 <= value <= 1e-1 for value in values)
+    middle = sum(0 < value < 1e-2 for value in values) / len(values)
+    assert middle == pytest.approx(1 / 3, abs=0.035)
+    assert decode(KL, encode(KL, 0.0)) == 0.0 and encode(KL, 0.02) == 0.02
+    assert floor(KL) < encode(KL, 0.0) < KL.low
+
+
+def test_what_is_drawn_becomes_what_runs() -> None:
+    axes = {
+        "rl.lr": LogUniform(kind="log", low=1.2345e-5, high=1e-2),
+        "rl.clip_low": Uniform(kind="uniform", low=0.1, high=0.4),
+        "rl.group_size": Integer(kind="int", low=4, high=17, step=4),
+        "rl.kl_coef": KL,
+        "rl.ema": Categorical(kind="choice", values=(None, 0.9)),
+    }
+    assert decode(axes["rl.lr"], 3.14159e-4) == 3.14e-4
+    assert decode(axes["rl.lr"], 1.2346e-5) == 1.2345e-5, "rounding must not leave the range"
+    assert distribution(axes["rl.group_size"]).high == 16
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    present = {"rl.lr": 1 / 3e4, "rl.clip_low": 0.2, "rl.group_size": 4, "rl.kl_coef": 0.0, "rl.ema": 0.9}
+    for number in range(40):
+        drawn = study.ask({key: distribution(axis) for key, axis in axes.items()}).params
+        values = values_of(axes, drawn, present, number)
+        assert values == present if number == 0 else values != present
+        ran = load_params(PARAMS, overrides=[override(key, value) for key, value in values.items()]).rl
+        for key, value in values.items():
+            assert getattr(ran, key.removeprefix("rl.")) == value
+            if key in ("rl.lr", "rl.clip_low") and number and value != axes[key].low:
+                assert value == float(f"{value:.3g}") and math.isclose(value, drawn[key], rel_tol=6e-3)
+
+
+def test_a_space_from_the_form_is_sent_whole(tmp_path: Path) -> None:
+    space = {"rl.lr": {"kind": "log", "low": 1e-4, "high": 1e-2}}
+    form = section_form("sweep").model_validate({"space": space, "trials": 3, "set": ["rl.steps=2"]})
+    given = form_overrides({"sweep": form})
+    shutil.copytree(PARAMS, tmp_path / "params")
+    found = load_params(tmp_path / "params", overrides=given).sweep
+    assert list(found.space) == ["rl.lr"] and found.trials == 3 and found.set == ("rl.steps=2",)
+    rl = section_form("rl").model_validate({"lr": 2e-4, "optimizer": {"muon_lr": 0.02}})
+    assert form_overrides({"rl": rl}) == ["rl.lr=0.0002", "rl.optimizer.muon_lr=0.02"]

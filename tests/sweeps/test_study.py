@@ -1,0 +1,245 @@
+"""Who gets which trial: budgets, workers that die, a journal file and a real PostgreSQL server."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from mathrl.core.errors import UserError
+from mathrl.params.sweep import Sweep
+from mathrl.sweeps.claim import claim
+from mathrl.sweeps.lease import give_back, holder, renew, tree
+from mathrl.sweeps.study import best, open_study, read_study, study_folder
+
+ROOT = Path(__file__).parents[2]
+SPACE = {
+    "rl.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
+    "rl.kl_coef": {"kind": "zero_or_log", "low": 1e-3, "high": 0.3},
+}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the parameters and some bytes in place of model and problems, which nobody reads."""
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    for name in ("models/sft/model.safetensors", "data/rl.jsonl", "data/dev.jsonl", "data/sft.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def section(study: str = "s", **more: Any) -> Sweep:
+    files = {"data": ["data/rl.jsonl"], "dev": "data/dev.jsonl", "examples": "data/sft.jsonl"}
+    return Sweep.model_validate({"study": study, "space": SPACE, "trials": 12, **files, **more})
+
+
+def works(sweep: Sweep, out: Path) -> None:
+    """A worker without a trainer: claims, scores at once, notes which trials it had."""
+    with out.open("a") as log:
+        while (trial := claim(opened := open_study(sweep))) is not None:
+            time.sleep(0.01)
+            opened.study.tell(trial, trial.params["rl.lr"])
+            give_back(opened.folder, trial.number)
+            log.write(f"{trial.number}\n")
+
+
+def claims_and_dies(sweep: Sweep, out: Path) -> None:
+    trial = claim(open_study(sweep))
+    assert trial is not None
+    out.write_text(json.dumps([trial.number, trial.params]))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def several(count: int, target: Callable[..., None], *given: Any) -> None:
+    """Processes of their own; forked, since each would import for seconds otherwise."""
+    fork = get_context("fork")
+    children = [fork.Process(target=target, args=given) for _ in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode in (0, -signal.SIGKILL)
+
+
+def check_workers_share_and_survive(sweep: Sweep, folder: Path) -> None:
+    """Two die with a trial each; four others, at once, take over those two and run each trial once."""
+    several(1, claims_and_dies, sweep, folder / "first")
+    first = json.loads((folder / "first").read_text())
+    assert first[0] == 0
+    several(4, works, sweep, folder / "log")
+    numbers = [int(line) for line in (folder / "log").read_text().split()]
+    assert sorted(numbers) == list(range(12))
+    trials = open_study(sweep).study.get_trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 12
+    assert trials[0].params == first[1], "the trial that is taken over has the parameters that it had"
+    assert len({trial.params["rl.lr"] for trial in trials}) == 12, "workers must not draw alike"
+
+
+def test_workers_share_a_journal_and_survive_one_anothers_death(inputs: Path) -> None:
+    sweep = section()
+    check_workers_share_and_survive(sweep, inputs)
+    assert claim(open_study(sweep)) is None
+    more = claim(open_study(section(trials=13)))
+    assert more is not None and more.number == 12
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The URL of a PostgreSQL server of this test's own, on loopback."""
+    if not all(map(shutil.which, ("initdb", "pg_ctl", "postgres"))):
+        pytest.skip("no PostgreSQL here: initdb, pg_ctl and postgres are not on PATH")
+    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
+    if as_user and subprocess.run([*as_user, "true"], capture_output=True).returncode:
+        pytest.skip("no PostgreSQL here: it does not run as root, and there is no user postgres")
+    folder = Path(tempfile.mkdtemp(prefix="mathrl-postgres-"))
+    if as_user:
+        shutil.chown(folder, "postgres")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    data = str(folder / "data")
+
+    def run(*words: str) -> None:
+        done = subprocess.run([*as_user, *words], cwd="/", capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("initdb", "-D", data, "-U", "mathrl", "--auth=trust", "--no-sync")
+    options = f"-p {port} -h 127.0.0.1 -k {folder} -F"
+    run("pg_ctl", "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
+    try:
+        yield f"postgresql://mathrl:a-password@127.0.0.1:{port}/postgres"
+    finally:
+        run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder)
+
+
+def test_workers_share_a_postgresql_server(
+    inputs: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server)
+    check_workers_share_and_survive(section(storage="environment"), inputs)
+    assert not list(study_folder("s").glob("journal*"))
+    assert len(read_study("s", "environment").trials) == 12
+    port = int(server.rsplit(":", 1)[1].split("/")[0])
+    monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server.replace(str(port), "1"))
+    with pytest.raises(UserError) as caught:
+        open_study(section(storage="environment"))
+    assert "MATHRL_SWEEP_STORAGE" in str(caught.value) and "a-password" not in str(caught.value)
+
+
+def test_a_storage_url_is_asked_for(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATHRL_SWEEP_STORAGE", raising=False)
+    with pytest.raises(UserError, match="put a postgresql:// URL into"):
+        open_study(section(storage="environment"))
+
+
+def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
+    opened = open_study(section())
+    trial = claim(opened)
+    assert trial is not None and trial.number == 0
+    assert opened.present == {"rl.lr": 5e-4, "rl.kl_coef": 0.0} and trial.params["rl.lr"] == 5e-4
+    assert claim(opened, until=time.time() - 1) is None
+    give_back(opened.folder, 0)
+    again = claim(opened, until=time.time() - 1)
+    assert again is not None and again.number == 0, "what is begun is finished, however late"
+
+
+def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> None:
+    sweep = section(trials=1)
+    opened = open_study(sweep)
+    several(1, claims_and_dies, sweep, inputs / "had")
+    assert holder(opened.folder, 0) == "nobody"
+    sleeper = subprocess.Popen(["sleep", "60"])
+    renew(opened.folder, 0, tree(sleeper.pid))
+    lease = opened.folder / "leases" / "0000.json"
+    facts = json.loads(lease.read_text())
+    assert holder(opened.folder, 0) == "worker"
+    lease.write_text(json.dumps({**facts, "worker": [facts["worker"][0], 1.0]}))  # another's number by now
+    assert holder(opened.folder, 0) == "trainer"
+    asked: list[float] = []
+
+    def stopping() -> bool:
+        asked.append(time.time())
+        if len(asked) == 3:
+            sleeper.kill()
+            sleeper.wait()
+        return len(asked) > 20
+
+    trial = claim(opened, stopping=stopping)
+    assert trial is not None and trial.number == 0 and len(asked) in (3, 4)
+    elsewhere = {"host": "another", "worker": [1, 1.0], "below": []}
+    lease.write_text(json.dumps(elsewhere))
+    assert holder(opened.folder, 0) == "worker"
+    os.utime(lease, (time.time() - 301, time.time() - 301))
+    assert holder(opened.folder, 0) == "nobody"
+
+
+def test_a_study_is_not_mixed_with_another(inputs: Path) -> None:
+    open_study(section())
+    with pytest.raises(UserError, match=r"begun with another sweep\.seeds"):
+        open_study(section(seeds=2))
+    with pytest.raises(UserError, match=r"begun with another rl\.group_size, sweep\.set"):
+        open_study(section(set=["rl.group_size=8"]))
+    Path("data/dev.jsonl").write_text("others")
+    with pytest.raises(UserError, match=r"begun with another data/dev\.jsonl"):
+        open_study(section())
+    assert open_study(section("t")).study.trials[0].state == TrialState.WAITING
+    with pytest.raises(UserError, match="no study 'x'; there are: s, t"):
+        read_study("x")
+
+
+def test_inputs_that_are_not_there_and_dev_that_is_test(inputs: Path) -> None:
+    with pytest.raises(UserError, match="models/none: not there yet"):
+        open_study(section(start="models/none"))
+    shutil.copy("data/dev.jsonl", "data/test.jsonl")
+    with pytest.raises(UserError, match="holds the test problems"):
+        open_study(section(test="data/test.jsonl"))
+
+
+def reports(trial: optuna.trial.Trial, height: float) -> Iterator[bool]:
+    """Whether the trial is to end, at each evaluation of a curve that rises a little from `height`."""
+    for step in range(10, 60, 10):
+        trial.report(height + step / 1000, step)
+        yield trial.should_prune()
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+def test_pruners_end_a_curve_below_the_others(inputs: Path, pruner: str) -> None:
+    opened = open_study(section(pruner=pruner, startup_trials=2, trials=None, hours=1))
+    for _ in range(6):
+        trial = claim(opened)
+        assert trial is not None and not any(reports(trial, 0.5))
+        opened.study.tell(trial, 0.55)
+    ended = []
+    for _ in range(6):  # Hyperband spares some, those of its bracket without a rung
+        trial = claim(opened)
+        assert trial is not None
+        ended.append(any(reports(trial, 0.1)))
+        opened.study.tell(trial, state=TrialState.PRUNED)
+    assert all(ended) if pruner == "median" else any(ended)
+    kind = {"median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner}[pruner]
+    assert isinstance(opened.study.pruner, kind)
+
+
+def test_the_best_is_the_earliest_of_the_highest_that_are_complete(inputs: Path) -> None:
+    study = optuna.create_study(direction="maximize")
+    states = {0: (TrialState.COMPLETE, 0.4), 1: (TrialState.PRUNED, 0.9), 2: (TrialState.COMPLETE, 0.6)}
+    assert best(study.trials) is None
+    for state, value in [*states.values(), (TrialState.COMPLETE, 0.6)]:
+        study.add_trial(optuna.trial.create_trial(state=state, value=value))
+    found = best(study.trials)
+    assert found is not None and found.number == 2
