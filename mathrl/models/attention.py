@@ -1,8 +1,8 @@
 """Attention over packed tokens, put under any Hugging Face model through its attention interface.
 
 A model's own code does everything but attention: it is given one row of T tokens without padding. Which
-token sees which is in a `Layout` (training, prefill) or a `DecodeCache` (one new token a sequence), handed
-through the model's forward as the keyword argument `layout`.
+token sees which is in a `Layout` (training, prefill), a `CausalLayout` (training on long sequences) or a
+`DecodeCache` (one new token a sequence), handed through the model's forward as the keyword argument `layout`.
 
 Shapes: T packed tokens; H query heads, K key heads, R = H / K; d width of a head; in a block S sequences of
 q queries and k keys each; B sequences that are decoded, L columns of their cache.
@@ -63,6 +63,28 @@ class Layout:
             self.captured.append((key_T, value_T))
         out: Tensor = _BlockAttention.apply(query_T, key_T, value_T, self, scale)  # type: ignore[no-untyped-call]
         return out.view(1, tokens, heads, value.shape[-1])
+
+
+@dataclass
+class CausalLayout:
+    """Whole sequences one after the other in the row, for long ones: `lengths` sum to T.
+
+    PyTorch's own kernels (flash attention where there is one) keep no table of probabilities, so memory grows
+    with the length and not with its square; a prompt then stands before each of its responses.
+    """
+
+    lengths: list[int]
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
+        parts = zip(*(torch.split(each, self.lengths, 2) for each in (query, key, value)), strict=True)
+        outs = [
+            torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            for q, k, v in parts
+        ]
+        return torch.cat(outs, dim=2).transpose(1, 2)
 
 
 class _BlockAttention(torch.autograd.Function):

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mathrl.models.attention import Block, Layout
+from mathrl.models.attention import Block, CausalLayout, Layout
 
 # Sequences share a block as long as at least this part of the block's queries are real tokens.
 FULL_ENOUGH = 0.7
 FEWEST = 16  # and blocks smaller than this are not split off
+# From this length on, attention's table of probabilities costs more than a prompt for every response.
+LONG = 1024
 
 
 def rounded_up(count: int) -> int:
@@ -45,7 +47,13 @@ class Group:
     @property
     def packed_tokens(self) -> int:
         """Tokens in a packed row: the last token of a response is predicted but never an input."""
-        return len(self.prompt) + sum(len(response) - 1 for response in self.responses)
+        prompts = len(self.responses) if self.long else 1
+        return len(self.prompt) * prompts + sum(len(response) - 1 for response in self.responses)
+
+    @property
+    def long(self) -> bool:
+        """Whether a response with its prompt is so long that the prompt is not shared."""
+        return len(self.prompt) + max(len(response) for response in self.responses) > LONG
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class PackedBatch:
 
     input_ids_1T: Tensor
     position_ids_1T: Tensor
-    layout: Layout
+    layout: Layout | CausalLayout
     rows_R: Tensor
     row_of_N: Tensor
     targets_N: Tensor
@@ -77,6 +85,9 @@ class _Sequence:
 
 def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedBatch:
     """Pack groups into one row; every group has a non-empty prompt and non-empty responses."""
+    long = any(group.long for group in groups)
+    if long:
+        groups = [Group(group.prompt, [response]) for group in groups for response in group.responses]
     tokens: list[int] = []
     positions: list[np.ndarray[Any, Any]] = []
     sequences: list[_Sequence] = []
@@ -109,7 +120,10 @@ def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedB
                 sequences.append(_Sequence(here, inputs, start, prompt))
     # Tokens that nobody sees and that have no loss, to reach one of few sizes.
     padding = rounded_up(len(tokens)) - len(tokens)
-    sequences.extend(_Sequence(len(tokens) + extra, 1) for extra in range(padding))
+    if long and padding:
+        sequences.append(_Sequence(len(tokens), padding))
+    elif padding:
+        sequences.extend(_Sequence(len(tokens) + extra, 1) for extra in range(padding))
     tokens.extend([0] * padding)
     positions.append(np.zeros(padding, int))
     tensors = [np.concatenate(each) if each else np.zeros(0, int) for each in (positions, rows, row_of)]
@@ -117,7 +131,9 @@ def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedB
     return PackedBatch(
         input_ids_1T=torch.tensor(tokens, device=device)[None],
         position_ids_1T=positions_T[None],
-        layout=make_layout(sequences, len(tokens), device),
+        layout=CausalLayout([each.length for each in sequences])
+        if long
+        else make_layout(sequences, len(tokens), device),
         rows_R=rows_R,
         row_of_N=row_of_N,
         targets_N=torch.tensor(targets, dtype=torch.long, device=device),

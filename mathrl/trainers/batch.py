@@ -79,13 +79,15 @@ def cut(groups: Sequence[RolloutGroup], budget: int) -> list[RolloutGroup]:
     """
     out: list[RolloutGroup] = []
     for group in groups:
-        first, size = 0, len(group.prompt)
-        for place, response in enumerate(group.responses):
-            if place > first and size + len(response) - 1 > budget:
+        if group.group.packed_tokens <= budget:
+            out.append(group)
+            continue
+        first = 0
+        for place in range(1, len(group.responses)):
+            if Group(group.prompt, group.responses[first : place + 1]).packed_tokens > budget:
                 out.append(group.some(first, place))
-                first, size = place, len(group.prompt)
-            size += len(response) - 1
-        out.append(group.some(first, len(group.responses)) if first else group)
+                first = place
+        out.append(group.some(first, len(group.responses)))
     return out
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.models.attention import CausalLayout
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import _padded_logprobs, response_logprobs, takes_packed
 from mathrl.models.packing import Group, pack, rounded_up
@@ -58,6 +59,37 @@ def test_packed_logprobs_and_gradients_equal_the_plain_ones(
         # The prompt is in the row once a group, and little else.
         batch = pack(groups)
         assert batch.input_ids_1T.shape[1] == rounded_up(sum(group.packed_tokens for group in groups))
+
+
+@pytest.mark.parametrize("architecture,kv_heads", [("qwen2", 1), ("llama", 2)])
+def test_long_sequences_do_not_share_their_prompt_and_agree(
+    network: Callable[..., Any], architecture: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(architecture=architecture, kv_heads=kv_heads)
+    groups = random_groups(3)
+    expected, entropies = response_logprobs(model, groups, 0.7)
+    weights = torch.randn(len(expected), generator=torch.Generator().manual_seed(0))
+    model.zero_grad()
+    (expected * weights).sum().backward()
+    gradients = [weight.grad.clone() for weight in model.parameters()]
+    shared = sum(group.packed_tokens for group in groups)
+    monkeypatch.setattr("mathrl.models.packing.LONG", 8)
+    assert isinstance(pack(groups).layout, CausalLayout)
+    assert sum(group.packed_tokens for group in groups) > shared
+    model.zero_grad()
+    found, found_entropies = response_logprobs(model, groups, 0.7)
+    (found * weights).sum().backward()
+    assert torch.allclose(found, expected, atol=TOLERANCE)
+    assert torch.allclose(found_entropies, entropies, atol=TOLERANCE)
+    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+        assert torch.allclose(weight.grad, gradient, atol=1e-3, rtol=1e-3)
+    # Boundaries matter: one sequence too long by a token sees its neighbour.
+    lengths = pack(groups).layout.lengths
+    monkeypatch.setattr(
+        "mathrl.models.packing.CausalLayout",
+        lambda _: CausalLayout([lengths[0] + 1, lengths[1] - 1, *lengths[2:]]),
+    )
+    assert not torch.allclose(response_logprobs(model, groups, 0.7)[0], expected, atol=TOLERANCE)
 
 
 def test_a_wrong_prefix_would_be_seen(network: Callable[..., Any]) -> None:
