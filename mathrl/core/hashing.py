@@ -30,3 +30,15 @@ def digest_path(path: Path) -> str:
 def _file(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:LENGTH]
+
+
+def sha256_file(path: Path) -> str:
+    """The whole SHA-256 of a file's bytes, as `sha256sum` prints it."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_jsonl(path: Path) -> dict[str, str | int]:
+    """For a manifest: {"sha256": …, "rows": …} of a file of one row a line that we wrote."""
+    with Path(path).open("rb") as stream:
+        return {"sha256": sha256_file(path), "rows": sum(1 for _ in stream)}

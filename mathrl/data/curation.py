@@ -15,7 +15,8 @@ from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.deduplicate import Dropped, deduplicate
 from mathrl.data.grams import exact_key
-from mathrl.data.sources import Rejected, Resolved, read_source, resolve_benchmark, resolve_source
+from mathrl.data.reading import Read, Rejected, input_row, read_source
+from mathrl.data.sources import Resolved, resolve_benchmark, resolve_source
 from mathrl.params.data import Curate, Decontaminate, FileSource
 
 SPLITS = ("sft", "rl", "dev", "test")
@@ -55,6 +56,8 @@ class Curated:
     too_short: list[str]
     evaluation_sizes: dict[str, int]
     generated: frozenset[str]
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    evaluation_inputs: list[dict[str, Any]] = field(default_factory=list)
 
 
 def plan(curate: Curate) -> Plan:
@@ -92,7 +95,9 @@ def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
     if curate.decontaminate:
         against = [p for p in held_out if p.split in curate.decontaminate.against]
         for resolved in planned.evaluation:
-            found, bad = _taken(read_source(resolved, seed), curate.on_bad_row == "stop")
+            read = Read()
+            found, bad = _taken(read_source(resolved, seed, read), curate.on_bad_row == "stop")
+            out.evaluation_inputs.append(input_row(resolved, read))
             out.rejected += bad
             out.evaluation_sizes[resolved.name] = len(found)
             against += found
@@ -143,7 +148,9 @@ def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> l
     problems: list[Problem] = []
     ids: set[str] = set()
     for resolved in sources:
-        found, bad = _taken(read_source(resolved, seed), stop)
+        read = Read()
+        found, bad = _taken(read_source(resolved, seed, read), stop)
+        out.inputs.append(input_row(resolved, read))
         # The same rows in two sources keep ids that tell them apart.
         found = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in found]
         ids.update(p.id for p in found)

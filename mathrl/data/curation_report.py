@@ -17,13 +17,16 @@ EXAMPLES = 3
 COLOURS = {"sft": "#0072B2", "rl": "#E69F00", "dev": "#CC79A7", "test": "#009E73"}
 
 
-def manifest(curated: Curated, planned: Plan, curate: Curate, seed: int) -> dict[str, Any]:
-    """What went in and what came out; the same for the same inputs on any machine."""
+def manifest(
+    curated: Curated, planned: Plan, curate: Curate, seed: int, outputs: dict[str, Any]
+) -> dict[str, Any]:
+    """What went in and what came out, by digest; the same for the same inputs on any machine."""
     return {
         "seed": seed,
-        "inputs": [resolved.input_row() for resolved in planned.sources],
-        "evaluation_sets": [resolved.input_row() for resolved in planned.evaluation],
+        "inputs": curated.inputs,
+        "evaluation_sets": curated.evaluation_inputs,
         "evaluation_sizes": curated.evaluation_sizes,
+        "outputs": outputs,
         "steps": [
             {"step": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "reasons": dict(s.reasons)}
             for s in curated.steps
@@ -80,7 +83,7 @@ def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str
         parts += [
             "## Bad rows",
             "",
-            *_table(("where", "why"), ((r.where, r.reason) for r in curated.rejected[:20])),
+            *_table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20])),
         ]
     return "\n".join(parts) + "\n"
 

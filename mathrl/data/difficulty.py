@@ -2,7 +2,7 @@
 
 Measured rates are kept by what was measured, so that another run, mixture or larger set reuses them: a
 file a policy, `state_root()/pass_rates/<digest>.jsonl`, where the digest is of the model folder, the prompt
-(few-shot examples included), the reward, the sampling and the seed; a line a problem,
+(few-shot examples included), the reward, the engine, the sampling and the seed; a line a problem,
 `{"problem": digest, "correct": 3}`.
 """
 
@@ -59,7 +59,8 @@ def choose(problems: Sequence[Problem], count: int | None, seed: int) -> list[Pr
 
 
 def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Any]:
-    """Figures of a set of pass rates: pass_at_k, never and always solved, rank agreement with the levels."""
+    """Figures of a set of pass rates: pass_at_k, never and always solved, and Spearman's rho with the
+    source's levels (level_agreement) over so many problems that have one (level_agreement_problems)."""
     out: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
     for k in ks:
         if k <= out["samples"]:
@@ -73,6 +74,7 @@ def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) 
         for level in levels
         if (found := [rate for other, rate in levelled if other == level])
     }
+    out["level_agreement_problems"] = len(levelled)
     out["level_agreement"] = rank_correlation(
         [-level for level, _ in levelled], [rate for _, rate in levelled]
     )

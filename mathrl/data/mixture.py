@@ -1,6 +1,7 @@
 """The RL training set: parts by source and pass rate, in exact and seeded proportions."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import floor
@@ -17,23 +18,32 @@ def mix(
 ) -> tuple[list[Problem], dict[str, Any]]:
     """The mixture, with `pass_rate` set where it was measured, and its manifest.
 
-    A problem belongs to the first component that fits it. Components with a count give exactly so many;
-    those with a weight share the rest (`size`, or as much as the scarcest of them allows) in exact
-    proportion, by largest remainders.
+    A problem belongs to the first component that fits it; of each source at most `cap` stay in it.
+    Components with a count give exactly so many rows, those with epochs alone every problem so often; those
+    with a weight share the rest (`size`, or as much as the scarcest of them allows) in exact proportion, by
+    largest remainders. A component of which more rows are taken than it has problems goes through them
+    again, whole passes first, `epochs` times at most.
 
     Raises:
         UserError: a component has fewer problems than asked for, or none at all.
     """
-    pools = _pools(problems, rates, how.components)
+    pools = _pools(problems, rates, how.components, seed)
     sizes = _sizes([len(pool) for pool in pools], how)
+    total, weights = sum(sizes), sum(map(_weight, how.components))
     chosen: list[Problem] = []
     parts = []
     for number, (component, pool, size) in enumerate(zip(how.components, pools, sizes, strict=True)):
         rng = random.Random(derive_seed(seed, "mix", number))
-        taken = [pool[i] for i in sorted(rng.sample(range(len(pool)), size))]
+        passes, rest = divmod(size, len(pool))
+        taken = passes * pool + [pool[i] for i in sorted(rng.sample(range(len(pool)), rest))]
         chosen += taken
-        parts.append({"component": component.model_dump(mode="json"), "available": len(pool), "taken": size,
-                      "by_level": _levels(taken)})  # fmt: skip
+        parts.append({
+            "component": component.model_dump(mode="json"), "available": len(pool), "taken": size,
+            "share": str(Fraction(size, max(total, 1))), "different": min(size, len(pool)),
+            "weight_share": str(_weight(component) / weights) if component.weight else None,
+            "passes": round(size / len(pool), 4), "by_level": _levels(taken),
+            "by_source": dict(sorted(Counter(problem.source for problem in taken).items())),
+        })  # fmt: skip
     if how.order == "easy_to_hard":
         unmeasured = [problem.id for problem in chosen if problem.pass_rate is None and problem.level is None]
         if unmeasured:
@@ -45,14 +55,16 @@ def mix(
     else:
         random.Random(derive_seed(seed, "mix", "order")).shuffle(chosen)
     measured = sum(problem.id in rates for problem in problems)
+    different = len({problem.id for problem in chosen})
     return chosen, {
-        "problems": len(chosen), "order": how.order, "components": parts, "rl_split": len(problems),
-        "measured": measured, "left_out": len(problems) - len(chosen),
+        "seed": seed, "rows": len(chosen), "problems": different, "order": how.order, "size": how.size,
+        "components": parts, "rl_split": len(problems), "measured": measured,
+        "left_out": len(problems) - different,
     }  # fmt: skip
 
 
 def _pools(
-    problems: Sequence[Problem], rates: Mapping[str, float], components: Sequence[Component]
+    problems: Sequence[Problem], rates: Mapping[str, float], components: Sequence[Component], seed: int
 ) -> list[list[Problem]]:
     pools: list[list[Problem]] = [[] for _ in components]
     for problem in problems:
@@ -69,7 +81,22 @@ def _pools(
                 f"mix: no problem of source {component.source}{band} in the rl split (its sources: {known}); "
                 "widen the band or correct the source in params/mix.yaml"
             )
-    return pools
+    return [_capped(pool, c.cap, seed, i) for i, (c, pool) in enumerate(zip(components, pools, strict=True))]
+
+
+def _capped(pool: list[Problem], cap: int | None, seed: int, number: int) -> list[Problem]:
+    """At most `cap` problems of each source, in their order."""
+    if cap is None:
+        return pool
+    by_source: dict[str, list[int]] = {}
+    for index, problem in enumerate(pool):
+        by_source.setdefault(problem.source, []).append(index)
+    kept = [
+        index
+        for source, at in by_source.items()
+        for index in random.Random(derive_seed(seed, "mix cap", number, source)).sample(at, min(cap, len(at)))
+    ]
+    return [pool[index] for index in sorted(kept)]
 
 
 def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
@@ -80,12 +107,18 @@ def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
     return rate is not None and component.band[0] <= rate <= component.band[1]
 
 
-def _sizes(available: Sequence[int], how: Mix) -> list[int]:
-    counts = [component.count for component in how.components]
+def _sizes(pools: Sequence[int], how: Mix) -> list[int]:
+    """Rows of each component, from the problems that it has."""
+    available = [have * (c.epochs or 1) for c, have in zip(how.components, pools, strict=True)]
+    counts = [rows if c.weight is None and c.count is None else c.count
+              for c, rows in zip(how.components, available, strict=True)]  # fmt: skip
     for component, have, want in zip(how.components, available, counts, strict=True):
         if want is not None and want > have:
-            raise UserError(f"mix: source {component.source} has {have} fitting problems, fewer than {want}")
-    weights = [Fraction(str(c.weight)) if c.weight is not None else Fraction(0) for c in how.components]
+            raise UserError(
+                f"mix: source {component.source} has {_rows(component, have)}, fewer than {want}; lower its "
+                "count or raise its epochs"
+            )
+    weights = [_weight(component) for component in how.components]
     total = sum(weights)
     fixed = sum(count or 0 for count in counts)
     if not total:
@@ -100,10 +133,21 @@ def _sizes(available: Sequence[int], how: Mix) -> list[int]:
     for component, have, want in zip(how.components, available, shared, strict=True):
         if component.weight is not None and want > have:
             raise UserError(
-                f"mix: source {component.source} has {have} fitting problems, its share of size "
-                f"{how.size} is {want}; lower mix.size to {fixed + floor(room)} or widen its band"
+                f"mix: source {component.source} has {_rows(component, have)}, its share of size "
+                f"{how.size} is {want}; lower mix.size to {fixed + floor(room)}, widen its band or raise "
+                "its epochs"
             )
     return [count if count is not None else part for count, part in zip(counts, shared, strict=True)]
+
+
+def _weight(component: Component) -> Fraction:
+    return Fraction(str(component.weight)) if component.weight is not None else Fraction(0)
+
+
+def _rows(component: Component, have: int) -> str:
+    if component.epochs is None:
+        return f"{have} fitting problems"
+    return f"{have} rows of fitting problems in {component.epochs} epochs"
 
 
 def largest_remainders(exact: Sequence[Fraction]) -> list[int]:

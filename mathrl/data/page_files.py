@@ -12,7 +12,8 @@ from mathrl.core.files import read_numbered_jsonl
 from mathrl.core.places import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
-from mathrl.data.sources import Rejected, read_source, resolve_benchmark, resolve_source
+from mathrl.data.reading import Read, Rejected, input_row, read_source
+from mathrl.data.sources import resolve_benchmark, resolve_source
 from mathrl.params.data import FileSource
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
@@ -128,10 +129,12 @@ def read_evaluation(how: PagesClean, seed: int) -> tuple[EvaluationIndex, list[d
     for path in how.files:
         source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
         resolved.append(resolve_source(source, how.data_folder))
-    index = EvaluationIndex(how.ngram)
+    index, inputs = EvaluationIndex(how.ngram), []
     for each in resolved:
-        for problem in read_source(each, seed):
+        read = Read()
+        for problem in read_source(each, seed, read):
             if isinstance(problem, Rejected):
                 raise UserError(f"{problem.where}: {problem.reason}; correct the row")
             index.add_problem(problem)
-    return index, [each.input_row() for each in resolved]
+        inputs.append(input_row(each, read))
+    return index, inputs

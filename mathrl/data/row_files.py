@@ -16,12 +16,18 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row with its place ("gsm8k_test.jsonl, line 12"); `problem` says why it cannot be read."""
+    """One row with its place; `problem` says why it cannot be read.
+
+    Example:
+        Row(where="/data/gsm8k_test.jsonl, line 12", name="gsm8k_test:12", values={"question": …},
+            shown="gsm8k_test.jsonl, line 12")
+    """
 
     where: str
     name: str
     values: dict[str, Any]
     problem: str | None = None
+    shown: str = ""
 
 
 def list_files(path: Path) -> list[Path]:
@@ -44,25 +50,28 @@ def list_files(path: Path) -> list[Path]:
     return files
 
 
-def read_rows(file: Path) -> Iterator[Row]:
+def read_rows(file: Path, label: str | None = None) -> Iterator[Row]:
     """Yield the rows of one file in order; a row that is not an object has its `problem` set.
+
+    `label` is what the file is called where folders must not show: its name, if nothing else is given.
 
     Raises:
         UserError: the file as a whole cannot be read.
     """
     kind = _format(file)
-    name = file.name.removesuffix(".gz").removesuffix(kind)
+    label = label or file.name
+    name = label.removesuffix(".gz").removesuffix(kind)
     place = "line" if kind in (".jsonl", ".csv") else "row"
     reader = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[kind]
     try:
         for number, values in reader(file):
-            row_name = f"{name}:{number}"
+            row_name, at = f"{name}:{number}", f"{place} {number}"
             if isinstance(values, list):  # Open-Reasoner-Zero's turns: keys 0, 1, …
                 values = {str(index): value for index, value in enumerate(values)}
             if isinstance(values, dict):
-                yield Row(f"{file}, {place} {number}", row_name, values)
+                yield Row(f"{file}, {at}", row_name, values, shown=f"{label}, {at}")
             else:
-                yield Row(f"{file}, {place} {number}", row_name, {}, str(values))
+                yield Row(f"{file}, {at}", row_name, {}, str(values), shown=f"{label}, {at}")
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
         raise UserError(f"{file}: cannot be read as {kind[1:]} ({error})") from None
 

@@ -1,21 +1,15 @@
-"""Sources of params/curate.yaml → what will be read, then the problems: local files first, the hub second."""
+"""Sources of params/curate.yaml → what will be read: local files first, the hub second, or a generator."""
 
 import os
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest_path
-from mathrl.core.nouns import Problem
 from mathrl.core.places import main_checkout
-from mathrl.core.seeding import derive_seed
-from mathrl.data.generators import generate, make_generator
+from mathrl.data.generators import make_generator
 from mathrl.data.registry import REGISTRY, Named, benchmark, find
-from mathrl.data.row_files import SUFFIXES, Row, list_files, read_rows
-from mathrl.data.row_formats import BadRow, Shape, to_problem
+from mathrl.data.row_files import SUFFIXES, list_files
+from mathrl.data.row_formats import Shape
 from mathrl.params.data import FileSource, GeneratedSource, HubSource, RowSource, Source
 
 
@@ -47,25 +41,14 @@ class Resolved:
             what += f", revision {self.revision}" if self.revision else ""
         return f"{self.name} → {self.split}: {what}"
 
-    def input_row(self) -> dict[str, Any]:
-        """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
-        row: dict[str, Any] = {"name": self.name, "split": self.split, "licence": self.licence}
-        if self.generated:
-            return row | {"generator": self.generated.generator, "options": dict(self.generated.options),
-                          "counts": dict(self.generated.counts)}  # fmt: skip
-        if self.hub:
-            return row | {"hub": self.hub, "subset": self.subset, "hub_split": self.hub_split,
-                          "revision": self.revision}  # fmt: skip
-        return row | {"files": {file.name: digest_path(file) for file in self.files}}
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A bad row and why."""
-
-    where: str
-    source: str
-    reason: str
+    @property
+    def labels(self) -> dict[Path, str]:
+        """What each file is called where places must not show: its name, with folders where names repeat."""
+        names = [file.name for file in self.files]
+        if len(set(names)) == len(names):
+            return dict(zip(self.files, names, strict=True))
+        top = os.path.commonpath(self.files)
+        return {file: file.relative_to(top).as_posix() for file in self.files}
 
 
 def resolve_source(source: Source, data_folder: str | None) -> Resolved:
@@ -138,78 +121,6 @@ def data_root(data_folder: str | None) -> Path | None:
     return folder
 
 
-def read_source(resolved: Resolved, seed: int) -> Iterator[Problem | Rejected]:
-    """The problems of a source in file order (a seeded choice of `limit`), bad rows as `Rejected`.
-
-    Raises:
-        UserError: a file or the hub cannot be read, or there is no row at all.
-    """
-    if resolved.generated:
-        made = resolved.generated
-        counts = {str(split): count for split, count in made.counts.items()}
-        yield from generate(made.generator, counts, made.options, seed=seed, name=made.name)
-        return
-    found: list[Problem | Rejected] = list(_problems(resolved, seed))
-    good = [index for index, item in enumerate(found) if isinstance(item, Problem)]
-    if resolved.limit is not None and resolved.limit < len(good):
-        rng = random.Random(derive_seed(seed, "limit", resolved.name, resolved.split))
-        left_out = set(good) - set(rng.sample(good, resolved.limit))
-        found = [item for index, item in enumerate(found) if index not in left_out]
-    if not found:
-        raise UserError(f"{resolved.describe()}: no row in it")
-    yield from found
-
-
-def _problems(resolved: Resolved, seed: int) -> Iterator[Problem | Rejected]:
-    seen: set[str] = set()
-    shape: Shape | None = None
-    for row in _rows(resolved):
-        if row.problem:
-            yield Rejected(row.where, resolved.name, row.problem)
-            continue
-        if shape is None or not shape.fits(row.values):
-            shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
-        if any(row.values.get(key) not in _listed(wanted) for key, wanted in shape.keep.items()):
-            continue
-        try:
-            problem = to_problem(
-                row.values, shape, name=row.name, source=resolved.name, split=resolved.split, seed=seed
-            )
-        except BadRow as error:
-            yield Rejected(row.where, resolved.name, str(error))
-            continue
-        if problem.id in seen:
-            yield Rejected(row.where, resolved.name, f"id {problem.id!r} stands in an earlier row too")
-            continue
-        seen.add(problem.id)
-        yield problem
-
-
-def _rows(resolved: Resolved) -> Iterator[Row]:
-    for file in resolved.files:
-        yield from read_rows(file)
-    if resolved.hub:
-        yield from _hub_rows(resolved)
-
-
-def _hub_rows(resolved: Resolved) -> Iterator[Row]:
-    from datasets import load_dataset  # seconds to import, and only the hub needs it
-
-    try:
-        rows = load_dataset(
-            resolved.hub, resolved.subset, split=resolved.hub_split, revision=resolved.revision
-        )
-    except Exception as error:  # the hub's client raises a dozen unrelated kinds
-        cause = str(error).strip().split("\n")[0][:200]
-        raise UserError(
-            f"{resolved.name}: {resolved.hub} cannot be read from the hub ({type(error).__name__}: {cause}); "
-            "put the files in a folder and name it in curate.data_folder or $MATHRL_DATA"
-        ) from None
-    stem = f"{resolved.subset or 'default'}-{resolved.hub_split}"
-    for number, values in enumerate(rows, start=1):
-        yield Row(f"{resolved.hub}, {stem}, row {number}", f"{stem}:{number}", dict(values))
-
-
 def _local_files(folder: Path, named: Named, split: str) -> list[Path]:
     for stem in named.stems:
         for suffix in SUFFIXES:
@@ -242,7 +153,3 @@ def _says_fields(source: HubSource) -> bool:
 def _shape(source: RowSource) -> Shape:
     return Shape(source.format, source.prompt_key, source.answer_key, source.solution_key, source.id_key,
                  source.level_key, source.subject_key, source.answer_rule, source.keep)  # fmt: skip
-
-
-def _listed(wanted: Any) -> list[Any]:
-    return list(wanted) if isinstance(wanted, list | tuple) else [wanted]

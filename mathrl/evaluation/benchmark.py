@@ -11,7 +11,8 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.nouns import EvalRow, Problem
 from mathrl.core.problems import read_problems
 from mathrl.core.seeding import derive_seed
-from mathrl.data.sources import Rejected, read_source, resolve_benchmark
+from mathrl.data.reading import Rejected, read_source
+from mathrl.data.sources import resolve_benchmark
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 

@@ -138,13 +138,23 @@ class Component(Section):
 
     source: str = Field(description="Name of a source, or * for all.")
     weight: float | None = Field(None, gt=0, description="Its share, relative to the others.")
-    count: int | None = Field(None, ge=1, description="Exactly so many problems instead.")
+    count: int | None = Field(None, ge=1, description="Exactly so many rows instead.")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="No problem more often than so (empty: once); without weight and count each so often.",
+    )
+    cap: int | None = Field(
+        None, ge=1, description="At most so many different problems a source, seeded choice."
+    )
     band: tuple[float, float] | None = Field(None, description="Only pass rates within [low, high].")
 
     @model_validator(mode="after")
     def _one_size(self) -> "Component":
-        if (self.weight is None) == (self.count is None):
+        if self.weight is not None and self.count is not None:
             raise ValueError("give either weight or count")
+        if self.weight is None and self.count is None and self.epochs is None:
+            raise ValueError("give weight, count or epochs")
         if self.band and not 0 <= self.band[0] <= self.band[1] <= 1:
             raise ValueError("band is [low, high] with 0 <= low <= high <= 1")
         return self

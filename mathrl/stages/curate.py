@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.data import curation, curation_report
 from mathrl.data.sources import resolve_benchmark
@@ -47,10 +48,10 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
         for split, problems in curated.splits.items():
             write_problems(folder / f"{split}.jsonl", problems)
         write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
-        rejected = ({"where": r.where, "source": r.source, "reason": r.reason} for r in curated.rejected)
-        write_jsonl(folder / "rejected.jsonl", rejected)
+        write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))
         write_jsonl(folder / "hits.jsonl", (h.to_row() for h in sorted(curated.hits, key=lambda h: -h.share)))
-        account = curation_report.manifest(curated, planned, params.curate, params.run.seed)
+        outputs = {file.name: sha256_jsonl(file) for file in sorted(folder.iterdir())}
+        account = curation_report.manifest(curated, planned, params.curate, params.run.seed, outputs)
         write_json(folder / "manifest.json", account)
     for source in (*planned.sources, *planned.evaluation):
         for file in source.files:

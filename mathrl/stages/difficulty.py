@@ -7,6 +7,7 @@ reward, sampling and seed is taken from there (mathrl/data/difficulty.py).
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
@@ -20,6 +21,7 @@ from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.data.difficulty import cache_file, choose, pass_rate_row, problem_key, recall, remember, summarise
 from mathrl.data.sft_sets import few_shot_examples
+from mathrl.params import Params
 from mathrl.stages.entry import StageRun, run_stage
 
 PROBLEMS, EXAMPLES, MODEL = Path("data/curated/rl.jsonl"), Path("data/curated/sft.jsonl"), Path("models/sft")
@@ -51,9 +53,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(how.samples, how.temperature, how.max_tokens)
-    sections = [part.model_dump(mode="json") for part in (params.prompt, params.reward)]
-    cache = cache_file(state_root(), digest_path(start), *sections, params.model.precision,
-                       sampling.__dict__, params.run.seed, few_shot=few_shot)  # fmt: skip
+    cache = rates_file(params, start, few_shot)
     known = _known(run.state / "known.json", cache, problems)
     unmeasured = [problem for problem in problems if problem_key(problem) not in known]
     with progress("difficulty", total=len(unmeasured) * how.samples) as bar:
@@ -91,6 +91,21 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
         write_jsonl(folder / "pass_rates.jsonl", rows)
         write_json(folder / "summary.json", summary)
     run.summary({name: float(value) for name, value in summary.items() if isinstance(value, int | float)})
+
+
+def rates_file(params: Params, start: Path, few_shot: Sequence[Problem]) -> Path:
+    """Where the pass rates of this policy are kept, by all that a rate depends on."""
+    how, engine = params.difficulty, params.rollout
+    sections = [part.model_dump(mode="json") for part in (params.prompt, params.reward)]
+    sampling = {"samples": how.samples, "temperature": how.temperature, "max_tokens": how.max_tokens}
+    # Engines of other arithmetic draw other samples of the same seed.
+    arithmetic = [
+        params.model.precision,
+        engine.engine,
+        None if engine.engine == "torch" else engine.vllm.dtype,
+    ]
+    settings = [*sections, arithmetic, sampling, params.run.seed]
+    return cache_file(state_root(), digest_path(start), *settings, few_shot=few_shot)
 
 
 def _known(snapshot: Path, cache: Path, problems: list[Problem]) -> dict[str, int]:

@@ -6,7 +6,7 @@ Writes data/mixture/train.jsonl and manifest.json.
 from pathlib import Path
 
 from mathrl.core.files import read_jsonl, write_json, written_aside
-from mathrl.core.hashing import digest_path
+from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.data.mixture import mix
 from mathrl.stages.entry import StageRun, run_stage
@@ -28,15 +28,17 @@ def choose(run: StageRun, *, data: Path, rates: Path, out: Path) -> None:
     run.dataset("rl", data)
     measured_rates = {str(row["id"]): float(row["pass_rate"]) for row in read_jsonl(rates)}
     mixture, manifest = mix(problems, measured_rates, run.params.mix, run.params.run.seed)
-    manifest["inputs"] = {"rl.jsonl": digest_path(data), "pass_rates.jsonl": digest_path(rates)}
+    manifest["inputs"] = {"rl.jsonl": sha256_jsonl(data), "pass_rates.jsonl": sha256_jsonl(rates)}
     with written_aside(out) as folder:
         folder.mkdir()
         write_problems(folder / "train.jsonl", mixture)
+        manifest["outputs"] = {"train.jsonl": sha256_jsonl(folder / "train.jsonl")}
         write_json(folder / "manifest.json", manifest)
     run.dataset("mixture", out / "train.jsonl")
     measured = [problem.pass_rate for problem in mixture if problem.pass_rate is not None]
     mean = sum(measured) / len(measured) if measured else 0.0
-    run.summary({"problems": float(len(mixture)), "mean_pass_rate": mean})
+    different = float(manifest["problems"])
+    run.summary({"rows": float(len(mixture)), "problems": different, "mean_pass_rate": mean})
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     params = curate(sources=[file_source(write(tmp_path, "a.jsonl", rows), "rl", licence="MIT")])
     planned = curation.plan(params)
     found = curation.run(params, 0, planned)
-    account = curation_report.manifest(found, planned, params, 0)
+    account = curation_report.manifest(found, planned, params, 0, {})
     assert account["steps"][1] == {
         "step": "deduplicate",
         "rows_in": 7,

@@ -6,7 +6,8 @@ from fractions import Fraction
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.data.generators import GENERATORS, generate
+from mathrl.core.hashing import digest
+from mathrl.data.generators import GENERATORS, VERSIONS, generate
 from mathrl.data.generators.countdown import solve
 from mathrl.rewards.countdown import countdown_correct, read_truth
 
@@ -35,6 +36,25 @@ def test_more_training_problems_leave_the_test_split_as_it_is(name: str) -> None
     few = [p for p in generate(name, {"rl": 10, "test": 20}, {}, seed=0) if p.split == "test"]
     many = [p for p in generate(name, {"rl": 100, "sft": 30, "test": 20}, {}, seed=0) if p.split == "test"]
     assert few == many
+
+
+GOLDEN = {
+    "chain": (1, "9c06dfd9cf627981"),
+    "countdown": (1, "d5b3b8903d115932"),
+    "fractions": (1, "5472f4d7c7124f23"),
+    "linear_equation": (1, "aa33f47886e2f364"),
+    "number_theory": (1, "4b98f06562493a0f"),
+    "word_problem": (1, "8683bbe12a3e0a0a"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(GENERATORS))
+def test_other_problems_of_equal_parameters_are_another_version(name: str) -> None:
+    rows = [problem.to_row() for problem in generate(name, COUNTS, {}, seed=0)]
+    found = VERSIONS[name], digest(rows)
+    assert found == GOLDEN[name], (
+        f"raise VERSIONS[{name!r}] in generate.py when this is meant, and set it here"
+    )
 
 
 def left_to_right(question: str) -> list[int]:

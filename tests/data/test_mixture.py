@@ -1,3 +1,4 @@
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -62,6 +63,40 @@ def test_a_problem_goes_to_the_first_component_that_fits() -> None:
     assert [part["available"] for part in manifest["components"]] == [24, 16]
 
 
+def test_more_rows_than_problems_are_whole_passes_and_a_seeded_rest() -> None:
+    mixture, manifest = mix(
+        POOL, {}, how({"source": "b", "count": 50, "epochs": 3}, {"source": "a", "weight": 1}), seed=0
+    )
+    often = Counter(p.id for p in mixture if p.source == "b")
+    assert len(often) == 20 and sorted(often.values()) == [2] * 10 + [3] * 10
+    assert Counter(p.id for p in mixture if p.source == "a") == {p.id: 1 for p in POOL[:40]}
+    part = manifest["components"][0]
+    assert (part["taken"], part["different"], part["passes"], part["share"]) == (50, 20, 2.5, "5/9")
+    assert (manifest["rows"], manifest["problems"], manifest["left_out"]) == (90, 60, 0)
+
+
+def test_epochs_alone_are_so_many_passes_and_weights_reach_as_far_as_they_allow() -> None:
+    mixture, _ = mix(POOL, {}, how({"source": "b", "epochs": 2}, {"source": "a", "epochs": 1}), seed=0)
+    assert counts(mixture) == {"a": 40, "b": 40}
+    parts = ({"source": "a", "weight": 1}, {"source": "b", "weight": 2, "epochs": 4})
+    mixture, manifest = mix(POOL, {}, how(*parts), seed=0)
+    assert counts(mixture) == {"a": 40, "b": 80}, "without epochs b would be the scarcest: 10 and 20"
+    assert [part["weight_share"] for part in manifest["components"]] == ["1/3", "2/3"]
+    with pytest.raises(ValueError, match="give weight, count or epochs"):
+        how({"source": "a"})
+    with pytest.raises(ValueError, match="give either weight or count"):
+        how({"source": "a", "weight": 1, "count": 1})
+
+
+def test_a_cap_is_of_each_source_and_seeded() -> None:
+    capped = how({"source": "*", "epochs": 1, "cap": 15})
+    mixture, manifest = mix(POOL, {}, capped, seed=0)
+    assert counts(mixture) == {"a": 15, "b": 15} == manifest["components"][0]["by_source"]
+    assert {p.id for p in mix(POOL, {}, capped, seed=1)[0]} != {p.id for p in mixture}
+    alone, _ = mix(POOL, {}, how({"source": "a", "weight": 1, "cap": 15, "epochs": 2}), seed=0)
+    assert sorted(Counter(p.id for p in alone).values()) == [2] * 15
+
+
 def test_the_order_is_seeded_or_from_easy_to_hard() -> None:
     one = how({"source": "*", "weight": 1})
     assert mix(POOL, RATES, one, 0) == mix(POOL, RATES, one, 0)
@@ -74,7 +109,8 @@ def test_the_order_is_seeded_or_from_easy_to_hard() -> None:
 @pytest.mark.parametrize(("mixture", "said"), [
     (how({"source": "c", "weight": 1}), "no problem of source c in the rl split .its sources: a, b"),
     (how({"source": "a", "weight": 1, "band": [0.3, 0.4]}), r"with a pass rate in \[0.3, 0.4\]"),
-    (how({"source": "b", "count": 21}), "source b has 20 fitting problems, fewer than 21"),
+    (how({"source": "b", "count": 21}), "source b has 20 fitting problems, fewer than 21; lower its"),
+    (how({"source": "b", "count": 41, "epochs": 2}), "has 40 rows of fitting problems in 2 epochs, fewer"),
     (how({"source": "b", "weight": 1}, size=30), "lower mix.size to 20"),
     (how({"source": "b", "count": 9}, {"source": "a", "weight": 1}, size=5), "take 9 already"),
 ])  # fmt: skip
@@ -96,6 +132,9 @@ def test_pass_rates_sum_up() -> None:
     assert found["pass_at_2"] == pytest.approx((0 + 1 / 2 + 5 / 6 + 1) / 4)
     assert "pass_at_8" not in found and (found["never_solved"], found["always_solved"]) == (0.25, 0.25)
     assert found["by_level"]["0"] == {"problems": 2, "pass_rate": 0.5}
+    assert found["level_agreement_problems"] == 4
+    rows[1]["level"] = None
+    assert summarise(rows)["level_agreement_problems"] == 3
 
 
 def test_agreement_with_levels_is_spearmans() -> None:

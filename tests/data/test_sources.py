@@ -14,8 +14,10 @@ from mathrl.core.nouns import Problem
 from mathrl.data import sources as rooms
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key
+from mathrl.data.reading import read_source
 from mathrl.data.registry import REGISTRY, benchmark, find
-from mathrl.data.sources import read_source, resolve_benchmark, resolve_named, resolve_source
+from mathrl.data.row_formats import to_problem
+from mathrl.data.sources import resolve_benchmark, resolve_named, resolve_source
 from mathrl.params.data import HubSource
 
 GSM8K = [
@@ -128,7 +130,7 @@ def test_published_rows_of_other_sets() -> None:
     }  # fmt: skip
     for name, values in rows.items():
         shape = next(shape for shape in REGISTRY[name].shapes if shape.fits(values))
-        found = rooms.to_problem(values, shape, name="f:1", source=name, split="test", seed=0)
+        found = to_problem(values, shape, name="f:1", source=name, split="test", seed=0)
         assert found.answers and found.question, name
 
 

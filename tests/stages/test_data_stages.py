@@ -1,5 +1,6 @@
 """curate, difficulty, mix and evaluate one after another on a tiny model of random weights."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -96,6 +97,40 @@ def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
     assert outputs[0] == outputs[1] and len(outputs[0]) == 11
 
 
+def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(
+    params: Params, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rows"
+    for name in ("a", "b"):  # the same name in two folders
+        (folder / name).mkdir(parents=True)
+        rows = [{"question": f"What is {i} and {name}?", "answer": "1"} for i in range(3)]
+        (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {}]))
+    sources = (
+        "curate.sources=[{type: file, name: own, path: rows, split: rl, limit: 5}, "
+        "{type: generated, name: made, generator: fractions, counts: {test: 4}}]"
+    )
+    given = load_params(PARAMS, overrides=[*SMALL, sources.replace("path: rows", f"path: {folder}"),
+                                           "curate.on_bad_row=reject"])  # fmt: skip
+    curate.work(start("curate", given))
+    manifest = read_json(Path("data/curated/manifest.json"))
+    own, made = manifest["inputs"]
+    assert own["limit"] == 5 and {name: file["rows"] for name, file in own["files"].items()} == {
+        "a/train.jsonl": 4, "b/train.jsonl": 4
+    }  # fmt: skip
+    for name, file in own["files"].items():
+        assert file["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert (made["generator"], made["version"], made["rows"]) == ("fractions", 1, 4)
+    assert set(manifest["outputs"]) == {f"{name}.jsonl" for name in (
+        "sft", "rl", "dev", "test", "dropped", "rejected", "hits")}  # fmt: skip
+    for name, file in manifest["outputs"].items():
+        content = (Path("data/curated") / name).read_bytes()
+        assert file == {"sha256": hashlib.sha256(content).hexdigest(), "rows": content.count(b"\n")}
+    assert manifest["outputs"]["rl.jsonl"]["rows"] == 5
+    rejected = list(read_jsonl(Path("data/curated/rejected.jsonl")))
+    assert [row["where"] for row in rejected] == ["a/train.jsonl, line 4", "b/train.jsonl, line 4"]
+    assert all("field 'question'" in row["reason"] for row in rejected)
+
+
 def test_an_interrupted_difficulty_goes_on_from_its_last_chunk(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +193,21 @@ def test_what_was_measured_is_not_measured_again(params: Params, monkeypatch: py
     assert measured(4, "run.seed=1") == 20
     make_base(params.model, Path("models/sft"), 9)
     assert measured(5) == 20  # another policy
+
+
+def test_pass_rates_are_kept_by_all_that_they_depend_on(params: Params) -> None:
+    make_base(params.model, Path("models/sft"), 0)
+    others = [
+        "rollout.engine=vllm", "rollout.engine=vllm_server rollout.servers.urls=[http://127.0.0.1:1]",
+        "model.precision=bfloat16", "difficulty.samples=16", "difficulty.max_tokens=7",
+        "difficulty.temperature=0.5", "run.seed=1", "prompt.response_prefix=<think>",
+        "reward.extraction=lenient",
+    ]  # fmt: skip
+    more = [load_params(PARAMS, overrides=[*SMALL, *each.split()]) for each in others]
+    files = [difficulty.rates_file(each, Path("models/sft"), []) for each in (params, *more)]
+    assert len(set(files)) == 1 + len(others)
+    same = load_params(PARAMS, overrides=[*SMALL, "rollout.max_sequences=8", "difficulty.max_problems=3"])
+    assert difficulty.rates_file(same, Path("models/sft"), []) == files[0]
 
 
 def test_prompts_that_are_all_too_long_are_said_with_the_remedy(params: Params) -> None:

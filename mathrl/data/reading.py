@@ -1,0 +1,163 @@
+"""What a source holds, row by row, with an account of what was read: rows, digests, the hub's commit."""
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import sha256_file
+from mathrl.core.nouns import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.data.generators import VERSIONS, generate
+from mathrl.data.row_files import Row, read_rows
+from mathrl.data.row_formats import BadRow, Shape, to_problem
+from mathrl.data.sources import Resolved
+
+_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A bad row and why; `where` has the whole path, `shown` none of its folders ("gsm8k.jsonl, line 3")."""
+
+    where: str
+    shown: str
+    source: str
+    reason: str
+
+    def to_row(self) -> dict[str, str]:
+        return {"where": self.shown, "source": self.source, "reason": self.reason}
+
+
+@dataclass
+class Read:
+    """What was read of a source, filled as it is read.
+
+    `rows` counts every row of a file, those included that are bad, left out by `keep` or above the `limit`;
+    hub rows have the key "hub", those of a generator its name.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter)
+    commit: str | None = None
+    hub_rows: Any = field(default_factory=hashlib.sha256)
+
+
+def read_source(resolved: Resolved, seed: int, read: Read | None = None) -> Iterator[Problem | Rejected]:
+    """The problems of a source in file order (a seeded choice of `limit`), bad rows as `Rejected`.
+
+    `read` takes the account.
+
+    Raises:
+        UserError: a file or the hub cannot be read, or there is no row at all.
+    """
+    read = read or Read()
+    if resolved.generated:
+        made = resolved.generated
+        counts = {str(split): count for split, count in made.counts.items()}
+        for problem in generate(made.generator, counts, made.options, seed=seed, name=made.name):
+            read.rows[made.generator] += 1
+            yield problem
+        return
+    found: list[Problem | Rejected] = list(_problems(resolved, seed, read))
+    good = [index for index, item in enumerate(found) if isinstance(item, Problem)]
+    if resolved.limit is not None and resolved.limit < len(good):
+        rng = random.Random(derive_seed(seed, "limit", resolved.name, resolved.split))
+        left_out = set(good) - set(rng.sample(good, resolved.limit))
+        found = [item for index, item in enumerate(found) if index not in left_out]
+    if not found:
+        raise UserError(f"{resolved.describe()}: no row in it")
+    yield from found
+
+
+def input_row(resolved: Resolved, read: Read) -> dict[str, Any]:
+    """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
+    row: dict[str, Any] = {"name": resolved.name, "split": resolved.split, "licence": resolved.licence}
+    if made := resolved.generated:
+        return row | {"generator": made.generator, "version": VERSIONS[made.generator],
+                      "options": dict(made.options), "counts": dict(made.counts),
+                      "rows": read.rows[made.generator]}  # fmt: skip
+    row |= {"limit": resolved.limit} if resolved.limit else {}
+    row |= {"keep": dict(resolved.shapes[0].keep)} if resolved.shapes and resolved.shapes[0].keep else {}
+    if resolved.hub:
+        return row | {"hub": resolved.hub, "subset": resolved.subset, "hub_split": resolved.hub_split,
+                      "revision": resolved.revision, "commit": read.commit, "rows": read.rows["hub"],
+                      "sha256": read.hub_rows.hexdigest()}  # fmt: skip
+    files = {label: {"sha256": sha256_file(file), "rows": read.rows[label]}
+             for file, label in resolved.labels.items()}  # fmt: skip
+    return row | {"files": files}
+
+
+def _problems(resolved: Resolved, seed: int, read: Read) -> Iterator[Problem | Rejected]:
+    seen: set[str] = set()
+    shape: Shape | None = None
+    for row in _rows(resolved, read):
+        if row.problem:
+            yield Rejected(row.where, row.shown, resolved.name, row.problem)
+            continue
+        if shape is None or not shape.fits(row.values):
+            shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
+        if any(row.values.get(key) not in _listed(wanted) for key, wanted in shape.keep.items()):
+            continue
+        try:
+            problem = to_problem(
+                row.values, shape, name=row.name, source=resolved.name, split=resolved.split, seed=seed
+            )
+        except BadRow as error:
+            yield Rejected(row.where, row.shown, resolved.name, str(error))
+            continue
+        if problem.id in seen:
+            reason = f"id {problem.id!r} stands in an earlier row too"
+            yield Rejected(row.where, row.shown, resolved.name, reason)
+            continue
+        seen.add(problem.id)
+        yield problem
+
+
+def _rows(resolved: Resolved, read: Read) -> Iterator[Row]:
+    for file, label in resolved.labels.items():
+        for row in read_rows(file, label):
+            read.rows[label] += 1
+            yield row
+    if resolved.hub:
+        yield from _hub_rows(resolved, read)
+
+
+def _hub_rows(resolved: Resolved, read: Read) -> Iterator[Row]:
+    from datasets import load_dataset  # seconds to import, and only the hub needs it
+
+    try:
+        rows = load_dataset(
+            resolved.hub, resolved.subset, split=resolved.hub_split, revision=resolved.revision
+        )
+    except Exception as error:  # the hub's client raises a dozen unrelated kinds
+        cause = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            f"{resolved.name}: {resolved.hub} cannot be read from the hub ({type(error).__name__}: {cause}); "
+            "put the files in a folder and name it in curate.data_folder or $MATHRL_DATA"
+        ) from None
+    read.commit = commit_of(rows.info.download_checksums or {})
+    stem = f"{resolved.subset or 'default'}-{resolved.hub_split}"
+    for number, values in enumerate(rows, start=1):
+        read.rows["hub"] += 1
+        read.hub_rows.update(json.dumps(values, sort_keys=True, default=str).encode() + b"\n")
+        place = f"{resolved.hub}, {stem}, row {number}"
+        yield Row(place, f"{stem}:{number}", dict(values), shown=place)
+
+
+def commit_of(downloads: Iterable[str]) -> str | None:
+    """The commit that the hub's files were read at, from their addresses; None for local files.
+
+    >>> commit_of(["hf://datasets/openai/gsm8k@" + 40 * "c" + "/main/train.parquet"]) == 40 * "c"
+    True
+    """
+    found = {match[1] for address in downloads if (match := _COMMIT.search(address))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _listed(wanted: Any) -> list[Any]:
+    return list(wanted) if isinstance(wanted, list | tuple) else [wanted]
