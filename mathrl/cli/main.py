@@ -217,6 +217,20 @@ def rollback(model: Annotated[str, typer.Argument(help="A registered model's nam
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A Hugging Face model folder, or a hub id.")],
+    port: Annotated[int, typer.Option(help="Its port; a run names it in rollout.servers.urls.")] = 8001,
+    host: Annotated[str, typer.Option(help="Another address than loopback lets others in.")] = "127.0.0.1",
+    preset: Preset = None,
+    set_: Set = None,
+) -> None:
+    """Serve a model with vLLM, for runs with rollout.engine=vllm_server; Ctrl-C ends it."""
+    from mathrl.cli.serve import serve as become_server
+
+    become_server(model, host, port, preset, set_ or [])
+
+
+@app.command()
 def sync() -> None:
     """Upload to MLflow what could not be uploaded while a run went on."""
     from mathrl.tracking.mirror import sync as upload

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,28 @@ def gather(value: Any, name: str, timeout: float = 3600.0) -> list[Any] | None:
         values.append(json.loads(file.read_text()))
         file.unlink()
     return values
+
+
+def from_rank_0(make: Callable[[], Any], name: str, timeout: float = 3600.0) -> Any:
+    """What `make` gives at rank 0, at every rank; JSON-able, through a file. `name` must be new at each call.
+
+    Raises:
+        UserError: another rank died, or rank 0 was not there within `timeout` seconds.
+    """
+    if world_size() == 1:
+        return make()
+    file = (rendezvous() or _launcher_folder()) / f"{name}.json"
+    if rank() == 0:
+        value = make()
+        write_text(file, json.dumps(value))
+        return value
+    deadline = time.monotonic() + timeout
+    while not file.exists():
+        check_ranks()
+        if time.monotonic() > deadline:
+            raise UserError(f"rank 0 did not deliver {name} in {timeout:.0f} s; see its output")
+        time.sleep(0.01)
+    return json.loads(file.read_text())
 
 
 def _launcher_folder() -> Path:

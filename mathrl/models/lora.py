@@ -87,16 +87,21 @@ def adapters_off(network: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merged_state(network: Any) -> dict[str, Tensor]:
+def merged_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
     """Weights under the names they have without adapters; W + alpha / r · B A where there is one."""
-    state: dict[str, Tensor] = network.state_dict()
-    out = {
-        name.replace(".base_layer.", "."): weight for name, weight in state.items() if ".lora_" not in name
-    }
-    for name, module in network.named_modules():
-        if _is_adapted(module):
-            out[f"{name}.weight"] = module.base_layer.weight + module.get_delta_weight(_NAME)
-    return out
+    modules = network.named_modules()
+    adapted = {f"{name}.base_layer.weight": module for name, module in modules if _is_adapted(module)}
+    for name, weight in network.state_dict().items():
+        if ".lora_" in name:
+            continue
+        if name in adapted:
+            weight = weight + adapted[name].get_delta_weight(_NAME)
+        yield name.replace(".base_layer.", "."), weight
+
+
+def merged_state(network: Any) -> dict[str, Tensor]:
+    """All of `merged_weights` at once."""
+    return dict(merged_weights(network))
 
 
 def save_adapter(network: Any, folder: Path) -> None:

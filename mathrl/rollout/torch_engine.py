@@ -3,7 +3,7 @@
 Shapes: B sequences in the batch; V tokens in the vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from mathrl.models.packing import rounded_up
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.choose import choose
 from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
-from mathrl.rollout.engine import Sampling
+from mathrl.rollout.engine import Progress, Sampling, end_tokens
 
 # Finished sequences stay until they are this part of the batch: leaving costs a copy of the cache.
 LEAVE_AT = 1 / 8
@@ -30,10 +30,7 @@ class TorchEngine:
 
     def __init__(self, model: Any, tokenizer: Any, rollout: Rollout) -> None:
         self.model, self.tokenizer, self.rollout = model, tokenizer, rollout
-        config = getattr(model, "generation_config", None)
-        listed = getattr(config, "eos_token_id", None)
-        ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
-        self.ends = sorted(int(end) for end in ends)
+        self.ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
 
     @torch.no_grad()
     def generate(
@@ -41,7 +38,7 @@ class TorchEngine:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         seed: int,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: Progress = None,
     ) -> list[list[Completion]]:
         """See `RolloutEngine.generate`."""
         training = self.model.training
@@ -61,7 +58,7 @@ class TorchEngine:
 
     def _batch(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int,
-        on_progress: Callable[[int], None] | None,
+        on_progress: Progress,
     ) -> list[Completion]:  # fmt: skip
         device, count = self.model.device, len(prompts) * sampling.samples
         decoder: Decoder = PackedDecoder(self.model) if takes_packed(self.model) else PlainDecoder(self.model)
@@ -112,3 +109,32 @@ class TorchEngine:
             Completion(tokens=row, logprobs=values, text=text, finish_reason="stop" if ended else "length")
             for row, values, text, ended in zip(tokens, logprobs, texts, ended_B.tolist(), strict=True)
         ]
+
+
+class CopyEngine(TorchEngine):
+    """The same over a copy of the trainer's model, so that it can sample while that one is updated."""
+
+    shared = False
+
+    def __init__(self, model: Any, tokenizer: Any, rollout: Rollout, tolerance: float) -> None:
+        super().__init__(model, tokenizer, rollout)
+        self.tolerance = tolerance
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
+        """See `SyncedEngine.sync`."""
+        own = self.model.state_dict()
+        with torch.no_grad():
+            for name, weight in weights:
+                own[name].copy_(weight)  # in place, so that what is cached of it is made anew
+        return ""
+
+    def follow(self, told: str) -> None:
+        """Each process has its own copy."""
+
+    def probe(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
+    ) -> list[tuple[str, list[list[Completion]]]]:
+        return [("the sampler's copy", self.generate(prompts, sampling, seed))]
+
+    def sleep(self) -> None:
+        """It stays."""

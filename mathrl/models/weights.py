@@ -1,0 +1,62 @@
+"""All weights of a model, one after the other, under the names that Hugging Face gives them."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mathrl.models.lora import merged_weights
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+def full_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of a causal LM, adapters merged, the head also where it is tied to the embedding.
+
+    One at a time, so that no second copy of the model is made.
+    """
+    yield from with_head(merged_weights(network))
+
+
+def with_head(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The weights, and the embedding once more as the head if there was none: an engine whose head is a
+    matrix of its own would go on with the old one, and say nothing."""
+    embedding: Tensor | None = None
+    headed = False
+    for name, weight in weights:
+        headed = headed or name == HEAD
+        if name.endswith(EMBEDDING):
+            embedding = weight
+        yield name, weight
+    if not headed and embedding is not None:
+        yield HEAD, embedding
+
+
+def folder_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a folder's safetensors files, read one at a time."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # no mapping
+                yield name, tensors.get_tensor(name)
+
+
+def write_buckets(
+    weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, megabytes: int
+) -> None:
+    """The weights as safetensors files of about so many MB, in the order they come."""
+    folder.mkdir(parents=True)
+    bucket: dict[str, Tensor] = {}
+    size = number = 0
+    for name, weight in weights:
+        kind = dtype if weight.is_floating_point() else weight.dtype
+        bucket[name] = weight.detach().to("cpu", kind, copy=True).contiguous()  # a copy: tied ones share
+        size += bucket[name].nbytes
+        if size >= megabytes * 1_000_000:
+            save_file(bucket, folder / f"{number:05d}.safetensors")
+            bucket, size, number = {}, 0, number + 1
+    if bucket:
+        save_file(bucket, folder / f"{number:05d}.safetensors")

@@ -1,0 +1,139 @@
+"""Sampling from vLLM servers, on this machine or on others: token ids in, token ids and log-probs out."""
+
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mathrl.core.errors import UserError
+from mathrl.core.nouns import Completion
+from mathrl.models.weights import write_buckets
+from mathrl.params.rollout import Rollout
+from mathrl.rollout.engine import Progress, Sampling, request_seeds
+from mathrl.rollout.servers import Pool, Server, ServerDied
+
+
+class ServerEngine:
+    """`RolloutEngine` and `SyncedEngine` over the servers of `rollout.servers`.
+
+    A prompt is one request for all its samples. Equal seeds give equal samples at whichever server.
+    """
+
+    shared = True
+
+    def __init__(
+        self, tokenizer: Any, ends: Sequence[int], rollout: Rollout, dtype: str, tolerance: float
+    ) -> None:
+        """Raises UserError: no server answers within `rollout.servers.wait_seconds`."""
+        self.tokenizer, self.ends, self.rollout = tokenizer, list(ends), rollout
+        self.dtype, self.tolerance = getattr(torch, dtype), tolerance
+        self.pool = Pool(rollout.servers)
+        self.folder: Path | None = None
+        self.sent = 0
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
+    ) -> list[list[Completion]]:
+        """See `RolloutEngine.generate`. Requests of a server that dies go to the others.
+
+        Raises:
+            UserError: no server is left and none came back in time, or a request is refused.
+        """
+        lock = threading.Lock()
+
+        def ask(prompt: Sequence[int], own_seed: int) -> list[Completion]:
+            while True:
+                server = self.pool.take()
+                try:
+                    found = self._ask(server, prompt, sampling, own_seed)
+                    break
+                except ServerDied as error:
+                    self.pool.died(server, error)
+                finally:
+                    self.pool.give_back(server)
+            if on_progress:
+                with lock:
+                    on_progress(len(found))
+            return found
+
+        threads = self.rollout.servers.at_a_time * len(self.pool.servers)
+        workers = ThreadPoolExecutor(max(1, min(threads, len(prompts))))
+        try:
+            return list(workers.map(ask, prompts, request_seeds(seed, len(prompts))))
+        except BaseException:
+            self.pool.client.close()  # ends the requests in flight, which an exit would wait for
+            raise
+        finally:
+            workers.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, server: Server, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Completion]:
+        choices = server.complete(prompt, sampling, seed, self.ends, self.rollout.servers.timeout_seconds)
+        return [
+            Completion(
+                tokens=tuple(choice["token_ids"]),
+                logprobs=tuple(choice["logprobs"]["token_logprobs"]),
+                text=self.tokenizer.decode(choice["token_ids"], skip_special_tokens=True),
+                finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
+            )
+            for choice in choices
+        ]
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
+        """See `SyncedEngine.sync`: written as safetensors to the shared folder, which every server reads."""
+        root = self._folder()
+        before, self.sent = root / str(self.sent), self.sent + 1
+        folder = root / str(self.sent)
+        write_buckets(weights, folder, self.dtype, self.rollout.servers.bucket_mb)
+        self.pool.send(str(folder))
+        shutil.rmtree(before, ignore_errors=True)
+        return str(folder)
+
+    def sync_folder(self, folder: Path) -> str:
+        """The weights of a model folder, which the servers read themselves."""
+        self.pool.send(str(folder.resolve()))
+        return str(folder.resolve())
+
+    def follow(self, told: str) -> None:
+        """A server that comes back is given these weights."""
+        self.pool.weights = told
+
+    def probe(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
+    ) -> list[tuple[str, list[list[Completion]]]]:
+        """See `SyncedEngine.probe`; at least one server answers."""
+        found: list[tuple[str, list[list[Completion]]]] = []
+        seeds = request_seeds(seed, len(prompts))
+        while not found:
+            self.pool.revive(wait=True)
+            for server in self.pool.alive():
+                try:
+                    asked = zip(prompts, seeds, strict=True)
+                    answers = [self._ask(server, prompt, sampling, own) for prompt, own in asked]
+                    found.append((server.url, answers))
+                except ServerDied as error:
+                    self.pool.died(server, error)
+        return found
+
+    def sleep(self) -> None:
+        """The servers have machines or memory of their own."""
+
+    def _folder(self) -> Path:
+        if self.folder is None:
+            root = self.rollout.servers.folder
+            try:
+                self.folder = Path(tempfile.mkdtemp(prefix="mathrl-weights-", dir=root))
+            except OSError as error:
+                raise UserError(
+                    f"rollout.servers.folder: {root} cannot be written to ({error.strerror}); name a folder "
+                    "that this machine and the servers' share"
+                ) from None
+            self.folder.chmod(0o755)  # a server may be another user's process
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        return self.folder

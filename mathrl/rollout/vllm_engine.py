@@ -1,0 +1,246 @@
+"""vLLM in this process, beside the trainer: one engine a process, its weights sent after each update.
+
+With several processes each has an engine, or `rollout.vllm.tensor_parallel` of them share one.
+"""
+
+import gc
+import importlib.util
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mathrl.core.errors import UserError
+from mathrl.core.launch import rank, rendezvous, world_size
+from mathrl.core.nouns import Completion
+from mathrl.models.load import resolve_folder
+from mathrl.models.transformers_import import GenerationConfig
+from mathrl.models.weights import folder_weights, with_head
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model, PretrainedModel
+from mathrl.rollout.engine import (
+    Progress,
+    Sampling,
+    canary_tolerance,
+    dtype_name,
+    end_tokens,
+    request_seeds,
+)
+
+# Before the first import of vllm. Nothing is sent out; the engine runs in this very process, and does not
+# bind the trainer's threads to one core.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+# A matrix of its own for the head, sent with every sync: a tied one stays the old one in vLLM 0.32 on a CPU.
+UNTIED = {"tie_word_embeddings": False}
+EXACT, ROUNDED = (
+    1e-3,
+    0.1,
+)  # tolerances of mean log-prob differences: float32 differs by 3e-6, bfloat16 by 0.03
+
+_open: "list[VllmEngine]" = []
+
+
+def check_vllm() -> None:
+    """Raises UserError: vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "rollout.engine needs vLLM, which is not installed: `make engines` installs it for a CPU, "
+            "`pip install -c constraints.txt -e '.[vllm]'` for GPUs; or set rollout.engine to torch"
+        )
+
+
+class VllmEngine:
+    """`RolloutEngine` and `SyncedEngine` over vLLM's offline interface. Made by `open_vllm`."""
+
+    shared = False
+
+    def __init__(self, folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout) -> None:
+        """Raises UserError: vLLM is not there, or cannot run this model here."""
+        check_vllm()
+        os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+        on_gpu = torch.cuda.is_available()
+        if not on_gpu:
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(rollout.vllm.cache_gib or 1))
+        from vllm import LLM  # seconds, and reads the environment
+
+        path = local_folder(folder)
+        trust = isinstance(model.base, PretrainedModel) and model.base.trust_remote_code
+        self.tokenizer, self.rollout, dtype = tokenizer, rollout, dtype_name(rollout, model)
+        self.tolerance = canary_tolerance(rollout, model, dtype)
+        self.ends = end_tokens(tokenizer, generation_config(path))
+        how, ranks = rollout.vllm, world_size()
+        if ranks % how.tensor_parallel:
+            raise UserError(
+                f"rollout.vllm.tensor_parallel is {how.tensor_parallel}, but run.processes is {ranks}: make "
+                "run.processes a multiple of it, one process a GPU"
+            )
+        if ranks > 1:
+            _join(on_gpu)
+        cache = how.cache_gib * 2**30 if how.cache_gib and on_gpu else None
+        try:
+            self.llm = LLM(
+                model=str(path), trust_remote_code=trust, skip_tokenizer_init=True,
+                dtype=dtype, tensor_parallel_size=how.tensor_parallel, seed=0,
+                distributed_executor_backend="external_launcher" if ranks > 1 else None,
+                max_model_len=how.max_model_length, max_num_seqs=rollout.max_sequences,
+                gpu_memory_utilization=how.memory_share, kv_cache_memory_bytes=cache,
+                enforce_eager=not on_gpu if how.eager is None else how.eager, enable_sleep_mode=how.sleep,
+                hf_overrides=UNTIED, logprobs_mode="processed_logprobs", generation_config="vllm",
+            )  # fmt: skip
+        except (ValueError, RuntimeError, OSError, NotImplementedError) as error:
+            said = " ".join(str(error).split())[:400]
+            raise UserError(f"{folder}: vLLM cannot run it ({said}); see section rollout.vllm") from error
+        self.longest = int(self.llm.llm_engine.model_config.max_model_len)
+        self.asleep = False
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
+    ) -> list[list[Completion]]:
+        """See `RolloutEngine.generate`.
+
+        Raises:
+            UserError: a prompt and a response of max_tokens are longer than the engine takes.
+        """
+        asked = list(zip(prompts, request_seeds(seed, len(prompts)), strict=True))
+        everyone, first = self._of_all(asked)
+        check_length([prompt for prompt, _ in everyone], sampling, self.longest)
+        outputs = self._run(everyone, sampling)[first : first + len(asked)]
+        if on_progress:
+            on_progress(len(asked) * sampling.samples)
+        return [self._completions(output, sampling) for output in outputs]
+
+    def _run(self, asked: Sequence[tuple[Sequence[int], int]], sampling: Sampling) -> list[Any]:
+        from vllm import SamplingParams
+
+        greedy = sampling.temperature == 0  # all samples are the same one
+        if not asked:
+            return []
+        outputs: list[Any] = self.llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt, _ in asked],
+            [
+                SamplingParams(
+                    n=1 if greedy else sampling.samples, temperature=sampling.temperature,
+                    top_p=1.0 if greedy else sampling.top_p, max_tokens=sampling.max_tokens, seed=seed,
+                    stop_token_ids=self.ends, logprobs=0, detokenize=False,
+                )
+                for _, seed in asked
+            ],
+            use_tqdm=False,
+        )  # fmt: skip
+        return outputs
+
+    def _completions(self, output: Any, sampling: Sampling) -> list[Completion]:
+        found = []
+        for each in sorted(output.outputs, key=lambda each: each.index):
+            tokens = tuple(each.token_ids)
+            logprobs = tuple(step[token].logprob for token, step in zip(tokens, each.logprobs, strict=True))
+            text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+            found.append(
+                Completion(tokens, logprobs, text, "stop" if each.finish_reason == "stop" else "length")
+            )
+        return found * sampling.samples if sampling.temperature == 0 else found
+
+    def _of_all(self, asked: list[Any]) -> tuple[list[Any], int]:
+        """What all processes that share this engine ask for, and where this one's begin."""
+        if self.rollout.vllm.tensor_parallel == 1:
+            return asked, 0
+        from vllm.distributed.parallel_state import get_tp_group
+
+        group = get_tp_group()
+        shares: list[Any] = [None] * group.world_size
+        dist.all_gather_object(shares, asked, group=group.cpu_group)
+        before = sum(len(share) for share in shares[: group.rank_in_group])
+        return [each for share in shares for each in share], before
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
+        """See `SyncedEngine.sync`. The weights are taken one at a time."""
+        if self.asleep:
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": with_head(weights)})
+        if self.asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
+        self.llm.reset_prefix_cache()
+        return ""
+
+    def follow(self, told: str) -> None:
+        """Each process sends to its own engine."""
+
+    def probe(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
+    ) -> list[tuple[str, list[list[Completion]]]]:
+        return [("vLLM in this process", self.generate(prompts, sampling, seed))]
+
+    def sleep(self) -> None:
+        if self.rollout.vllm.sleep and not self.asleep:
+            self.llm.sleep(level=2)  # weights need not be kept: new ones come
+            self.asleep = True
+
+    def close(self) -> None:
+        """End the engine, so that another can be made in this process."""
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        destroy_model_parallel()
+        gc.collect()
+
+
+def open_vllm(folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout) -> VllmEngine:
+    """The process's engine, running the weights of the folder.
+
+    There is one at a time, since vLLM's are not independent of one another; an older one is closed.
+    """
+    while _open:
+        _open.pop().close()
+    _open.append(VllmEngine(folder, tokenizer, model, rollout))
+    _open[0].sync(folder_weights(local_folder(folder)))  # the head too, where the folder has none of its own
+    return _open[0]
+
+
+def check_length(prompts: Sequence[Sequence[int]], sampling: Sampling, longest: int) -> None:
+    """Raises UserError: a prompt and its response may not fit into the engine."""
+    needed = max(map(len, prompts), default=0) + sampling.max_tokens
+    if needed > longest:
+        raise UserError(
+            f"a prompt and its response take up to {needed} tokens, but the vLLM engine {longest}: raise "
+            "rollout.vllm.max_model_length (where it is a server, its own), or lower max_tokens"
+        )
+
+
+def local_folder(folder: Path | str) -> Path:
+    """Where the files of a model folder, of what it refers to, or of a hub id are."""
+    path, options = resolve_folder(folder)
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.txt"]
+    return Path(snapshot_download(path, revision=options.get("revision"), allow_patterns=wanted))
+
+
+def generation_config(folder: Path) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return None  # the folder has none
+
+
+def _join(on_gpu: bool) -> None:
+    """The process group that vLLM's ranks meet in, where the trainer has not made it."""
+    if not dist.is_initialized():
+        folder = rendezvous()
+        where = f"file://{folder}/vllm" if folder else "env://"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", init_method=where, rank=rank(), world_size=world_size()
+        )
