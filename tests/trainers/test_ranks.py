@@ -1,4 +1,4 @@
-"""Two processes make the same gradients and figures of a batch as one."""
+"""Two processes make the same gradients, figures and weights as one."""
 
 import os
 import subprocess
@@ -11,13 +11,15 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
-def run_ranks(out: Path, processes: int) -> list[dict[str, tuple[torch.Tensor, dict[str, float]]]]:
+def run_ranks(
+    out: Path, processes: int, script: str = "two_ranks.py"
+) -> list[dict[str, tuple[torch.Tensor, dict[str, float]]]]:
     out.mkdir()
     shared = os.environ | {
         "PYTHONPATH": str(ROOT), "MATHRL_RENDEZVOUS": str(out), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
     }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("two_ranks.py")), str(out)]
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(out)]
     ranks = [
         subprocess.Popen(
             command,
@@ -45,3 +47,17 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
             assert other_row == pytest.approx(row, rel=1e-4, abs=1e-5), name
     assert 0 < alone["masked"][1]["importance/masked_share"] < 1
     assert torch.equal(first["ppo"][0], second["ppo"][0])
+
+
+def test_two_processes_train_preferences_as_one_does(tmp_path: Path) -> None:
+    (alone,) = run_ranks(tmp_path / "one", 1, "two_ranks_fit.py")
+    first, second = run_ranks(tmp_path / "two", 2, "two_ranks_fit.py")
+    assert list(alone) == ["dpo", "dpo adapters", "pairs", "steps"]
+    for name, (weights, figures) in alone.items():
+        assert torch.allclose(first[name][0], weights, atol=1e-5), name
+        assert first[name][1] == pytest.approx(figures, rel=1e-4, abs=1e-5), name
+        assert torch.equal(second[name][0], first[name][0]), name
+        rows = [figures[f"{step}/grad_norm"] for step in range(1, 5)]
+        assert min(rows) > 1e-2 and len({figures[f"{step}/loss"] for step in range(1, 5)}) == 4, name
+        # Held-out items are fewer than the processes' shares would need, and are counted once each.
+        assert first[name][1]["dev/loss"] == pytest.approx(figures["dev/loss"], rel=1e-4)
