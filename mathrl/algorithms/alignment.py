@@ -3,9 +3,14 @@
 Shapes: S responses of the given lengths, N their tokens in order.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from mathrl.algorithms.returns import response_sums
+
+GAPS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # nats
 
 
 def logprob_alignment(trainer_N: Tensor, sampler_N: Tensor, lengths_S: Tensor) -> Tensor:
@@ -19,3 +24,21 @@ def logprob_alignment(trainer_N: Tensor, sampler_N: Tensor, lengths_S: Tensor) -
     tensor([1.5000, 1.0000])
     """
     return response_sums((trainer_N - sampler_N).abs().exp(), lengths_S) / lengths_S.clamp(min=1)
+
+
+def gap_counts(trainer_N: Tensor, sampler_N: Tensor) -> Tensor:
+    """How many tokens' log-probs differ by more than each of `GAPS`, [len(GAPS)]: a histogram, summed up.
+
+    >>> gap_counts(torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.0, -2.002, -3.5]))
+    tensor([2., 2., 1., 1., 0.])
+    """
+    edges = torch.tensor(GAPS, device=trainer_N.device)
+    return ((trainer_N - sampler_N).abs()[:, None] > edges).float().sum(0)
+
+
+def gap_shares(counts: Sequence[float], tokens: float) -> dict[str, float]:
+    """The counts as metrics: the share of tokens that differ by more."""
+    return {
+        f"rollout/gap_above/{gap:g}": count / max(1.0, tokens)
+        for gap, count in zip(GAPS, counts, strict=True)
+    }

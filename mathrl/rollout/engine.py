@@ -36,6 +36,8 @@ class Sampling:
 class RolloutEngine(Protocol):
     """Samples from a model."""
 
+    rollout: Rollout
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -59,7 +61,6 @@ class SyncedEngine(RolloutEngine, Protocol):
     processes of the trainer use the same engine, so that rank 0 alone sends.
     """
 
-    rollout: Rollout
     tolerance: float
     shared: bool
 

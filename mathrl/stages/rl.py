@@ -63,8 +63,8 @@ def reinforce(
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.models.scores import load_scorer
     from mathrl.rewards.compose import build_reward
+    from mathrl.rollout.open import training_engine
     from mathrl.rollout.sampler import Sampler
-    from mathrl.rollout.torch_engine import TorchEngine
     from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.collect import Judge
     from mathrl.trainers.curves import draw_curves
@@ -74,7 +74,8 @@ def reinforce(
     backend = Backend(choose_device(params.run.device))
     tokenizer, network = load_tokenizer(start), load_model(start, params.model, backend.device)
     few_shot = few_shot_examples(params.prompt, examples)
-    sampler = Sampler(TorchEngine(network, tokenizer, params.rollout), tokenizer, params.prompt, few_shot)
+    engine = training_engine(network, start, tokenizer, params.model, params.rollout, ahead=False)
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     problems = [problem for file in data for problem in read_problems(file)]
     how, seed, reward = params.rl, params.run.seed, build_reward(params.reward)
     if critic is not None and how.critic is not None:

@@ -18,7 +18,7 @@ from mathrl.algorithms.advantages import (
     whiten,
 )
 from mathrl.algorithms.aggregation import spread
-from mathrl.algorithms.alignment import logprob_alignment
+from mathrl.algorithms.alignment import gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.importance import importance_weights
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
 from mathrl.core.errors import UserError
@@ -134,6 +134,7 @@ def make_batch(
         figures["importance/mean"] = float(importance_N.mean())
         figures["importance/masked_share"] = float((~trusted_N).float().mean())
         figures["rollout/logprob_alignment"] = float(logprob_alignment(old_N, sampler_N, lengths_S).mean())
+        figures |= gap_shares(gap_counts(old_N, sampler_N).tolist(), len(old_N))
     penalty_N = None
     if reference is not None:
         with adapters_off(reference):

@@ -10,6 +10,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.learner import Learner
+from mathrl.trainers.sync import WeightSync
 
 
 def evaluate_dev(
@@ -20,13 +21,16 @@ def evaluate_dev(
     seed: int,
     backend: Backend,
     policy: Learner,
+    sync: WeightSync,
 ) -> dict[str, float]:
     """Accuracy and length on the dev problems, with the averaged weights where there are any.
 
-    The same random numbers at every evaluation, so that two of them differ by the weights alone.
+    The same random numbers at every evaluation, so that two of them differ by the weights alone. A sampler
+    with weights of its own is left with the evaluated ones.
     """
     trained = policy.flat.weights.clone()
     policy.flat.set_weights(policy.evaluated_weights())
+    sync()
     sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
     mine = list(dev[backend.rank :: backend.world])
     dropped = sampler.dropped

@@ -3,9 +3,9 @@ sample → grade → advantages → loss → step → log.
 
 GRPO (outcome and process), Dr.GRPO, RLOO, DAPO, GSPO, CISPO, REINFORCE(++), ReMax, online RFT, PPO and
 on-policy distillation are settings of the functions it calls. What differs from DeepSeekMath's GRPO: the
-sampler is the trainer's own model, so the sampled log-probs are the old ones and no forward pass computes
-them; without a KL weight there is no reference model; the weights that are evaluated and exported are an
-exponential average of those that are trained.
+sampler is the trainer's own model, or is sent its weights after each step and checked, so the sampled
+log-probs are the old ones and no forward pass computes them; without a KL weight there is no reference model;
+the weights that are evaluated and exported are an exponential average of those that are trained.
 
 Shapes: P groups of G responses in the global batch; N response tokens of it.
 """
@@ -38,8 +38,10 @@ from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.dev import evaluate_dev
 from mathrl.trainers.learner import Learner
+from mathrl.trainers.mismatch import check_mismatch
 from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
+from mathrl.trainers.sync import WeightSync
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
 
@@ -123,6 +125,9 @@ def train_rl(
         done, kl_coef, counts = saved.step, saved.values["kl_coef"], dict(saved.values["counts"])
         dev_accuracy = saved.values["dev_accuracy"]
     metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
+    fitting = [prompts[index] or () for index in usable]
+    sync = WeightSync(sampler.engine, model, backend, fitting, params.temperature, params.max_tokens)
+    sync()
 
     def save() -> None:
         if backend.rank == 0:
@@ -149,6 +154,7 @@ def train_rl(
             rollouts = collect(
                 sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop
             )
+            sync.sleep()
             sampled_at = time.perf_counter()
 
             # Advantages: of the whole batch, at every process.
@@ -188,7 +194,8 @@ def train_rl(
             row = {
                 **rollout_metrics(rollouts.everything, uniform / len(batch.groups)), **values.metrics(batch),
                 **metrics_by_source(rollouts.everything, problems),
-                **update.metrics(params), **merged_counters(rollouts.counters), **row,
+                **update.metrics(params), **(update.mismatch() if sync.engine else {}),
+                **merged_counters(rollouts.counters), **row,
                 "lr_factor": policy.factor, "skipped_updates": policy.bad,
                 "rollout/dropped_prompts": len(problems) - len(usable),
                 "time/step": end - start, "time/rollout": rollouts.seconds["generation"],
@@ -205,14 +212,16 @@ def train_rl(
                 kl_coef = adapted_kl_coef(kl_coef, row["kl"], samples, goal.target, goal.horizon)
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, policy)
+                dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, policy, sync)
                 row |= dev_row | {"time/eval": time.perf_counter() - end}
                 if params.export == "last" or best is None or dev_row["dev/accuracy"] > (dev_accuracy or 0.0):
                     dev_accuracy, counts["exported"] = dev_row["dev/accuracy"], done
                     if params.export == "best":
                         best = policy.evaluated_weights().clone()
+            row |= sync()
             if metrics is not None:
                 metrics.log(done, row)
+            check_mismatch(row, sampler.engine.rollout, done)
             bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
             if last or rollouts.stopping or done % params.checkpoint_every == 0:
                 save()

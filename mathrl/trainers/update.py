@@ -3,12 +3,12 @@
 Shapes: P groups of G responses in the global batch, S responses of a micro-batch, N response tokens of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.alignment import logprob_alignment
+from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import log_ratio, policy_loss
 from mathrl.algorithms.returns import response_sums
@@ -26,8 +26,9 @@ SUMMED = ("loss", "kl", "entropy", "clipped", "ratio", "alignment", "responses",
 class UpdateFigures:
     """Sums over the tokens of an update, or of all updates of a step.
 
-    `alignment` is a sum over `responses`, of a step's first update alone: later ones train other weights than
-    those that sampled. `dropped` counts updates that were not made since their mean ratio was too large.
+    `alignment` is a sum over `responses` and `gaps` over `first_tokens`, of a step's first update: later
+    ones train other weights than those that sampled. `dropped` counts updates that were not made since their
+    mean ratio was too large.
     """
 
     loss: float = 0.0
@@ -43,6 +44,8 @@ class UpdateFigures:
     norm: float = 0.0
     updates: int = 0
     dropped: int = 0
+    first_tokens: float = 0.0
+    gaps: list[float] = field(default_factory=list)
 
     @property
     def mean_ratio(self) -> float:
@@ -52,6 +55,8 @@ class UpdateFigures:
         for name in SUMMED:
             if name not in ("alignment", "responses") or not self.updates:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
+        if not self.updates:
+            self.gaps, self.first_tokens = other.gaps, other.tokens
         self.ratio_max = max(self.ratio_max, other.ratio_max)
         self.norm += norm
         self.updates += 1
@@ -80,6 +85,10 @@ class UpdateFigures:
             # Mean number of updates between sampling and training.
             figures["rollout/staleness"] = (self.updates - 1) / 2
         return figures
+
+    def mismatch(self) -> dict[str, float]:
+        """How far apart sampler and trainer are, as a histogram."""
+        return gap_shares(self.gaps, self.first_tokens) if self.gaps else {}
 
 
 def minibatches(groups: int, parts: int, seed: int) -> list[list[int]]:
@@ -111,7 +120,8 @@ def update_gradient(
     share = balanced([sizes[i] for i in useful], backend.world)[backend.rank]
     mine = [useful[place] for place in share]
     policy.flat.gradients.zero_()
-    sums = torch.zeros(len(SUMMED) + backend.world, device=backend.device)
+    last = len(SUMMED) + backend.world
+    sums = torch.zeros(last + len(GAPS), device=backend.device)
     for micro in filled(mine, [sizes[i] for i in mine], params.tokens_per_microbatch):
         part = batch.part(micro)
         packed = [group.group for group in part.groups]
@@ -121,7 +131,7 @@ def update_gradient(
         )
         loss_N, clipped_N = policy_loss(
             params.policy_loss, logprobs_N, old_N, advantages_N, lengths_S,
-            params.clip_low, params.clip_high, params.dual_clip,
+            params.clip_low, params.clip_high, params.dual_clip, kept_N,
         )  # fmt: skip
         if part.importance_N is not None:
             loss_N = loss_N * part.importance_N.to(backend.device)
@@ -146,9 +156,11 @@ def update_gradient(
         if len(ratio_N):
             place = len(SUMMED) + backend.rank
             sums[place] = torch.maximum(sums[place], ratio_N.max())
+        sums[last:] += gap_counts(now_N[kept_N], old_N[kept_N])
     backend.sum_(policy.flat.gradients)
     backend.sum_(sums)
     values = sums.tolist()
     figures = UpdateFigures(**dict(zip(SUMMED, values, strict=False)))
-    figures.ratio_max = max(values[len(SUMMED) :])
+    figures.ratio_max = max(values[len(SUMMED) : last])
+    figures.gaps = values[last:]
     return figures
