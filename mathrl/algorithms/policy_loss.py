@@ -19,9 +19,11 @@ MOST_GAP = 20.0  # exp(20) is far beyond any clip, and finite
 
 def policy_loss(
     kind: Kind, logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, lengths_S: Tensor,
-    clip_low: float, clip_high: float, dual_clip: float | None = None,
+    clip_low: float, clip_high: float, dual_clip: float | None = None, kept_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The loss of the kind's own function below, and where it is clipped: loss_N, clipped_N.
+
+    `kept_N` says which tokens have a loss (all, if it is None); the sequence's ratio (gspo) is over those.
 
     >>> logprobs, advantages = torch.tensor([0.5, 1.5]).log(), torch.tensor([1.0, 1.0])
     >>> policy_loss("clip", logprobs, torch.zeros(2), advantages, torch.tensor([2]), 0.2, 0.28)
@@ -32,7 +34,7 @@ def policy_loss(
     if kind == "cispo":
         return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip_low, clip_high)
     if kind == "gspo":
-        logprobs_N = old_logprobs_N + sequence_log_ratio(logprobs_N, old_logprobs_N, lengths_S)
+        logprobs_N = old_logprobs_N + sequence_log_ratio(logprobs_N, old_logprobs_N, lengths_S, kept_N)
     return clipped_policy_loss(logprobs_N, old_logprobs_N, advantages_N, clip_low, clip_high, dual_clip)
 
 
@@ -96,17 +98,26 @@ def reinforce_loss(logprobs_N: Tensor, advantages_N: Tensor) -> tuple[Tensor, Te
     return -advantages_N * logprobs_N, torch.zeros_like(advantages_N, dtype=torch.bool)
 
 
-def sequence_log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor, lengths_S: Tensor) -> Tensor:
+def sequence_log_ratio(
+    logprobs_N: Tensor, old_logprobs_N: Tensor, lengths_S: Tensor, kept_N: Tensor | None = None
+) -> Tensor:
     """The mean of a response's log-ratios, for each of its tokens; its exponential is GSPO's s_i.
 
     GSPO (arXiv:2507.18071, equation 7). Value of the mean, gradient of the token's own log-prob (GSPO-token,
     equation 14): summed over the response, with equal weights and advantages, that is the gradient of s_i.
+    Tokens that importance sampling leaves out (not in `kept_N`) are not in the mean, as in verl: they are no
+    part of the sequence that is trained on.
 
     >>> sequence_log_ratio(torch.tensor([0.2, 0.4, 1.0]), torch.zeros(3), torch.tensor([2, 1]))
     tensor([0.3000, 0.3000, 1.0000])
+    >>> kept = torch.tensor([True, False, True])
+    >>> sequence_log_ratio(torch.tensor([0.2, 0.4, 1.0]), torch.zeros(3), torch.tensor([2, 1]), kept)
+    tensor([0.2000, 0.2000, 1.0000])
     """
     gap_N = log_ratio(logprobs_N, old_logprobs_N)
-    mean_S = response_sums(gap_N.detach(), lengths_S) / lengths_S.clamp(min=1)
+    counted_N = torch.ones_like(gap_N) if kept_N is None else kept_N.to(gap_N.dtype)
+    counts_S = response_sums(counted_N, lengths_S).clamp(min=1)
+    mean_S = response_sums(gap_N.detach() * counted_N, lengths_S) / counts_S
     return gap_N - gap_N.detach() + spread(mean_S, lengths_S)
 
 

@@ -124,6 +124,24 @@ def test_gspo_by_hand() -> None:
     assert negative[0].item() == pytest.approx(math.exp(0.3)) and not clipped.any()
 
 
+def test_gspos_ratio_is_over_the_tokens_that_have_a_loss() -> None:
+    """Of a response with log-ratios 0.2, 5 and 0.4 the second is left out: the mean is 0.3, not 5.6 / 3."""
+    gaps, lengths = torch.tensor([0.2, 5.0, 0.4, -0.1, 0.7]), torch.tensor([3, 1, 1])
+    kept = torch.tensor([True, False, True, True, False])
+    zero = torch.zeros(5)
+    found = sequence_log_ratio(gaps, zero, lengths, kept)
+    assert found.tolist() == pytest.approx([0.3, 0.3, 0.3, -0.1, 0.0])  # a response without any: no ratio
+    assert sequence_log_ratio(gaps, zero, lengths)[0].item() == pytest.approx(5.6 / 3)
+    loss, clipped = policy_loss("gspo", gaps, zero, torch.ones(5), lengths, 0.2, 0.4, None, kept)
+    assert loss[[0, 2, 3]].tolist() == pytest.approx([-math.exp(0.3)] * 2 + [-math.exp(-0.1)])
+    assert not clipped[[0, 2, 3]].any()
+    assert policy_loss("gspo", gaps, zero, torch.ones(5), lengths, 0.2, 0.4)[1][0]
+    # Other kinds look at a token alone.
+    for kind in ("clip", "cispo", "reinforce"):
+        given = (kind, gaps, zero, torch.ones(5), lengths, 0.2, 0.4, None)
+        assert torch.equal(policy_loss(*given, kept)[0], policy_loss(*given)[0])  # type: ignore[arg-type]
+
+
 def test_gspo_has_the_gradient_of_the_sequences_ratio() -> None:
     """d/dtheta of the mean over responses of -s_i A_i, s_i = exp(mean of the log-ratios), by autograd."""
     generator = torch.Generator().manual_seed(0)

@@ -85,6 +85,34 @@ def test_verl_policy_loss(
     assert 0 < clipped_N.sum() < len(clipped_N) or len(clipped_N) < 12 or high > 1
 
 
+@pytest.mark.parametrize("aggregation", MODES)
+@pytest.mark.parametrize("kind", ["clip", "gspo", "cispo"])
+def test_verl_policy_loss_without_masked_tokens(
+    algos: Any, ragged: Any, agree: Any, kind: str, aggregation: str
+) -> None:
+    """verl's trainer puts the mask of rejected tokens in the place of the response mask."""
+    old_SL, advantages_SL = -ragged.noise().abs(), ragged.noise()
+    start_SL = old_SL + ragged.noise(0.3)
+    kept_SL = ragged.mask_SL * (torch.rand(start_SL.shape, generator=ragged.generator) > 0.3)
+    kept_SL[0, 0] = 1
+    theirs_SL = start_SL.clone().requires_grad_()
+    theirs, _ = algos.get_policy_loss_fn({"clip": "vanilla"}.get(kind, kind))(
+        old_SL, theirs_SL, advantages_SL, kept_SL, MODES[aggregation], actor(algos, 0.1, 0.2, 1e9), None
+    )
+    theirs.backward()
+    kept_N = ragged.flat(kept_SL).bool()
+    ours_N = ragged.flat(start_SL).requires_grad_()
+    loss_N, _ = policy_loss(
+        kind, ours_N, ragged.flat(old_SL), ragged.flat(advantages_SL), ragged.lengths_S,  # type: ignore[arg-type]
+        0.1, 0.2, None, kept_N,
+    )  # fmt: skip
+    weights_S = token_weights(kept_SL.sum(1).long(), aggregation, LONGEST).double()  # type: ignore[arg-type]
+    ours = (spread(weights_S, ragged.lengths_S) * loss_N)[kept_N].sum()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "k3+"])
 def test_verl_kl_penalty(algos: Any, ragged: Any, agree: Any, kind: str) -> None:
     start_SL, reference_SL = -ragged.noise().abs(), -ragged.noise().abs()

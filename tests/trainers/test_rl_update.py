@@ -260,3 +260,46 @@ def test_muon_takes_the_hidden_matrices_only(small: Any) -> None:
     # 7 matrices in each of 2 layers; the embedding (tied to the head), norms and biases are AdamW's.
     assert len(muon) == 14 and len(adamw) + len(muon) == len(flat.named)
     assert any(weight is model.get_input_embeddings().weight for weight in adamw)
+
+
+def test_gspo_with_masked_tokens_is_over_the_kept_ones(small: Any) -> None:
+    """Against a loop over responses: s = exp(mean of the kept log-ratios), a mean over kept tokens."""
+    model, sampler = small.policy()
+    groups, policy = small.rollouts(model, sampler), learner(model)
+    shown = torch.Generator().manual_seed(2)
+
+    def off(row: tuple[float, ...]) -> tuple[float, ...]:
+        """As an engine whose log-probs differ, at some tokens by more than the bounds."""
+        noise = torch.randn(len(row), generator=shown) * 0.2
+        return tuple((torch.tensor(row) + noise).tolist())
+
+    groups = [replace(group, logprobs=tuple(map(off, group.logprobs))) for group in groups]
+    params = Rl(
+        policy_loss="gspo", aggregation="sequence_mean", clip_low=0.001, clip_high=0.002, max_tokens=10,
+        importance=Importance(kind="masked", low=0.8, high=1.25),
+    )  # fmt: skip
+    batch, _ = make_batch(groups, params, CPU, model)
+    assert 0.05 < float((~batch.kept_N).float().mean()) < 0.6 and batch.importance_N is not None
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    update_gradient(policy, params, CPU, batch, 0.0)
+    found = policy.flat.gradients.clone()
+    policy.flat.gradients.zero_()
+    now_N, _ = response_logprobs(model, [group.group for group in groups], 1.0)
+    total, start, counted = torch.zeros(()), 0, 0
+    for length in batch.lengths_S.tolist():
+        kept = [n for n in range(start, start + length) if batch.kept_N[n]]
+        start += length
+        if not kept:
+            continue
+        counted += 1
+        ratio = (now_N[kept] - batch.old_N[kept]).mean().exp()
+        advantage, weights = batch.advantages_N[kept[0]], batch.importance_N[kept]
+        bounded = ratio.clamp(1 - 0.001, 1 + 0.002)
+        # GSPO-token: each kept token has the sequence's ratio, its own weight, its own gradient.
+        each = torch.exp(now_N[kept] - now_N[kept].detach() + ratio.log().detach())
+        loss = torch.maximum(-each * advantage, (-bounded * advantage).detach().expand_as(each))
+        total = total + (loss * weights).mean()
+    (total / counted).backward()
+    assert found.norm() > 1e-3 and torch.allclose(found, policy.flat.gradients, atol=1e-6)
