@@ -131,7 +131,7 @@ def update_gradient(
         )
         loss_N, clipped_N = policy_loss(
             params.policy_loss, logprobs_N, old_N, advantages_N, lengths_S,
-            params.clip_low, params.clip_high, params.dual_clip, kept_N, kept_N,
+            params.clip_low, params.clip_high, params.dual_clip, kept_N,
         )  # fmt: skip
         if part.importance_N is not None:
             loss_N = loss_N * part.importance_N.to(backend.device)
