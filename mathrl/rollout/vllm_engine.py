@@ -97,6 +97,8 @@ class VllmEngine:
                 enforce_eager=not on_gpu if how.eager is None else how.eager, enable_sleep_mode=how.sleep,
                 hf_overrides=UNTIED, logprobs_mode="processed_logprobs", generation_config="vllm",
             )  # fmt: skip
+            # A trial: some kernels refuse a model's sizes only when they are called.
+            self._run([([0], 0)], Sampling(1, 1.0, 1))
         except (ValueError, RuntimeError, OSError, NotImplementedError) as error:
             said = " ".join(str(error).split())[:400]
             raise UserError(f"{folder}: vLLM cannot run it ({said}); see section rollout.vllm") from error
