@@ -10,10 +10,12 @@ import matplotlib
 matplotlib.use("Agg")  # no display is needed, and none is opened
 from matplotlib import pyplot as plt
 
-# Okabe and Ito's colours; a model keeps its own in every picture.
+# Okabe and Ito's colours, after them two of Tol's; a model keeps its own in every picture.
 COLOURS = {"base": "#999999", "sft": "#0072B2", "rl": "#D55E00"}
-FURTHER = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+FURTHER = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#332288")
 MARKERS = {"base": "s", "sft": "^", "rl": "o"}
+FURTHER_MARKERS = "DvPX*"  # another where the colours begin anew
+SIDE_BY_SIDE = 4  # more models than these do not fit beside one another in a legend below
 STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
     "grid.color": "#dddddd", "grid.linewidth": 0.8, "axes.axisbelow": True, "font.size": 10,
@@ -23,6 +25,10 @@ STYLE = {
 
 def colour(model: str, place: int = 0) -> str:
     return COLOURS.get(model, FURTHER[place % len(FURTHER)])
+
+
+def marker(model: str, place: int = 0) -> str:
+    return MARKERS.get(model, FURTHER_MARKERS[place // len(FURTHER) % len(FURTHER_MARKERS)])
 
 
 @contextmanager
@@ -41,7 +47,7 @@ def picture(file: Path, width: float = 6.4, height: float = 3.8) -> Iterator[Any
 def draw_accuracy(models: Mapping[str, Mapping[str, Any]], file: Path, title: str) -> None:
     """Bars of pass@1 with its interval and, lighter, pass@k of the largest k; figures above the bars."""
     largest = max((k for figures in models.values() for k in _ks(figures, "pass_at_")), default=1)
-    with picture(file) as axes:
+    with picture(file, width=max(6.4, 1.1 * len(models))) as axes:
         for x, (model, figures) in enumerate(models.items()):
             mean, low, high = (figures[f"pass_at_1{end}"] for end in ("", "_low", "_high"))
             if largest > 1 and f"pass_at_{largest}" in figures:
@@ -65,12 +71,13 @@ def draw_accuracy(models: Mapping[str, Mapping[str, Any]], file: Path, title: st
 
 def draw_pass_at_k(models: Mapping[str, Mapping[str, Any]], file: Path, title: str) -> None:
     """pass@k (solid) with its interval, and maj@k (dashed), over k on a logarithmic axis."""
-    with picture(file) as axes:
+    beside = len(models) > SIDE_BY_SIDE
+    with picture(file, width=9.0 if beside else 6.4, height=max(3.8, 0.36 * len(models) + 0.5)) as axes:
         for place, (model, figures) in enumerate(models.items()):
             ks = _ks(figures, "pass_at_")
             style: dict[str, Any] = {
                 "color": colour(model, place),
-                "marker": MARKERS.get(model, "D"),
+                "marker": marker(model, place),
                 "markersize": 5,
             }
             axes.plot(ks, [figures[f"pass_at_{k}"] for k in ks], label=f"{model}, pass@k", **style)
@@ -84,7 +91,7 @@ def draw_pass_at_k(models: Mapping[str, Mapping[str, Any]], file: Path, title: s
         axes.set_xscale("log", base=2)
         axes.set_xticks(every, [str(k) for k in every])
         axes.set(ylim=(0, 1.02), xlabel="k responses", ylabel="share of problems", title=title)
-        axes.legend(fontsize=8, ncols=max(1, len(models)), loc="upper center", bbox_to_anchor=(0.5, -0.18))
+        _legend(axes, len(models), below=-0.18, fontsize=8)
 
 
 def draw_levels(
@@ -92,7 +99,8 @@ def draw_levels(
 ) -> None:
     """pass@1 by level (or by subject) for each model, with intervals."""
     groups = list(dict.fromkeys(group for figures in models.values() for group in figures[by]))
-    with picture(file, width=max(6.4, 0.9 * len(groups) + 2)) as axes:
+    wide = 0.9 * len(groups) + 2 + 2.5 * (len(models) > SIDE_BY_SIDE)
+    with picture(file, width=max(6.4, wide)) as axes:
         width = 0.8 / len(models)
         for place, (model, figures) in enumerate(models.items()):
             shown = [(i, figures[by][g]) for i, g in enumerate(groups) if g in figures[by]]
@@ -104,7 +112,15 @@ def draw_levels(
             axes.errorbar(at, means, errors, fmt="none", color="#222222", capsize=2, linewidth=1)
         axes.set_xticks(range(len(groups)), groups, rotation=0 if by == "by_level" else 20)
         axes.set(ylim=(0, 1.05), xlabel=by.removeprefix("by_"), ylabel="pass@1", title=title)
-        axes.legend(ncols=len(models), loc="upper center", bbox_to_anchor=(0.5, -0.15))
+        _legend(axes, len(models), below=-0.15)
+
+
+def _legend(axes: Any, models: int, below: float, **style: Any) -> None:
+    """Below the axes, a column a model; where there are many models, beside them."""
+    if models > SIDE_BY_SIDE:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), **style)
+    else:
+        axes.legend(ncols=max(1, models), loc="upper center", bbox_to_anchor=(0.5, below), **style)
 
 
 def draw_difficulty(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
