@@ -3,13 +3,17 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from httpx import HTTPError
 from prefect import get_run_logger, task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
@@ -18,7 +22,8 @@ from pydantic import BaseModel
 from mathrl.core.errors import UserError
 from mathrl.params.form import form_overrides
 from mathrl.params.schema import STAGES
-from tasks.report import artifact_key, report
+from tasks.inputs import link_inputs
+from tasks.report import artifact_key, health_markdown, report
 from tasks.repro import Repro, environment, mirror, running
 from tasks.workspace import Workspace, prepare
 
@@ -46,6 +51,7 @@ def run_stages(
     chain = STAGES[: STAGES.index(last) + 1]
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = shower(name, workspace)
+    link_inputs(workspace.folder, chain, workspace.params, env)
     with mirror(env, workspace.folder):
         with running(Repro(workspace.folder, last, env, show)) as repro:
             for stage in chain:
@@ -69,6 +75,7 @@ def run_beside(
     name = str(flow_run.name or stage)
     workspace = prepare(stage, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     env = environment(workspace.folder, str(flow_run.id or ""))
+    link_inputs(workspace.folder, [stage], workspace.params, env)
     with mirror(env, workspace.folder):
         _beside(stage, workspace, env, shower(name, workspace))
     report(workspace.folder, stage)
@@ -98,6 +105,8 @@ class Live:
     def __init__(self, stage: str, file: Path) -> None:
         self.stage, self.file = stage, file
         self.artifact: Any = None
+        self.record: Path | None = None
+        self.health: Any = None
         self.silent = False
         file.unlink(missing_ok=True)
 
@@ -106,26 +115,45 @@ class Live:
             state = json.loads(self.file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return
+        self.record = Path(state["record"]) if state.get("record") else None
         share = min(100.0, 100.0 * state["done"] / max(1, state["total"] or 0))
         left = state["seconds_left"]
         text = f"{state['title']}: {state['done']:.0f}"
         text += f" of {state['total']:.0f}" if state["total"] else ""
         text += f", about {left:.0f} s left" if left else ""
         self._show(share, text)
+        self._show_health()
 
     def finish(self) -> None:
         if self.artifact is not None:
             self._show(100.0, f"{self.stage}: done")
+            self._show_health()
         self.file.unlink(missing_ok=True)
 
     def _show(self, share: float, text: str) -> None:
-        """A server that does not answer costs the picture of the progress, never the stage."""
-        try:
+        def send() -> None:
             if self.artifact is None:
                 key = artifact_key(f"{self.stage}-progress")
                 self.artifact = create_progress_artifact(share, key=key, description=text)
             else:
                 update_progress_artifact(self.artifact, share, description=text)
+
+        self._try(send)
+
+    def _show_health(self) -> None:
+        """A new version of the markdown artifact `<stage>-health` whenever the findings have changed."""
+        try:
+            told = json.loads((self.record / "run.json").read_text()).get("health") if self.record else None
+        except (FileNotFoundError, json.JSONDecodeError):
+            return
+        if told is not None and told != self.health:
+            self.health, key = told, artifact_key(f"{self.stage}-health")
+            self._try(lambda: create_markdown_artifact(health_markdown(told), key=key, description="health"))
+
+    def _try(self, send: Callable[[], Any]) -> None:
+        """A server that does not answer costs the picture of the progress, never the stage."""
+        try:
+            send()
         except (HTTPError, PrefectException) as error:
             if not self.silent:
                 get_run_logger().warning("%s: its progress cannot be shown: %s", self.stage, error)

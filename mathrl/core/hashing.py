@@ -1,5 +1,6 @@
 """Digests: of values, of files, of folders. Short SHA-256, stable across machines."""
 
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -39,6 +40,6 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_jsonl(path: Path) -> dict[str, str | int]:
-    """For a manifest: {"sha256": …, "rows": …} of a file of one row a line that we wrote."""
-    with Path(path).open("rb") as stream:
-        return {"sha256": sha256_file(path), "rows": sum(1 for _ in stream)}
+    """For a manifest: {"sha256": …, "rows": …} of a .jsonl or .jsonl.gz file; blank lines are no rows."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        return {"sha256": sha256_file(path), "rows": sum(1 for line in stream if line.strip())}

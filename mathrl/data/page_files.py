@@ -13,7 +13,7 @@ from mathrl.core.places import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.reading import Read, Rejected, input_row, read_source
-from mathrl.data.sources import resolve_benchmark, resolve_source
+from mathrl.data.sources import Resolved, resolve_benchmark, resolve_source
 from mathrl.params.data import FileSource
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
@@ -119,18 +119,27 @@ def host_and_path(url: str, where: str) -> tuple[str, str]:
     return host, parts.path or "/"
 
 
+def evaluation_sets(how: PagesClean) -> list[Resolved]:
+    """The sets that no kept page may share an n-gram with.
+
+    Raises:
+        UserError: a set or a file that is not there.
+    """
+    resolved = [resolve_benchmark(name, how.data_folder) for name in how.benchmarks]
+    for path in how.files:
+        source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
+        resolved.append(resolve_source(source, how.data_folder))
+    return resolved
+
+
 def read_evaluation(how: PagesClean, seed: int) -> tuple[EvaluationIndex, list[dict[str, Any]]]:
     """The n-grams that no kept page may have, and for the record which sets they are, by digest.
 
     Raises:
         UserError: a set or a file that is not there, or a bad row in it.
     """
-    resolved = [resolve_benchmark(name, how.data_folder) for name in how.benchmarks]
-    for path in how.files:
-        source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
-        resolved.append(resolve_source(source, how.data_folder))
     index, inputs = EvaluationIndex(how.ngram), []
-    for each in resolved:
+    for each in evaluation_sets(how):
         read = Read()
         for problem in read_source(each, seed, read):
             if isinstance(problem, Rejected):

@@ -4,7 +4,8 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def list_files(path: Path) -> list[Path]:
     if not files:
         raise UserError(f"{path}: no {', '.join(SUFFIXES)} file in this folder")
     return files
+
+
+def labels(files: Iterable[Path]) -> dict[Path, str]:
+    """What each file is called where places must not show: its name, with folders where names repeat."""
+    files = list(files)
+    if len({file.name for file in files}) == len(files):
+        return {file: file.name for file in files}
+    top = os.path.commonpath([file.parent for file in files])
+    return {file: file.relative_to(top).as_posix() for file in files}
 
 
 def read_rows(file: Path, label: str | None = None) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.places import main_checkout
 from mathrl.data.generators import make_generator
 from mathrl.data.registry import REGISTRY, Named, benchmark, find
-from mathrl.data.row_files import SUFFIXES, list_files
+from mathrl.data.row_files import SUFFIXES, labels, list_files
 from mathrl.data.row_formats import Shape
 from mathrl.params.data import FileSource, GeneratedSource, HubSource, RowSource, Source
 
@@ -43,12 +43,7 @@ class Resolved:
 
     @property
     def labels(self) -> dict[Path, str]:
-        """What each file is called where places must not show: its name, with folders where names repeat."""
-        names = [file.name for file in self.files]
-        if len(set(names)) == len(names):
-            return dict(zip(self.files, names, strict=True))
-        top = os.path.commonpath(self.files)
-        return {file: file.relative_to(top).as_posix() for file in self.files}
+        return labels(self.files)
 
 
 def resolve_source(source: Source, data_folder: str | None) -> Resolved:

@@ -11,6 +11,7 @@ from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.data import curation, curation_report
+from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sources import resolve_benchmark
 from mathrl.evaluation.benchmark import TEST
 from mathrl.params import Params
@@ -30,7 +31,14 @@ def resolve(params: Params) -> list[str]:
     return curation.plan(params.curate).describe() + [f"benchmark {b.describe()}" for b in benchmarks]
 
 
+def files(params: Params) -> dict[str, Path]:
+    """The files outside the checkout that curate reads, by the names of their links in data/inputs."""
+    planned = curation.plan(params.curate)
+    return of_sources((*planned.sources, *planned.evaluation))
+
+
 def work(run: StageRun) -> None:
+    link("curate", files(run.params))
     make_splits(run, CURATED, REPORT)
 
 
@@ -54,8 +62,8 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
         account = curation_report.manifest(curated, planned, params.curate, params.run.seed, outputs)
         write_json(folder / "manifest.json", account)
     for source in (*planned.sources, *planned.evaluation):
-        for file in source.files:
-            run.dataset(f"{source.name}/{file.name}", file)
+        for file, label in source.labels.items():
+            run.dataset(f"{source.name}/{label}", file)
     for split, problems in curated.splits.items():
         if problems:
             run.dataset(split, out / f"{split}.jsonl")
@@ -64,4 +72,4 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_stage("curate", work, inputs=[], outputs=[CURATED, REPORT])
+    run_stage("curate", work, inputs=[INPUTS / "curate"], outputs=[CURATED, REPORT])

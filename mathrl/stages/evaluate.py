@@ -16,7 +16,9 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.launch import launch_ranks, rank, world_size
 from mathrl.core.nouns import Problem
 from mathrl.core.progress import progress
+from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.sources import resolve_benchmark
 from mathrl.evaluation.benchmark import CURATED_TEST, TEST, Evaluated, benchmark_problems, evaluate_model
 from mathrl.evaluation.report import examples_markdown, side_by_side, table_rows
 from mathrl.evaluation.summary import comparisons, summarise
@@ -28,7 +30,15 @@ EXAMPLES = Path("data/curated/sft.jsonl")
 SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
 
 
+def files(params: Params) -> dict[str, Path]:
+    """The benchmarks' files outside the checkout, by the names of their links in data/inputs."""
+    how = params.evaluate
+    return of_sources(resolve_benchmark(name, how.data_folder) for name in how.benchmarks if name != TEST)
+
+
 def work(run: StageRun) -> None:
+    if rank() == 0:
+        link("evaluate", files(run.params))
     measure(run, models=MODELS, examples=EXAMPLES, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
 
 
@@ -166,5 +176,5 @@ def evaluate_once(model: Path | str, benchmark: str, params: Params, output: Pat
 
 
 if __name__ == "__main__":
-    inputs = [*MODELS.values(), CURATED_TEST, EXAMPLES]
-    run_stage("evaluate", work, inputs=inputs, outputs=[SUMMARY, REPORT])
+    read = [*MODELS.values(), CURATED_TEST, EXAMPLES, INPUTS / "evaluate"]
+    run_stage("evaluate", work, inputs=read, outputs=[SUMMARY, REPORT])

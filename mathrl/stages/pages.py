@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
-from mathrl.core.hashing import digest_path
+from mathrl.core.hashing import sha256_jsonl
 from mathrl.data import pages_report
-from mathrl.data.page_files import page_files, read_evaluation, read_pages, read_seeds
+from mathrl.data.inputs import INPUTS, link, of_pages
+from mathrl.data.page_files import evaluation_sets, page_files, read_evaluation, read_pages, read_seeds
 from mathrl.data.pages import clean, collect, domains
+from mathrl.data.row_files import labels
 from mathrl.params import Params
 from mathrl.stages.entry import StageRun, run_stage
 
@@ -33,7 +35,14 @@ def resolve(params: Params) -> dict[str, list[Path]]:
     return found
 
 
+def files(params: Params) -> dict[str, Path]:
+    """The files outside the checkout that pages reads, by the names of their links in data/inputs."""
+    clean = params.pages.decontaminate
+    return of_pages(resolve(params), evaluation_sets(clean) if clean else [])
+
+
 def work(run: StageRun) -> None:
+    link("pages", files(run.params))
     make_pages(run, PAGES, REPORT)
 
 
@@ -49,7 +58,10 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
     if evaluation and how.decontaminate:
         clean(collected, pages, evaluation[0], how.decontaminate.min_share)
     account = pages_report.account(collected, pages, how, seed) | {
-        "inputs": {name: {f.name: digest_path(f) for f in files} for name, files in read.items()},
+        "inputs": {
+            name: {label: sha256_jsonl(file) for file, label in labels(files).items()}
+            for name, files in read.items()
+        },
         "evaluation_sets": evaluation[1] if evaluation else [],
     }
     with written_aside(report) as folder:
@@ -64,8 +76,8 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
         write_json(folder / "domains.json", domains(collected, pages))
         write_json(folder / "rounds.json", account)
     for name, files in read.items():
-        for file in files:
-            run.dataset(f"{name}/{file.name}", file)
+        for file, label in labels(files).items():
+            run.dataset(f"{name}/{label}", file)
     last = collected.rounds[-1]
     measured = {name: v for name in ("precision", "recall") if (v := getattr(last, name)) is not None}
     figures = {"kept": len(collected.kept), "contaminated": len(collected.hits), "rounds": last.number}
@@ -73,4 +85,4 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_stage("pages", work, inputs=[], outputs=[PAGES, REPORT])
+    run_stage("pages", work, inputs=[INPUTS / "pages"], outputs=[PAGES, REPORT])

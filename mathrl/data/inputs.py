@@ -1,0 +1,49 @@
+"""Files that lie outside the checkout, as links in data/inputs/<stage>, which DVC watches.
+
+DVC follows the links and hashes what they lead to, so a plain `dvc repro` notices a file with other bytes.
+The stage that reads the files makes its links anew when it begins, and `mathrl run` does before DVC looks,
+which notices also what a link cannot show: a further file in a folder, or one that comes before the hub.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mathrl.data.row_files import labels
+from mathrl.data.sources import Resolved
+
+INPUTS = Path("data/inputs")
+
+
+def of_sources(sources: Iterable[Resolved]) -> dict[str, Path]:
+    """The local files of sources, by the name of their link.
+
+    Example:
+        {"gsm8k-rl/gsm8k_train.jsonl.gz": Path("/data/gsm8k_train.jsonl.gz")}
+    """
+    found: dict[str, Path] = {}
+    for each in sources:
+        folder = re.sub(r"[^\w.-]+", "_", f"{each.name}-{each.split}").strip("_.")
+        found |= {f"{folder}/{label}": file for file, label in each.labels.items()}
+    return found
+
+
+def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[Resolved]) -> dict[str, Path]:
+    named = {f"{name}/{label}": file for name, some in files.items() for file, label in labels(some).items()}
+    return named | of_sources(evaluation)
+
+
+def link(stage: str, files: Mapping[str, Path]) -> None:
+    """Make data/inputs/<stage> hold a link to each of these files, and no other link."""
+    folder = INPUTS / stage
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {folder / name: file.absolute() for name, file in files.items()}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_symlink() and (path not in wanted or path.readlink() != wanted[path]):
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    for path, file in wanted.items():
+        if not path.is_symlink():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(file)

@@ -1,0 +1,21 @@
+"""Links to the files that stages read from elsewhere. `python -m mathrl.stages.inputs curate evaluate`.
+
+`mathrl run` calls it before `dvc repro`, so that DVC sees which files are there now; no stage of its own.
+"""
+
+import importlib
+import sys
+
+from mathrl.core.errors import exit_on_user_error
+from mathrl.data.inputs import link
+from mathrl.params import load_params
+
+
+def main(stages: list[str]) -> None:
+    params = load_params()
+    for stage in stages:
+        link(stage, importlib.import_module(f"mathrl.stages.{stage}").files(params))
+
+
+if __name__ == "__main__":
+    exit_on_user_error(lambda: main(sys.argv[1:]))
