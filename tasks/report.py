@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ def artifact_key(name: str) -> str:
     'online-rft-s0-progress'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def health_markdown(told: Mapping[str, Any]) -> str:
+    """The findings of `mathrl.trainers.health` as a table."""
+    text = f"# Health: {told['colour']}\n\nafter {told['steps']} steps\n"
+    if told["findings"]:
+        text += "\n| | rule | steps | evidence | cause | remedy |\n|---|---|---|---|---|---|\n"
+    for each in told["findings"]:
+        cells = [each["colour"], each["rule"], f"{each['first']} to {each['last']}",
+                 *(each[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy"))]  # fmt: skip
+        text += f"| {' | '.join(cells)} |\n"
+    return text
 
 
 def report(folder: Path, last: str) -> None:

@@ -37,6 +37,10 @@ class JsonlSink:
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
 
+    def rows(self) -> list[dict[str, Any]]:
+        """What the file holds."""
+        return _whole_rows(self.path)
+
 
 def _whole_rows(path: Path) -> list[dict[str, Any]]:
     rows = []

@@ -33,7 +33,8 @@ class Progress:
             left = (self.total - self.bar.n) / rate if rate else None
             aside = self.file.with_name(self.file.name + ".partial")
             state = {"title": self.title, "done": self.bar.n, "total": self.total, "seconds_left": left}
-            aside.write_text(json.dumps(state | {"figures": figures}))
+            record = os.environ.get("MATHRL_RECORD", "")
+            aside.write_text(json.dumps(state | {"figures": figures, "record": record}))
             aside.replace(self.file)
 
     def close(self) -> None:

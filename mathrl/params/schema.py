@@ -4,6 +4,7 @@ from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
 from mathrl.params.evaluate import Evaluate, Register
+from mathrl.params.health import Health
 from mathrl.params.pages import Pages
 from mathrl.params.preference import Dpo, RewardModel, Sample
 from mathrl.params.rollout import Rollout
@@ -18,10 +19,10 @@ STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
 # in STAGES are steps of recipes, or stages beside the pipeline: the demo's controls, the pages.
 READS: dict[str, tuple[str, ...]] = {
     "curate": ("run", "curate"),
-    "sft": ("run", "model", "prompt", "sft"),
+    "sft": ("run", "model", "prompt", "sft", "health"),
     "difficulty": ("run", "model", "prompt", "reward", "rollout", "difficulty"),
     "mix": ("run", "mix"),
-    "rl": ("run", "model", "prompt", "reward", "rollout", "rl"),
+    "rl": ("run", "model", "prompt", "reward", "rollout", "rl", "health"),
     "evaluate": ("run", "model", "prompt", "rollout", "evaluate"),
     "register": ("register",),
     "base": ("run", "model"),
@@ -48,6 +49,7 @@ class Params(Section):
     difficulty: Difficulty = Field(default_factory=Difficulty)
     mix: Mix
     rl: Rl = Field(default_factory=Rl)
+    health: Health = Field(default_factory=Health)
     sample: Sample = Field(default_factory=Sample)
     dpo: Dpo = Field(default_factory=Dpo)
     reward_model: RewardModel = Field(default_factory=RewardModel)

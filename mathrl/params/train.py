@@ -155,6 +155,9 @@ class Rl(Section):
         "token_mean", description="Over the global batch; sequence_sum is divided by max_tokens."
     )
     kl_coef: float = Field(0.0, ge=0, description="Weight of the KL to the reference; 0: no reference.")
+    kl_probe: int = Field(
+        0, ge=0, description="With kl_coef 0: groups a step on which the KL is measured nevertheless."
+    )
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="reward: minus kl_coef times k1 at each token."
     )

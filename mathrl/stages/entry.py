@@ -66,6 +66,10 @@ class StageRun:
         known = {**self.facts.get("datasets", {}), name: {"path": str(path), "digest": digest_path(path)}}
         self._note(datasets=known)
 
+    def health(self, report: Mapping[str, Any]) -> None:
+        """What `mathrl.trainers.health` says of the run so far; the flow and MLflow show it live."""
+        self._note(health=report)
+
     def _note(self, **facts: Any) -> None:
         self.facts.update(facts)
         if rank() == 0:

@@ -1,8 +1,8 @@
 """rl: reinforcement learning on the mixture, from the SFT model. `python -m mathrl.stages.rl`.
 
-Writes models/rl and reports/rl/ (metrics.jsonl, curve.png). Starts only when the SFT model's measured pass@8
-reaches rl.min_pass_at_8: where it never succeeds there is nothing to learn from. Resumes bit for bit from its
-last checkpoint; a signal ends it at the next step with exit status 75.
+Writes models/rl and reports/rl/ (metrics.jsonl, health.json, curve.png). Starts only when the SFT model's
+measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothing to learn from. Resumes bit
+for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json, write_jsonl, written_aside
+from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, rank
 from mathrl.core.metrics import without_timings
 from mathrl.core.problems import read_problems
@@ -68,6 +68,7 @@ def reinforce(
     from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.collect import Judge
     from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
     from mathrl.trainers.rl import train_rl
 
@@ -98,9 +99,13 @@ def reinforce(
         for name, folder in (("reference", reference), ("teacher", teacher))
         if folder is not None
     }
+
+    def open_metrics(resume_after: int | None) -> WatchedSink:
+        return WatchedSink(run.open_metrics(resume_after), params.health, how, run.health)
+
     result = train_rl(
         network, sampler, problems, read_problems(dev), reward, how, seed, backend, run.state,
-        run.open_metrics, judge=judge, **others,
+        open_metrics, judge=judge, **others,
     )  # fmt: skip
     if rank() != 0:
         return
@@ -115,6 +120,9 @@ def reinforce(
         folder.mkdir()
         rows = without_timings(run.record / "metrics.jsonl")
         write_jsonl(folder / "metrics.jsonl", rows)
+        watch = examine(rows, params.health, how)
+        write_json(folder / "health.json", watch.report())
+        run.health(watch.report())
         draw_curves(rows, PANELS, folder / "curve.png", "Reinforcement learning with verifiable rewards")
         shutil.copy(folder / "curve.png", run.artifacts / "rl_curve.png")
     for file in data:

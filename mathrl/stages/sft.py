@@ -1,14 +1,14 @@
 """sft: the base model, then supervised fine-tuning on the sft split. `python -m mathrl.stages.sft`.
 
-Writes models/base, models/sft and reports/sft/ (metrics.jsonl, curve.png). Resumes bit for bit from its last
-checkpoint; a signal ends it at the next step with exit status 75.
+Writes models/base, models/sft and reports/sft/ (metrics.jsonl, health.json, curve.png). Resumes bit for bit
+from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.core.files import write_jsonl, written_aside
+from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, rank
 from mathrl.core.metrics import without_timings
 from mathrl.core.problems import read_problems
@@ -39,6 +39,7 @@ def fine_tune(
     from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.curves import draw_curves
     from mathrl.trainers.demonstrations import tokenize_demonstrations
+    from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.sft import train_sft
 
     backend = Backend(choose_device(params.run.device))
@@ -55,8 +56,12 @@ def fine_tune(
         else []
         for files in (data, (dev,))
     )  # fmt: skip
+
+    def open_metrics(resume_after: int | None) -> WatchedSink:
+        return WatchedSink(run.open_metrics(resume_after), params.health, None, run.health)
+
     result = train_sft(
-        network, demonstrations, held_out, params.sft, params.run.seed, backend, run.state, run.open_metrics
+        network, demonstrations, held_out, params.sft, params.run.seed, backend, run.state, open_metrics
     )
     if rank() != 0:
         return
@@ -75,6 +80,9 @@ def fine_tune(
         folder.mkdir()
         rows = without_timings(run.record / "metrics.jsonl")
         write_jsonl(folder / "metrics.jsonl", rows)
+        watch = examine(rows, params.health, None)
+        write_json(folder / "health.json", watch.report())
+        run.health(watch.report())
         draw_curves(rows, PANELS, folder / "curve.png", "Supervised fine-tuning")
         shutil.copy(folder / "curve.png", run.artifacts / "sft_curve.png")
     for file in data:

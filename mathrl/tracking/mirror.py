@@ -109,6 +109,9 @@ class Mirror:
         known["step"] = self.upload.metrics(
             known["run_id"], _whole_rows(record / "metrics.jsonl"), after=known.get("step")
         )
+        if facts.get("health", {}) != known.get("health", {}):
+            self.upload.health(known["run_id"], facts["health"])
+            known["health"] = facts["health"]
         write_json(record / "mirror.json", known)
         if status != "running":
             self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")

@@ -78,6 +78,13 @@ class Upload:
             self.client.log_batch(run_id, metrics=batch[start : start + METRICS_A_CALL])
         return after
 
+    def health(self, run_id: str, report: Mapping[str, Any]) -> None:
+        """Tags `health` (green, yellow, red) and `health.<rule>`, a sentence each."""
+        self.client.set_tag(run_id, "health", report["colour"])
+        for each in report["findings"]:
+            text = f"step {each['first']} to {each['last']}: {each['evidence']}; cause: {each['cause']}"
+            self.client.set_tag(run_id, f"health.{each['rule']}", text)
+
     def finish(
         self, run_id: str, parent: str, facts: Mapping[str, Any], status: str, artifacts: Path
     ) -> None:

@@ -39,6 +39,7 @@ from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.dev import evaluate_dev
 from mathrl.trainers.learner import Learner
 from mathrl.trainers.mismatch import check_mismatch
+from mathrl.trainers.probe import probe_kl
 from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
 from mathrl.trainers.sync import WeightSync
@@ -94,7 +95,7 @@ def train_rl(
     check_helpers(params, judge, teacher)
     if params.lora is not None:
         add_lora(model, params.lora, seed)
-    if not params.kl_coef:
+    if not (params.kl_coef or params.kl_probe):
         reference = None
     elif reference is None:
         # Adapters are switched off for it, so it needs no copy.
@@ -159,9 +160,11 @@ def train_rl(
 
             # Advantages: of the whole batch, at every process.
             batch, row = make_batch(
-                rollouts.groups, params, backend, model, reference, teacher,
+                rollouts.groups, params, backend, model, reference if params.kl_coef else None, teacher,
                 valuer.model if valuer is not None else None, kl_coef,
             )  # fmt: skip
+            if params.kl_probe and not params.kl_coef:
+                row["kl"] = probe_kl(rollouts.groups, reference, params, backend)
             scored_at = time.perf_counter()
 
             # Loss and step.

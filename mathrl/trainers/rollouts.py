@@ -3,6 +3,7 @@
 Shapes: P groups (prompts) of G responses.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -11,6 +12,7 @@ import torch
 from mathrl.core.nouns import Graded, Problem
 from mathrl.models.packing import Group
 
+REPEATED_GRAM = 16
 SUMMED = ("verifier/graded", "verifier/timeouts", "verifier/second_graded", "verifier/second_abstained")
 
 
@@ -82,12 +84,15 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dic
     rewards = torch.tensor([group.rewards for group in groups])
     lengths = [len(response) for group in groups for response in group.responses]
     count = len(lengths)
+    repeated = sum(repeated_share(each) for group in groups for each in group.responses)
     figures = {
         "reward/overall": float(rewards.mean()),
         "reward/overall_std": float(rewards.std()) if count > 1 else 0.0,
         "reward/accuracy": sum(sum(group.correct) for group in groups) / count,
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
+        "rollout/length_reward_correlation": correlation(lengths, rewards.flatten().tolist()),
+        "rollout/repetition": repeated / count,
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
         "rollout/zero_variance_share": uniform_share,
     }
@@ -97,6 +102,29 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dic
         values = [part[name] for part in parts if name in part]
         figures.setdefault(f"reward/{name}", sum(values) / len(values))
     return figures
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Pearson's, from -1 to 1; 0 where one of them does not vary.
+
+    >>> correlation([1, 2, 3], [2, 4, 6]), correlation([1, 2], [3, 3])
+    (1.0, 0.0)
+    """
+    if len(first) < 2 or len(set(first)) < 2 or len(set(second)) < 2:
+        return 0.0
+    return statistics.correlation(first, second)
+
+
+def repeated_share(tokens: Sequence[int], n: int = REPEATED_GRAM) -> float:
+    """Share of the n-grams of tokens that were there before in the same response.
+
+    >>> repeated_share((1, 2, 1, 2, 1), n=2), repeated_share((1, 2), n=4)
+    (0.5, 0.0)
+    """
+    grams = len(tokens) - n + 1
+    if grams < 2:
+        return 0.0
+    return 1 - len({tuple(tokens[at : at + n]) for at in range(grams)}) / grams
 
 
 def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem]) -> dict[str, float]:
