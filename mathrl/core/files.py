@@ -40,6 +40,14 @@ def written_aside(target: Path) -> Iterator[Path]:
         _remove(aside)
 
 
+def remove_leftovers(target: Path) -> None:
+    """Remove what `written_aside` of a process that was killed left beside `target`."""
+    for left in target.parent.glob(f".{target.name}.*"):
+        pid, _, kind = left.name.removeprefix(f".{target.name}.").partition(".")
+        if kind in ("partial", "old") and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            _remove(left)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -49,7 +57,8 @@ def _remove(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        # A path that the locale could not decode goes back to the bytes that it was.
+        aside.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,6 +7,7 @@ which notices also what a link cannot show: a further file in a folder, or one t
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mathrl.data.row_files import labels
@@ -34,16 +35,20 @@ def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[Resolved]
 
 
 def link(stage: str, files: Mapping[str, Path]) -> None:
-    """Make data/inputs/<stage> hold a link to each of these files, and no other link."""
+    """Make data/inputs/<stage> hold a link to each of these files, and no other link.
+
+    Several processes may do so at once, for the same files.
+    """
     folder = INPUTS / stage
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {folder / name: file.absolute() for name, file in files.items()}
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_symlink() and (path not in wanted or path.readlink() != wanted[path]):
-            path.unlink()
+            path.unlink(missing_ok=True)
         elif path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+            with suppress(OSError):
+                path.rmdir()
     for path, file in wanted.items():
-        if not path.is_symlink():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
             path.symlink_to(file)

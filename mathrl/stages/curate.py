@@ -38,7 +38,6 @@ def files(params: Params) -> dict[str, Path]:
 
 
 def work(run: StageRun) -> None:
-    link("curate", files(run.params))
     make_splits(run, CURATED, REPORT)
 
 
@@ -72,4 +71,5 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_stage("curate", work, inputs=[INPUTS / "curate"], outputs=[CURATED, REPORT])
+    run_stage("curate", work, inputs=[INPUTS / "curate"], outputs=[CURATED, REPORT],
+              before=lambda params: link("curate", files(params)))  # fmt: skip

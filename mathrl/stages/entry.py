@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, exit_on_user_error
-from mathrl.core.files import write_json
+from mathrl.core.files import remove_leftovers, write_json
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.launch import rank
 from mathrl.core.metrics import JsonlSink
@@ -84,11 +84,14 @@ def run_stage(
     outputs: Sequence[str | Path],
     overrides: Sequence[str] = (),
     step: str | None = None,
+    before: Callable[[Params], None] = lambda params: None,
 ) -> None:
     """Run `work` as the stage `name` and end the process: 0, 2 for a user's error, 75 when it was stopped
     and can go on, 130 for Ctrl-C.
 
     As a recipe's step (`step`: recipe/name) it has that name in the records, and dotted overrides of params/.
+
+    `before` is called before the inputs are looked at, at every rank.
 
     Every rank of the stage calls this; ranks above 0 leave locks, records and clean-up to rank 0.
     """
@@ -96,7 +99,7 @@ def run_stage(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # trainers put a gentler one over it
     paths = [Path(i) for i in inputs], [Path(o) for o in outputs]
     try:
-        exit_on_user_error(lambda: _run(name, work, *paths, overrides, step))
+        exit_on_user_error(lambda: _run(name, work, *paths, overrides, step, before))
     except KeyboardInterrupt:
         print(f"{step or name}: stopped; start it again and it goes on", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
@@ -104,9 +107,10 @@ def run_stage(
 
 def _run(
     name: str, work: Callable[[StageRun], None], inputs: list[Path], outputs: list[Path],
-    overrides: Sequence[str], step: str | None,
+    overrides: Sequence[str], step: str | None, before: Callable[[Params], None],
 ) -> None:  # fmt: skip
     params = stage_params(name, overrides)
+    before(params)
     given = {str(path): digest_path(_present(path, name)) for path in inputs}
     shown = load_params(overrides=overrides).model_dump(mode="json", by_alias=True)
     own = {section: shown[section] for section in READS[name]}
@@ -118,6 +122,8 @@ def _run(
         work(StageRun(name, params, state, Path(os.environ["MATHRL_RECORD"])))
         return
     with _only_one(state, name):
+        for path in outputs:
+            remove_leftovers(path)
         record = _open_record(label, key)
         os.environ["MATHRL_RECORD"] = str(record)
         run = StageRun(name, params, state, record)

@@ -37,8 +37,6 @@ def files(params: Params) -> dict[str, Path]:
 
 
 def work(run: StageRun) -> None:
-    if rank() == 0:
-        link("evaluate", files(run.params))
     measure(run, models=MODELS, examples=EXAMPLES, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
 
 
@@ -177,4 +175,5 @@ def evaluate_once(model: Path | str, benchmark: str, params: Params, output: Pat
 
 if __name__ == "__main__":
     read = [*MODELS.values(), CURATED_TEST, EXAMPLES, INPUTS / "evaluate"]
-    run_stage("evaluate", work, inputs=read, outputs=[SUMMARY, REPORT])
+    run_stage("evaluate", work, inputs=read, outputs=[SUMMARY, REPORT],
+              before=lambda params: link("evaluate", files(params)))  # fmt: skip

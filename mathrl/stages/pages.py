@@ -42,7 +42,6 @@ def files(params: Params) -> dict[str, Path]:
 
 
 def work(run: StageRun) -> None:
-    link("pages", files(run.params))
     make_pages(run, PAGES, REPORT)
 
 
@@ -85,4 +84,5 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_stage("pages", work, inputs=[INPUTS / "pages"], outputs=[PAGES, REPORT])
+    run_stage("pages", work, inputs=[INPUTS / "pages"], outputs=[PAGES, REPORT],
+              before=lambda params: link("pages", files(params)))  # fmt: skip

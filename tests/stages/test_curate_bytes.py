@@ -1,0 +1,136 @@
+"""The curate stage as a process: equal bytes wherever and however it runs, nothing finished after a kill."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.files import write_jsonl
+from mathrl.data.export import export
+from mathrl.data.generators import generate
+
+ROOT = Path(__file__).parents[2]
+CURATE = """sources:
+  - {type: file, name: jsonl, path: DATA/own.jsonl, split: rl, id_key: id, solution_key: solution}
+  - {type: file, name: verl, path: DATA/verl.parquet, format: verl, split: rl}
+  - {type: file, name: choice, path: DATA/choice.csv, format: multiple_choice, prompt_key: Question,
+     answer_key: Correct Answer, split: rl}
+  - {type: file, name: limited, path: DATA/more.jsonl.gz, split: rl, limit: 150, level_key: level}
+  - {type: file, name: held_out, path: DATA/test.jsonl, split: test, id_key: id}
+  - {type: generated, name: made, generator: countdown, counts: {rl: 60, test: 20}}
+on_bad_row: reject
+deduplicate: {exact: true, near: {ngram: 3, permutations: 64, threshold: 0.6}}
+decontaminate: {against: [dev, test], ngram: 8}
+dev_share: 0.1
+sft_share: 0.2
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of every shape, Chinese and LaTeX among them, with duplicates, conflicts, leaks and bad rows."""
+    folder = tmp_path_factory.mktemp("data")
+    words = list(generate("word_problem", {"rl": 400, "test": 60, "dev": 40}, {}, seed=1))
+    rows = [
+        {"id": p.id, "question": p.question, "answer": p.answers[0], "solution": p.solution} for p in words
+    ]
+    own = rows[100:400] + [{**row, "id": f"again/{i}"} for i, row in enumerate(rows[150:170])]
+    own += [{**row, "id": f"other/{i}", "answer": "0"} for i, row in enumerate(rows[180:190])]
+    own += [
+        {**row, "id": f"near/{i}", "question": f"{row['question']} 请作答。"}
+        for i, row in enumerate(rows[:30])
+    ]
+    own += [{"id": "latex", "question": r"Für $\frac{1}{2}+x=3½$: $x$?", "answer": r"\frac52"}, {"id": "bad"}]
+    write_jsonl(folder / "own.jsonl", own)
+    write_jsonl(folder / "test.jsonl", rows[:60])
+    export(words[410:440], "verl", folder / "verl.parquet")
+    more = [{"question": p.question, "answer": p.answers[0], "level": p.level}
+            for p in generate("fractions", {"rl": 300}, {}, seed=2)]  # fmt: skip
+    write_jsonl(folder / "more.jsonl.gz", more)
+    with (folder / "choice.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["Question", "Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))])
+        writer.writerows([f"Welche Größe hat Teil {i}?", f"{i} µm", "1 Å", "zwei", "drei"] for i in range(20))
+    return folder
+
+
+def project(folder: Path, data: Path) -> Path:
+    """A folder in which the stage can run, without git and DVC."""
+    (folder / "data" / "inputs" / "curate").mkdir(parents=True)
+    shutil.copytree(ROOT / "params", folder / "params")
+    (folder / "params" / "curate.yaml").write_text(CURATE.replace("DATA", str(data)))
+    return folder
+
+
+def start(folder: Path, **env: str) -> "subprocess.Popen[bytes]":
+    own = {"MATHRL_HOME": str(folder / "home"), "MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mathrl.stages.curate"]
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, **own, **env}, stderr=subprocess.PIPE)
+
+
+def finish(process: "subprocess.Popen[bytes]") -> None:
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said.decode()
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    files = [*(folder / "data" / "curated").iterdir(), *(folder / "reports" / "curate").iterdir()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = project(tmp_path_factory.mktemp("one"), data)
+    finish(start(folder, PYTHONHASHSEED="0", LC_ALL="C.UTF-8", TZ="UTC"))
+    return outputs(folder)
+
+
+def test_the_example_leaves_no_step_out(expected: dict[str, bytes]) -> None:
+    manifest = json.loads(expected["data/curated/manifest.json"])
+    assert set(manifest["dropped"]) == {"duplicate", "conflicting answers", "contaminated"}
+    assert manifest["rejected"] == 1 and all(each["problems"] for each in manifest["splits"].values())
+
+
+def test_bytes_are_equal_whatever_the_processes_hashes_language_zone_and_folder(
+    data: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "an other place ü" / "deeper", data)
+    run = folder / "params" / "run.yaml"
+    run.write_text(run.read_text().replace("processes: 2", "processes: 1"))
+    assert "processes: 1" in run.read_text()
+    finish(start(folder, PYTHONHASHSEED="4711", LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0",
+                 TZ="Pacific/Auckland", OMP_NUM_THREADS="2"))  # fmt: skip
+    found = outputs(folder)
+    assert set(found) == set(expected)
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_a_killed_run_leaves_nothing_finished_and_the_next_gives_the_same_bytes(
+    data: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = project(tmp_path / "killed", data)
+    kills = 0
+    for what in ("home/state/curate-*/", "reports/.curate.*.partial", "data/.curated.*.partial"):
+        process = start(folder)
+        while process.poll() is None and not list(folder.glob(what)):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+        kills += process.returncode == -signal.SIGKILL
+        assert not (folder / "data" / "curated").exists(), f"killed when {what} was there"
+    assert kills == 3
+    finish(start(folder))
+    assert outputs(folder) == expected
+    left = [
+        *(folder / "data").glob(".*"),
+        *(folder / "reports").glob(".*"),
+        *(folder / "home/state").glob("*/"),
+    ]
+    assert left == [], "what a killed run began is removed"
