@@ -60,7 +60,7 @@ def _logprobs_in_parts(
     At most `MOST_LOGITS` logits exist at a time, instead of R V (8,192 rows of Qwen2.5: 5 GB, three times).
     """
     head = model.get_output_embeddings()
-    rows = max(1, MOST_LOGITS // head.weight.shape[0])
+    rows = max(1, MOST_LOGITS // head.out_features)
     order_N = torch.argsort(row_of_N, stable=True)
     part_of_N = row_of_N[order_N] // rows
     sizes = torch.bincount(part_of_N, minlength=-(-len(hidden_RD) // rows)).tolist()
@@ -85,10 +85,18 @@ def _logprobs_in_parts(
 def _in_parts(model: Any, rows: int) -> bool:
     """Whether the logits of so many rows are too many at a time, and the model's are its head's alone.
 
-    False where they are scaled or capped after the head; tried once a model.
+    False where they are scaled or capped after the head.
     """
     head = model.get_output_embeddings()
-    if head is None or rows * head.weight.shape[0] <= MOST_LOGITS:
+    if head is None or rows * head.out_features <= MOST_LOGITS:
+        return False
+    return plain_head(model)
+
+
+def plain_head(model: Any) -> bool:
+    """Whether the logits are the head's output and nothing is done to them; tried once a model."""
+    head = model.get_output_embeddings()
+    if head is None:
         return False
     if "_plain_head" not in model.__dict__:
         ids = torch.arange(min(8, head.weight.shape[0]), device=model.device)[None]

@@ -20,7 +20,7 @@ from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
 from mathrl.models.load import resolve_folder
-from mathrl.models.logprobs import padded, same_when_packed
+from mathrl.models.logprobs import padded, plain_head, same_when_packed, takes_packed
 from mathrl.models.lora import merged_state
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
@@ -47,7 +47,7 @@ def make_scorer(policy: Any) -> Any:
     with torch.no_grad():
         for weight in scorer.score.parameters():
             weight.zero_()
-    scorer = scorer.to(policy.device).eval()
+    scorer = scorer.to(policy.device, policy.dtype).eval()
     use_fast_norms(scorer)
     if any(isinstance(each, BFloat16Linear) for each in policy.modules()):
         use_bfloat16_products(scorer.base_model)
@@ -89,6 +89,15 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str) ->
 def token_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     """The score of every response token, float32 [N], with a gradient; packed where the model allows it."""
     return (_packed_scores if _takes_packed(scorer) else _padded_scores)(scorer, groups)
+
+
+def prepare(model: Any) -> None:
+    """Make the trials of packing that are made once a model, of a causal LM or a scorer, now."""
+    if model.can_generate():
+        takes_packed(model)
+        plain_head(model)
+    else:
+        _takes_packed(model)
 
 
 def _packed_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:

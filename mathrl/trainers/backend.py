@@ -1,6 +1,7 @@
 """Data-parallel processes: gloo on CPUs, nccl on GPUs; nothing at all with one process."""
 
 import os
+import tempfile
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.launch import check_ranks, rank, rendezvous, world_size
+from mathrl.params.training import Training
 
 
 def choose_device(name: str) -> torch.device:
@@ -25,18 +27,27 @@ def choose_device(name: str) -> torch.device:
 
 
 class Backend:
-    """What a trainer needs of the other processes. All of them call the same methods in the same order."""
+    """What a trainer needs of the other processes. All of them call the same methods in the same order.
 
-    def __init__(self, device: torch.device) -> None:
+    `training` says which backend learners have, and what they do on faults; `halvings` is how often the
+    micro-batches were halved since memory ran out.
+    """
+
+    def __init__(self, device: torch.device, training: Training | None = None) -> None:
         self.device, self.rank, self.world = device, rank(), world_size()
+        self.training, self.halvings = training or Training(), 0
         if self.world > 1:
             if device.type == "cpu":
                 torch.set_num_threads(1)  # a process a core
             else:
                 torch.cuda.set_device(device)
+        # DeepSpeed exchanges with itself where it is alone.
+        if (self.world > 1 or self.training.backend == "deepspeed") and not dist.is_initialized():
             kind = "nccl" if device.type == "cuda" else "gloo"
             folder = rendezvous()
             where = f"file://{folder}/torch" if folder else "env://"
+            if self.world == 1:
+                where = f"file://{tempfile.mkdtemp(prefix='mathrl-alone-')}/torch"
             dist.init_process_group(kind, init_method=where, rank=self.rank, world_size=self.world)
 
     def sum_(self, tensor: Tensor) -> None:
@@ -60,5 +71,5 @@ class Backend:
             raise
 
     def close(self) -> None:
-        if self.world > 1:
+        if dist.is_initialized():
             dist.destroy_process_group()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.value_loss import clipped_value_loss, explained_variance
@@ -19,13 +20,16 @@ from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.run import Model
 from mathrl.params.train import Critic, Rl
+from mathrl.trainers.accumulate import accumulate, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import Batch
-from mathrl.trainers.learner import Learner
-from mathrl.trainers.partition import balanced, filled
+from mathrl.trainers.learner import Learner, make_learner
+from mathrl.trainers.partition import balanced
 
 
-def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: int) -> Learner:
+def make_critic(
+    params: Critic, policy: Any, scorer: Any, updates: int, seed: int, backend: Backend
+) -> Learner:
     """A critic that learns, from `scorer` if there is one, else from the folder, else from the policy.
 
     A folder of a causal LM, and the policy, give the trunk to a head of zeros: every value is 0 at first.
@@ -39,7 +43,7 @@ def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: in
         scorer = make_scorer(policy)
     if params.lora is not None:
         add_lora(scorer, params.lora, derive_seed(seed, "critic"))
-    return Learner(scorer, params.optimizer, params.lr, updates, name="rl.critic")
+    return make_learner(scorer, params.optimizer, params.lr, updates, backend, name="rl.critic")
 
 
 def _from_folder(path: str, policy: Any) -> Any:
@@ -99,16 +103,22 @@ class CriticFigures:
 def critic_gradient(critic: Learner, params: Rl, backend: Backend, batch: Batch) -> CriticFigures:
     """Fill the critic's gradients with that of the value loss, the mean over the global batch's tokens."""
     assert params.critic is not None and batch.values_N is not None and batch.returns_N is not None
-    batch = batch.cut(params.tokens_per_microbatch)
+
+    def attempt(tokens: int) -> CriticFigures:
+        return _gradient(critic, params, backend, batch.cut(tokens), tokens)
+
+    return halving(backend, params.tokens_per_microbatch, attempt, "rl")
+
+
+def _gradient(critic: Learner, params: Rl, backend: Backend, batch: Batch, tokens: int) -> CriticFigures:
     weights_S = token_weights(batch.counted_S, "token_mean", params.max_tokens)
     weights = torch.split(weights_S, [len(group.responses) for group in batch.groups])
     sizes = [group.group.packed_tokens for group in batch.groups]
     mine = balanced(sizes, backend.world)[backend.rank]
-    critic.flat.gradients.zero_()
-    sums = torch.zeros(2, device=backend.device)
-    for micro in filled(mine, [sizes[i] for i in mine], params.tokens_per_microbatch):
+
+    def loss_of(micro: list[int]) -> tuple[Tensor, Tensor]:
         part = batch.part(micro)
-        assert part.values_N is not None and part.returns_N is not None
+        assert params.critic is not None and part.values_N is not None and part.returns_N is not None
         values_N = token_scores(critic.model, [group.group for group in part.groups])
         loss_N, clipped_N = clipped_value_loss(
             values_N, part.values_N.to(backend.device), part.returns_N.to(backend.device), params.critic.clip
@@ -117,9 +127,11 @@ def critic_gradient(critic: Learner, params: Rl, backend: Backend, batch: Batch)
         weights_S = torch.cat([weights[i] for i in micro])
         weights_N = spread(weights_S, part.lengths_S).to(backend.device)[kept_N]
         loss = (weights_N * loss_N[kept_N]).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        sums += torch.stack([loss.detach(), (weights_N * clipped_N[kept_N]).sum()])
-    backend.sum_(critic.flat.gradients)
+        return loss, torch.stack([loss.detach(), (weights_N * clipped_N[kept_N]).sum()])
+
+    spare = min(range(len(sizes)), key=lambda i: sizes[i])
+    found = accumulate(critic, backend, mine, [sizes[i] for i in mine], tokens, spare, loss_of, "rl")
+    sums = sum(found, torch.zeros(2, device=backend.device))
     backend.sum_(sums)
     loss_sum, clipped = sums.tolist()
     return CriticFigures(loss_sum, clipped)

@@ -28,16 +28,14 @@ def evaluate_dev(
     The same random numbers at every evaluation, so that two of them differ by the weights alone. A sampler
     with weights of its own is left with the evaluated ones.
     """
-    trained = policy.flat.weights.clone()
-    policy.flat.set_weights(policy.evaluated_weights())
-    sync()
     sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
     mine = list(dev[backend.rank :: backend.world])
     dropped = sampler.dropped
-    graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
+    with policy.whole(), policy.evaluated():
+        sync()
+        graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
     sampler.dropped = dropped
     reward.counters()  # begins anew: the counters of a step are those of its roll-outs
-    policy.flat.set_weights(trained)
     rows = [(each.correct, len(each.completion.tokens)) for group in graded if group for each in group]
     gathered = [row for share in backend.gather(rows) for row in share]
     count = max(1, len(gathered))

@@ -3,7 +3,6 @@
 The loss and its gradient are those of the global batch, whatever the number of processes and micro-batches.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.models.packing import Group
 from mathrl.params.preference import Dpo, RewardModel
+from mathrl.trainers.accumulate import accumulate, halving
 from mathrl.trainers.backend import Backend
-from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
+from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.demonstrations import Stream
-from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
+from mathrl.trainers.learner import Learner, make_learner
 from mathrl.trainers.partition import balanced, filled
 from mathrl.trainers.stopping import Stopped, StopRequest
-
-MOST_BAD_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Item:
 
 # The summed loss of items, and sums of figures (loss, accuracy, …) of them.
 LossOf = Callable[[Sequence[Item]], tuple[Tensor, Mapping[str, float]]]
+Figures = Sequence[Mapping[str, float]]
 
 
 def hold_out(rows: Sequence[dict[str, Any]], share: float, seed: int) -> tuple[list[Any], list[Any]]:
@@ -85,52 +83,46 @@ def fit(
     """Train `model` in place, resuming from `state`; the last figures, those on `dev` under dev/.
 
     Raises:
-        UserError: more than ten steps had a loss or gradient that is not a number.
+        UserError: too many steps had a loss or gradient that is not a number.
         Stopped: after a signal, once the checkpoint is written.
     """
-    flat = FlatParameters(model)
-    optimizer = OptimizerSet(model, flat, params.optimizer, params.lr, params.steps)
+    learner = make_learner(model, params.optimizer, params.lr, params.steps, backend, name=title)
     stream = Stream(len(items), derive_seed(seed, f"{title} order"))
     checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
-    done, bad, figures = 0, 0, dict[str, float]()
+    done, figures = 0, dict[str, float]()
     saved = checkpoints.latest()
     if saved is not None:
-        flat.set_weights(saved.tensors.pop("weights").to(backend.device))
-        optimizer.load_state(saved.tensors)
+        learner.load(saved, saved.values["learner"])
         done, stream.cursor = saved.step, saved.values["cursor"]
-        bad, figures = saved.values["bad"], saved.values["figures"]
+        figures = saved.values["figures"]
     metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
 
     def save() -> None:
-        if backend.rank == 0:
-            values = {"cursor": stream.cursor, "bad": bad, "figures": figures}
-            checkpoints.save(Checkpoint(done, {"weights": flat.weights, **optimizer.state()}, values))
+        values = {"cursor": stream.cursor, "learner": learner.counts, "figures": figures}
+        save_point(checkpoints, done, [learner], values, backend.rank)
 
     model.train()
     with progress(title, params.steps, done) as bar:
         while done < params.steps:
             start = time.perf_counter()
             torch.manual_seed(derive_seed(seed, title, done, backend.rank))
-            flat.gradients.zero_()
             chosen = [items[stream.take()] for _ in range(batch)]
-            row, stopping = _pass(chosen, loss_of, params, backend, train=True, asked=stop.asked)
-            backend.sum_(flat.gradients)
-            norm = optimizer.clip()
-            if math.isfinite(row["loss"]) and math.isfinite(norm):
-                factor = optimizer.step(done)
-            else:
-                factor, bad = 0.0, bad + 1
-                if bad > MOST_BAD_STEPS:
-                    raise UserError(
-                        f"{title}: {bad} steps had a loss or gradient that is not a number; lower {title}.lr"
-                    )
+
+            def attempt(tokens: int, chosen: list[Item] = chosen) -> Figures:
+                return _gradient(learner, chosen, loss_of, backend, tokens, title)
+
+            sums = halving(backend, params.tokens_per_microbatch, attempt, title)
+            row, stopping = _means(sums, chosen, backend, stop.asked)
+            learner.update(row["loss"])
             done += 1
-            row |= {"grad_norm": norm, "lr_factor": factor, "skipped_updates": float(bad)}
+            row |= {
+                "grad_norm": learner.norm, "lr_factor": learner.factor, "skipped_updates": float(learner.bad)
+            }  # fmt: skip
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                row |= {
-                    f"dev/{name}": value for name, value in evaluate(model, dev, loss_of, params, backend)
-                }
+                with learner.whole():
+                    held_out = evaluate(model, dev, loss_of, params, backend)
+                row |= {f"dev/{name}": value for name, value in held_out}
             figures |= row
             if metrics is not None:
                 metrics.log(done, row | {"time/step": time.perf_counter() - start})
@@ -140,6 +132,7 @@ def fit(
             if stopping and not last:
                 raise Stopped
     stop.close()
+    learner.finish()
     model.eval()
     return figures
 
@@ -150,25 +143,41 @@ def evaluate(
 ) -> list[tuple[str, float]]:
     """The mean figures of held-out items."""
     model.eval()
-    row, _ = _pass(items, loss_of, params, backend, train=False)
+    mine, sizes = _share(items, backend)
+    found = [loss_of(micro)[1] for micro in filled(mine, sizes, params.tokens_per_microbatch)]
     model.train()
-    return list(row.items())
+    return list(_means(found, items, backend)[0].items())
 
 
-def _pass(
-    items: Sequence[Item], loss_of: LossOf, params: Dpo | RewardModel, backend: Backend, *, train: bool,
-    asked: bool = False,
-) -> tuple[dict[str, float], bool]:  # fmt: skip
-    """Mean figures of the global batch; in training its gradient too, of this process's share."""
+def _gradient(
+    learner: Learner, items: Sequence[Item], loss_of: LossOf, backend: Backend, tokens: int, title: str
+) -> Figures:
+    """Fill the gradient with that of the mean over the global batch; sums of figures of each micro-batch."""
     weight = sum(item.weight for item in items)
-    sizes = [item.group.packed_tokens for item in items]
-    mine = [items[place] for place in balanced(sizes, backend.world)[backend.rank]]
-    sums: dict[str, float] = {}
-    for micro in filled(mine, [item.group.packed_tokens for item in mine], params.tokens_per_microbatch):
+    mine, sizes = _share(items, backend)
+
+    def mean_of(micro: Sequence[Item]) -> tuple[Tensor, Mapping[str, float]]:
         loss, figures = loss_of(micro)
-        if train:
-            (loss / weight).backward()  # type: ignore[no-untyped-call]
-        for name, value in figures.items():
+        return loss / weight, figures
+
+    return accumulate(learner, backend, mine, sizes, tokens, items[0], mean_of, title)
+
+
+def _share(items: Sequence[Item], backend: Backend) -> tuple[list[Item], list[int]]:
+    """This process's items, and their sizes."""
+    everyone = [item.group.packed_tokens for item in items]
+    mine = [items[place] for place in balanced(everyone, backend.world)[backend.rank]]
+    return mine, [item.group.packed_tokens for item in mine]
+
+
+def _means(
+    figures: Figures, items: Sequence[Item], backend: Backend, asked: bool = False
+) -> tuple[dict[str, float], bool]:
+    """Mean figures of the global batch, and whether a process was asked to stop."""
+    weight = sum(item.weight for item in items)
+    sums: dict[str, float] = {}
+    for each in figures:
+        for name, value in each.items():
             sums[name] = sums.get(name, 0.0) + value
     shares = backend.gather((sums, asked))
     names = sorted({name for each, _ in shares for name in each})

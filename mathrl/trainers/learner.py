@@ -1,86 +1,114 @@
-"""A model that learns, the policy or a critic: its weights as one buffer, its optimizer, its average."""
+"""A model that learns, the policy or a critic, whichever backend holds its weights and optimizer."""
 
-import math
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from mathrl.core.errors import UserError
 from mathrl.params.train import Optimizer
-from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.checkpoint import Checkpoint
+from mathrl.trainers.deepspeed_learner import DeepSpeedLearner
+from mathrl.trainers.torch_learner import TorchLearner
 
-MOST_BAD_UPDATES = 10
+Micro = TypeVar("Micro")
 
 
-class Learner:
-    """Takes one update after another from the gradients in `flat`.
+class Learner(Protocol):
+    """Takes one update after another, each the sum of the gradients of its micro-batches.
 
-    `averaged` is the exponential average of the weights where there is a decay; `updates` and `bad` count
-    what was done and what was skipped since it was not a number; `norm` and `factor` are the gradient's norm
-    before clipping and the schedule's factor of the last update (0 if it was skipped).
+    `updates` and `bad` count what was done and what was skipped since it was not a number; `norm` and
+    `factor` are the last update's gradient norm before clipping and factor of the schedule (0 if skipped).
+    All processes call the same methods in the same order.
+
+    Example:
+        for micro, counts in learner.rounds(micros, spare):
+            learner.descend(lambda: counts * loss_of(micro))
+        learner.reduce()
+        learner.update(loss)
     """
 
-    def __init__(
-        self,
-        model: Any,
-        params: Optimizer,
-        lr: float,
-        updates: int,
-        ema: float | None = None,
-        name: str = "rl",
-    ) -> None:
-        self.model, self.ema, self.name = model, ema, name
-        self.flat = FlatParameters(model)
-        self.optimizer = OptimizerSet(model, self.flat, params, lr, updates)
-        self.averaged = self.flat.weights.clone() if ema else None
-        self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
+    model: Any
+    updates: int
+    bad: int
+    norm: float
+    factor: float
+
+    def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
+        """Begin an update: this process's micro-batches, each with 1.0.
+
+        Where processes exchange weights or gradients within a pass, all of them make the same number: the
+        shorter ones are given `spare` with 0.0, the factor that its loss takes.
+        """
+        ...
+
+    def descend(self, compute: Callable[[], Tensor]) -> None:
+        """Forward and backward: add the gradient of the scalar that `compute` gives of `model`."""
+        ...
+
+    def reduce(self) -> None:
+        """Sum the gradient over the processes."""
+        ...
 
     def update(self, loss: float) -> None:
         """One step of the optimizer; none if the loss or the gradient is not a number.
 
         Raises:
-            UserError: that was so more than ten times.
+            UserError: that was so more than `training.most_bad_updates` times.
         """
-        self.norm, self.factor = self.optimizer.clip(), 0.0
-        if math.isfinite(self.norm) and math.isfinite(loss):
-            self.factor = self.optimizer.step(self.updates)
-            if self.averaged is not None and self.ema:
-                self.averaged.lerp_(self.flat.weights, 1 - self.ema)
-        else:
-            self.bad += 1
-            if self.bad > MOST_BAD_UPDATES:
-                raise UserError(
-                    f"{self.name}: {self.bad} updates had a loss or gradient that is not a number; "
-                    f"lower {self.name}.lr or {self.name}.optimizer.muon_lr"
-                )
-        self.updates += 1
+        ...
 
-    def evaluated_weights(self) -> Tensor:
-        """Those that are evaluated and exported: the averaged ones where there are any."""
-        return self.flat.weights if self.averaged is None else self.averaged
+    def whole(self) -> AbstractContextManager[None]:
+        """Within it every process has all weights and runs the model at its own pace, without a gradient."""
+        ...
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Within it the model holds the weights that are evaluated: the averaged ones if there are any."""
+        ...
+
+    def keep_best(self) -> None:
+        """Remember the evaluated weights, for `finish`."""
+        ...
+
+    def finish(self) -> None:
+        """The model is a plain one again, with the best weights if they were kept, or the evaluated."""
+        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of it, by names that begin with its own."""
-        own = {"weights": self.flat.weights}
-        if self.averaged is not None:
-            own["averaged"] = self.averaged
-        own |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
-        return {f"{self.name}/{name}": value for name, value in own.items()}
+        ...
 
-    def load(self, tensors: dict[str, Tensor], counts: dict[str, int]) -> None:
-        """Take over what `tensors` and `counts` gave; names of others are passed over."""
-        own = {
-            name.partition("/")[2]: value
-            for name, value in tensors.items()
-            if name.startswith(f"{self.name}/")
-        }
-        self.flat.set_weights(own["weights"].to(self.flat.weights.device))
-        if self.averaged is not None:
-            self.averaged.copy_(own["averaged"])
-        states = {name.removeprefix("optimizer."): own[name] for name in own if name.startswith("optimizer.")}
-        self.optimizer.load_state(states)
-        self.updates, self.bad = counts["updates"], counts["bad"]
+    def write(self, folder: Path) -> None:
+        """What the backend itself writes into a checkpoint, by every process."""
+        ...
+
+    def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
+        """Take over what `tensors`, `write` and `counts` gave; what belongs to others is passed over."""
+        ...
 
     @property
-    def counts(self) -> dict[str, int]:
-        return {"updates": self.updates, "bad": self.bad}
+    def counts(self) -> dict[str, int]: ...
+
+
+def make_learner(
+    model: Any,
+    params: Optimizer,
+    lr: float,
+    updates: int,
+    backend: Backend,
+    *,
+    name: str,
+    ema: float | None = None,
+) -> Learner:
+    """A learner of the backend that `training.backend` names, for `updates` updates.
+
+    `name` is the section's of `params`, for messages and checkpoints.
+
+    Raises:
+        UserError: DeepSpeed is not there, or cannot do what the parameters ask for.
+    """
+    if backend.training.backend == "deepspeed":
+        return DeepSpeedLearner(model, params, lr, updates, backend, name=name, ema=ema)
+    return TorchLearner(model, params, lr, updates, ema, name, backend)

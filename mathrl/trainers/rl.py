@@ -13,6 +13,7 @@ Shapes: P groups of G responses in the global batch; N response tokens of it.
 import copy
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
+from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.collect import Judge, collect
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.dev import evaluate_dev
-from mathrl.trainers.learner import Learner
+from mathrl.trainers.learner import make_learner
 from mathrl.trainers.mismatch import check_mismatch
 from mathrl.trainers.probe import probe_kl
 from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
@@ -104,8 +105,12 @@ def train_rl(
     only_critic = params.critic.warmup_steps if params.critic is not None else 0
     valuer = None
     if params.critic is not None:
-        valuer = make_critic(params.critic, model, critic, params.steps * a_step, seed)
-    policy = Learner(model, params.optimizer, params.lr, (params.steps - only_critic) * a_step, params.ema)
+        valuer = make_critic(params.critic, model, critic, params.steps * a_step, seed, backend)
+    policy = make_learner(
+        model, params.optimizer, params.lr, (params.steps - only_critic) * a_step, backend, name="rl",
+        ema=params.ema,
+    )  # fmt: skip
+    learners = [policy] if valuer is None else [policy, valuer]
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:
@@ -114,58 +119,55 @@ def train_rl(
     checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
     done, kl_coef, counts = 0, params.kl_coef, {"sampled": 0, "trained": 0, "exported": 0}
     dev_accuracy: float | None = None
-    best: torch.Tensor | None = None
     saved = checkpoints.latest()
     if saved is not None:
-        policy.load(saved.tensors, saved.values["policy"])
+        policy.load(saved, saved.values["policy"])
         if valuer is not None:
-            valuer.load(saved.tensors, saved.values["critic"])
-        if "best" in saved.tensors:
-            best = saved.tensors["best"].to(backend.device)
+            valuer.load(saved, saved.values["critic"])
         order.load(saved.values["order"])
         done, kl_coef, counts = saved.step, saved.values["kl_coef"], dict(saved.values["counts"])
         dev_accuracy = saved.values["dev_accuracy"]
     metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
     fitting = [prompts[index] or () for index in usable]
     sync = WeightSync(sampler.engine, model, backend, fitting, params.temperature, params.max_tokens)
-    sync()
+    with policy.whole():
+        sync()
 
     def save() -> None:
-        if backend.rank == 0:
-            tensors = policy.tensors() | (valuer.tensors() if valuer is not None else {})
-            if best is not None:
-                tensors["best"] = best
-            values = {
-                "policy": policy.counts, "critic": valuer.counts if valuer is not None else None,
-                "order": order.state(), "kl_coef": kl_coef, "counts": counts, "dev_accuracy": dev_accuracy,
-            }  # fmt: skip
-            checkpoints.save(Checkpoint(done, tensors, values))
+        values = {
+            "policy": policy.counts, "critic": valuer.counts if valuer is not None else None,
+            "order": order.state(), "kl_coef": kl_coef, "counts": counts, "dev_accuracy": dev_accuracy,
+        }  # fmt: skip
+        save_point(checkpoints, done, learners, values, backend.rank)
 
     if params.gradient_checkpointing:
-        for learner in (policy, valuer):
-            if learner is not None:
-                learner.model.gradient_checkpointing_enable({"use_reentrant": False})
+        for learner in learners:
+            learner.model.gradient_checkpointing_enable({"use_reentrant": False})
     with progress("rl", params.steps, done) as bar:
         while done < params.steps:
             start = time.perf_counter()
             step_seed = derive_seed(seed, "rl", done, backend.rank)
             torch.manual_seed(step_seed)
 
-            # Sample and grade: each process its share of the prompts; then every process knows all.
-            rollouts = collect(
-                sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop
-            )
-            sync.sleep()
-            sampled_at = time.perf_counter()
+            with ExitStack() as weights:
+                for learner in learners:
+                    weights.enter_context(learner.whole())
 
-            # Advantages: of the whole batch, at every process.
-            batch, row = make_batch(
-                rollouts.groups, params, backend, model, reference if params.kl_coef else None, teacher,
-                valuer.model if valuer is not None else None, kl_coef,
-            )  # fmt: skip
-            if params.kl_probe and not params.kl_coef:
-                row["kl"] = probe_kl(rollouts.groups, reference, params, backend)
-            scored_at = time.perf_counter()
+                # Sample and grade: each process its share of the prompts; then every process knows all.
+                rollouts = collect(
+                    sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop
+                )
+                sync.sleep()
+                sampled_at = time.perf_counter()
+
+                # Advantages: of the whole batch, at every process.
+                batch, row = make_batch(
+                    rollouts.groups, params, backend, model, reference if params.kl_coef else None, teacher,
+                    valuer.model if valuer is not None else None, kl_coef,
+                )  # fmt: skip
+                if params.kl_probe and not params.kl_coef:
+                    row["kl"] = probe_kl(rollouts.groups, reference, params, backend)
+                scored_at = time.perf_counter()
 
             # Loss and step.
             model.train()
@@ -217,11 +219,13 @@ def train_rl(
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
                 dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, policy, sync)
                 row |= dev_row | {"time/eval": time.perf_counter() - end}
-                if params.export == "last" or best is None or dev_row["dev/accuracy"] > (dev_accuracy or 0.0):
+                first = dev_accuracy is None
+                if params.export == "last" or first or dev_row["dev/accuracy"] > (dev_accuracy or 0.0):
                     dev_accuracy, counts["exported"] = dev_row["dev/accuracy"], done
                     if params.export == "best":
-                        best = policy.evaluated_weights().clone()
-            row |= sync()
+                        policy.keep_best()
+            with policy.whole():
+                row |= sync()
             if metrics is not None:
                 metrics.log(done, row)
             check_mismatch(row, sampler.engine.rollout, done)
@@ -231,8 +235,9 @@ def train_rl(
             if rollouts.stopping and not last:
                 raise Stopped
     stop.close()
-    policy.flat.set_weights(policy.evaluated_weights() if best is None else best)
-    exported = done if best is None else counts["exported"]
+    for learner in learners:
+        learner.finish()
+    exported = counts["exported"] if params.export == "best" and counts["exported"] else done
     return RlResult(done, counts["sampled"], counts["trained"], dev_accuracy, exported)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
@@ -20,14 +20,15 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.train import Sft
+from mathrl.trainers.accumulate import accumulate, halving
 from mathrl.trainers.backend import Backend
-from mathrl.trainers.checkpoint import Checkpoint, CheckpointFolder
+from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.demonstrations import Stream, next_batch
-from mathrl.trainers.optimizer import FlatParameters, OptimizerSet
+from mathrl.trainers.learner import make_learner
 from mathrl.trainers.partition import balanced, filled
 from mathrl.trainers.stopping import Stopped, StopRequest
 
-MOST_BAD_STEPS = 10
+LossOf = Callable[[list[Group]], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -58,29 +59,25 @@ def train_sft(
     processes and micro-batches.
 
     Raises:
-        UserError: ten steps had a loss or gradient that is not a number.
+        UserError: too many steps had a loss or gradient that is not a number.
         Stopped: after a signal, once the checkpoint is written.
     """
     if params.lora is not None:
         add_lora(model, params.lora, seed)
-    flat = FlatParameters(model)
-    optimizer = OptimizerSet(model, flat, params.optimizer, params.lr, params.steps)
+    learner = make_learner(model, params.optimizer, params.lr, params.steps, backend, name="sft")
     stream = Stream(len(demonstrations), derive_seed(seed, "sft order"))
     checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
-    done, tokens_seen, bad = 0, 0, 0
+    done, tokens_seen = 0, 0
     saved = checkpoints.latest()
     if saved is not None:
-        flat.set_weights(saved.tensors.pop("weights").to(backend.device))
-        optimizer.load_state(saved.tensors)
+        learner.load(saved, saved.values["learner"])
         done, stream.cursor = saved.step, saved.values["cursor"]
-        tokens_seen, bad = saved.values["tokens_seen"], saved.values["bad"]
+        tokens_seen = saved.values["tokens_seen"]
     metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
 
     def save() -> None:
-        if backend.rank == 0:
-            tensors = {"weights": flat.weights, **optimizer.state()}
-            values = {"cursor": stream.cursor, "tokens_seen": tokens_seen, "bad": bad}
-            checkpoints.save(Checkpoint(done, tensors, values))
+        values = {"cursor": stream.cursor, "tokens_seen": tokens_seen, "learner": learner.counts}
+        save_point(checkpoints, done, [learner], values, backend.rank)
 
     if params.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -95,37 +92,39 @@ def train_sft(
             predicted = sum(len(group.responses[0]) for group in batch)
 
             mine = [batch[i] for i in balanced([g.packed_tokens for g in batch], backend.world)[backend.rank]]
-            flat.gradients.zero_()
-            total = torch.zeros(2, device=backend.device)  # loss, and whether a stop was asked for
-            for micro in filled(mine, [g.packed_tokens for g in mine], params.tokens_per_microbatch):
+            sizes = [group.packed_tokens for group in mine]
+
+            def loss_of(micro: list[Group], predicted: int = predicted) -> tuple[Tensor, Tensor]:
                 logprobs_N, _ = response_logprobs(model, micro)
                 micro_loss = -logprobs_N.sum() / predicted
-                micro_loss.backward()  # type: ignore[no-untyped-call]
-                total[0] += micro_loss.detach()
+                return micro_loss, micro_loss.detach()
+
+            def attempt(
+                tokens: int, mine: list[Group] = mine, sizes: list[int] = sizes, spare: Group = batch[0],
+                loss_of: LossOf = loss_of,
+            ) -> list[Tensor]:  # fmt: skip
+                return accumulate(learner, backend, mine, sizes, tokens, spare, loss_of, "sft")
+
+            losses = halving(backend, params.tokens_per_microbatch, attempt, "sft")
+            total = torch.zeros(2, device=backend.device)  # loss, and whether a stop was asked for
+            for micro_loss in losses:
+                total[0] += micro_loss
             total[1] = float(stop.asked)
-            backend.sum_(flat.gradients)
             backend.sum_(total)
             loss, stopping = (float(value) for value in total)
-            norm = optimizer.clip()
-            if math.isfinite(loss) and math.isfinite(norm):
-                factor = optimizer.step(done)
-            else:
-                factor, bad = 0.0, bad + 1
-                if bad > MOST_BAD_STEPS:
-                    raise UserError(
-                        f"sft: {bad} steps had a loss or gradient that is not a number; lower sft.lr"
-                    )
+            learner.update(loss)
             done += 1
 
             seconds = time.perf_counter() - start
             figures = {
-                "loss": loss, "grad_norm": norm, "lr_factor": factor, "tokens_seen": tokens_seen,
-                "skipped_updates": bad, "time/step": seconds,
+                "loss": loss, "grad_norm": learner.norm, "lr_factor": learner.factor,
+                "tokens_seen": tokens_seen, "skipped_updates": learner.bad, "time/step": seconds,
                 "throughput/tokens_per_second": sum(g.packed_tokens for g in batch) / seconds,
             }  # fmt: skip
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                dev_loss = demonstration_loss(model, dev, params.tokens_per_microbatch, backend)
+                with learner.whole():
+                    dev_loss = demonstration_loss(model, dev, params.tokens_per_microbatch, backend)
                 figures["dev/loss"] = dev_loss
             if metrics is not None:
                 metrics.log(done, figures)
@@ -135,6 +134,7 @@ def train_sft(
             if stopping and not last:
                 raise Stopped
     stop.close()
+    learner.finish()
     model.eval()
     return SftResult(done, tokens_seen, loss, dev_loss)
 

@@ -6,6 +6,7 @@ Shapes: P groups of G responses in the global batch, S responses of a micro-batc
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
@@ -14,10 +15,11 @@ from mathrl.algorithms.policy_loss import log_ratio, policy_loss
 from mathrl.algorithms.returns import response_sums
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Rl
+from mathrl.trainers.accumulate import accumulate, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.learner import Learner
-from mathrl.trainers.partition import balanced, filled
+from mathrl.trainers.partition import balanced
 
 SUMMED = ("loss", "kl", "entropy", "clipped", "ratio", "alignment", "responses", "tokens", "trained")
 
@@ -108,7 +110,16 @@ def update_gradient(
     gradient: they get no forward pass where nothing but the surrogate is in the loss; the denominators count
     them all the same.
     """
-    batch = batch.cut(params.tokens_per_microbatch)
+
+    def attempt(tokens: int) -> UpdateFigures:
+        return _gradient(policy, params, backend, batch.cut(tokens), kl_coef, tokens)
+
+    return halving(backend, params.tokens_per_microbatch, attempt, "rl")
+
+
+def _gradient(
+    policy: Learner, params: Rl, backend: Backend, batch: Batch, kl_coef: float, tokens: int
+) -> UpdateFigures:
     counts = [len(group.responses) for group in batch.groups]
     weights_S = token_weights(batch.counted_S, params.aggregation, params.max_tokens)
     weights = torch.split(weights_S, counts)
@@ -119,10 +130,9 @@ def update_gradient(
     sizes = [group.group.packed_tokens for group in batch.groups]
     share = balanced([sizes[i] for i in useful], backend.world)[backend.rank]
     mine = [useful[place] for place in share]
-    policy.flat.gradients.zero_()
     last = len(SUMMED) + backend.world
-    sums = torch.zeros(last + len(GAPS), device=backend.device)
-    for micro in filled(mine, [sizes[i] for i in mine], params.tokens_per_microbatch):
+
+    def loss_of(micro: list[int]) -> tuple[Tensor, Tensor]:
         part = batch.part(micro)
         packed = [group.group for group in part.groups]
         logprobs_N, entropies_N = response_logprobs(policy.model, packed, params.temperature)
@@ -144,20 +154,26 @@ def update_gradient(
             loss_N = loss_N - params.entropy_coef * entropies_N
         weights_N = spread(torch.cat([weights[i] for i in micro]).to(backend.device), lengths_S)
         loss = (weights_N * loss_N)[kept_N].sum()
-        loss.backward()  # type: ignore[no-untyped-call]
         now_N = logprobs_N.detach()
         ratio_N = log_ratio(now_N, old_N).exp()[kept_N]
-        sums[: len(SUMMED)] += torch.tensor([
+        figures = torch.tensor([
             float(loss.detach()), kl, float(entropies_N.detach()[kept_N].sum()),
             float(clipped_N[kept_N].sum()), float(ratio_N.sum()),
             float(logprob_alignment(now_N, old_N, lengths_S).sum()), len(lengths_S), len(ratio_N),
             sum(sizes[i] for i in micro),
         ], device=backend.device)  # fmt: skip
-        if len(ratio_N):
-            place = len(SUMMED) + backend.rank
-            sums[place] = torch.maximum(sums[place], ratio_N.max())
-        sums[last:] += gap_counts(now_N[kept_N], old_N[kept_N])
-    backend.sum_(policy.flat.gradients)
+        largest = ratio_N.max() if len(ratio_N) else figures.new_zeros(())
+        return loss, torch.cat([figures, largest[None], gap_counts(now_N[kept_N], old_N[kept_N])])
+
+    mine_sizes = [sizes[i] for i in mine]
+    spare = min(range(len(sizes)), key=lambda i: sizes[i])
+    found = accumulate(policy, backend, mine, mine_sizes, tokens, spare, loss_of, "rl")
+    sums = torch.zeros(last + len(GAPS), device=backend.device)
+    for each in found:
+        sums[: len(SUMMED)] += each[: len(SUMMED)]
+        place = len(SUMMED) + backend.rank
+        sums[place] = torch.maximum(sums[place], each[len(SUMMED)])
+        sums[last:] += each[len(SUMMED) + 1 :]
     backend.sum_(sums)
     values = sums.tolist()
     figures = UpdateFigures(**dict(zip(SUMMED, values, strict=False)))

@@ -21,8 +21,8 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Optimizer, Rl
 from mathrl.trainers.batch import Batch, make_batch
-from mathrl.trainers.learner import Learner
 from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.torch_learner import TorchLearner
 from mathrl.trainers.update import update_gradient
 
 torch.set_num_threads(1)
@@ -225,7 +225,7 @@ def test_expected_values_and_gradients_of_the_estimators(one: list[float], data:
 
 BASE = FreshModel(hidden_size=16, intermediate_size=24, layers=1, heads=2, kv_heads=1, alphabet="arithmetic")
 MODEL = fresh_network(BASE, character_tokenizer(BASE), seed=3).eval()
-LEARNER = Learner(MODEL, Optimizer(), 1e-3, 10, None)
+LEARNER = TorchLearner(MODEL, Optimizer(), 1e-3, 10, None)
 
 
 def backend(rank: int = 0, world: int = 1) -> Any:

@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
     found = []
     for budget in (8192, 16):
         params = ppo(Critic(clip=clip), group_size=4, tokens_per_microbatch=budget)
-        critic = make_critic(params.critic or Critic(), model, scorer, 10, seed=0)
+        critic = make_critic(params.critic or Critic(), model, scorer, 10, 0, CPU)
         batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
         assert batch.values_N is not None and batch.returns_N is not None
         old = batch.values_N + 0.1 * torch.sin(torch.arange(len(batch.values_N)))
@@ -84,7 +84,7 @@ def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
     model, sampler = small.policy()
     groups = [replace(group, truncated=(True,) * 4) for group in small.rollouts(model, sampler)]
     params = ppo(Critic(), group_size=4, truncated="mask")
-    critic = make_critic(params.critic or Critic(), model, None, 10, seed=0)
+    critic = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
     batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
     critic_gradient(critic, params, CPU, batch)
     assert critic.flat.gradients.norm() == 0
@@ -132,7 +132,7 @@ def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, 
     packed = [group.group for group in small.rollouts(model, sampler)]
 
     def critic(path: Path | None = None, given: Any = None) -> Any:
-        return make_critic(Critic(path=str(path) if path else None), model, given, 10, seed=0).model
+        return make_critic(Critic(path=str(path) if path else None), model, given, 10, 0, CPU).model
 
     assert torch.allclose(token_scores(critic(tmp_path / "scorer"), packed), token_scores(scorer, packed))
     assert critic(given=scorer) is scorer
@@ -162,7 +162,7 @@ def test_naming_one_setting_keeps_its_other_defaults() -> None:
 
 def test_it_can_be_trained_by_adapters(small: Any) -> None:
     model, _ = small.policy()
-    critic = make_critic(Critic(lora=Lora(r=2)), model, None, 10, seed=0)
+    critic = make_critic(Critic(lora=Lora(r=2)), model, None, 10, 0, CPU)
     names = set(critic.flat.named)
     assert {name for name in names if ".lora_" not in name} == {"score.weight", "score.bias"}
     _, rows, _ = small.run(ppo(Critic(lora=Lora(r=2), lr=2e-3), steps=8, lr=0.0, prompts_per_step=64))
@@ -176,4 +176,4 @@ def test_it_can_be_trained_by_adapters(small: Any) -> None:
 def test_a_hub_id_that_is_no_model_is_a_sentence_too(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"rl.critic.path: no critic can be made of 'models/critc'"):
-        make_critic(Critic(path="models/critc"), small.policy()[0], None, 10, seed=0)
+        make_critic(Critic(path="models/critc"), small.policy()[0], None, 10, 0, CPU)

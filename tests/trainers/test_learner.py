@@ -8,13 +8,14 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.params.train import Optimizer
-from mathrl.trainers.learner import MOST_BAD_UPDATES, Learner
+from mathrl.trainers.checkpoint import Checkpoint
+from mathrl.trainers.torch_learner import TorchLearner
 
 SGD_LIKE = Optimizer(type="adamw", warmup_steps=2, schedule="linear", clip_norm=None)
 
 
-def learner(small: Any, ema: float | None = None) -> Learner:
-    made = Learner(small.policy()[0], SGD_LIKE, 1e-2, updates=4, ema=ema)
+def learner(small: Any, ema: float | None = None) -> TorchLearner:
+    made = TorchLearner(small.policy()[0], SGD_LIKE, 1e-2, updates=4, ema=ema)
     made.flat.gradients.fill_(0.5)
     return made
 
@@ -36,7 +37,7 @@ def test_what_is_no_number_changes_nothing_and_ends_after_ten(small: Any, where:
     before = policy.flat.weights.clone()
     if where == "gradient":
         policy.flat.gradients[3] = math.inf
-    for _ in range(MOST_BAD_UPDATES):
+    for _ in range(10):
         policy.update(math.nan if where == "loss" else 1.0)
     assert torch.equal(policy.flat.weights, before) and torch.equal(policy.evaluated_weights(), before)
     assert policy.counts == {"updates": 10, "bad": 10} and policy.factor == 0
@@ -61,7 +62,8 @@ def test_it_goes_on_from_its_tensors_and_passes_over_those_of_others(small: Any)
         policy.update(1.0)
     tensors = {name: value.clone() for name, value in policy.tensors().items()}
     assert all(name.startswith("rl/") for name in tensors)
-    again.load({**tensors, "rl.critic/weights": torch.zeros(3), "best": torch.zeros(1)}, policy.counts)
+    others = {"rl.critic/weights": torch.zeros(3), "best": torch.zeros(1)}
+    again.load(Checkpoint(2, {**tensors, **others}, {}), policy.counts)
     for each in (policy, again):
         each.flat.gradients.fill_(0.1)
         each.update(1.0)

@@ -11,18 +11,20 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.learner import Learner
 from mathrl.trainers.optimizer import FlatParameters, OptimizerSet, schedule
+from mathrl.trainers.torch_learner import TorchLearner
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
 CPU = Backend(torch.device("cpu"))
 
 
-def learner(model: Any) -> Learner:
-    return Learner(model, Optimizer(), 1e-3, 10)
+def learner(model: Any) -> TorchLearner:
+    return TorchLearner(model, Optimizer(), 1e-3, 10)
 
 
-def gradient(policy: Learner, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, UpdateFigures]:
+def gradient(
+    policy: TorchLearner, groups: Any, params: Rl, **models: Any
+) -> tuple[torch.Tensor, UpdateFigures]:
     batch, _ = make_batch(groups, params, CPU, policy.model, kl_coef=params.kl_coef, **models)
     figures = update_gradient(policy, params, CPU, batch, params.kl_coef)
     return policy.flat.gradients.clone(), figures

@@ -12,7 +12,7 @@ from mathrl.params.train import Critic, Importance, Rl
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
-from mathrl.trainers.learner import Learner
+from mathrl.trainers.torch_learner import TorchLearner
 from mathrl.trainers.update import UpdateFigures, update_gradient
 
 BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
@@ -34,8 +34,8 @@ def main(out: Path) -> None:
             weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     backend, reference, found = Backend(torch.device("cpu")), small.policy(seed=5)[0], {}
     for name, params in SETTINGS.items():
-        policy = Learner(model, params.optimizer, params.lr, 10)
-        critic = make_critic(params.critic, model, None, 10, 0) if params.critic else None
+        policy = TorchLearner(model, params.optimizer, params.lr, 10, backend=backend)
+        critic = make_critic(params.critic, model, None, 10, 0, backend) if params.critic else None
         if critic is not None:
             with torch.no_grad():
                 critic.model.score.weight.fill_(0.2)

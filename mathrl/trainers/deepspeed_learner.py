@@ -1,0 +1,229 @@
+"""The DeepSpeed backend: optimizer states, gradients and weights divided among the processes by ZeRO.
+
+The optimizer is torch's own AdamW in its fused form, on the CPU too where it is offloaded: nothing is
+compiled. DeepSpeed averages gradients over processes, so a loss is multiplied by their number first: the
+gradient is that of the sum, as with the torch backend. In bfloat16 (model.precision) the model is of that
+type, and ZeRO keeps float32 weights beside it for the optimizer.
+"""
+
+import importlib.util
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mathrl.core.errors import UserError
+from mathrl.models.scores import prepare
+from mathrl.params.train import Optimizer
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.checkpoint import Checkpoint
+from mathrl.trainers.optimizer import schedule
+from mathrl.trainers.torch_learner import check_bad
+
+Micro = TypeVar("Micro")
+BUCKET = 50_000_000  # elements that are sent at a time; DeepSpeed's own half a billion is 2 GB of buffer
+
+
+class DeepSpeedLearner:
+    """See `mathrl.trainers.learner.Learner`."""
+
+    def __init__(
+        self,
+        model: Any,
+        params: Optimizer,
+        lr: float,
+        updates: int,
+        backend: Backend,
+        *,
+        name: str,
+        ema: float | None = None,
+    ) -> None:
+        check_supported(params, name, ema)
+        self.model, self.params, self.lr, self.planned = model, params, lr, updates
+        self.name, self.backend, self.stage = name, backend, backend.training.deepspeed.stage
+        prepare(model)  # before its weights are divided
+        trainable = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trainable, lr=lr, betas=(params.beta1, params.beta2), eps=params.eps,
+            weight_decay=params.weight_decay, fused=True,
+        )  # fmt: skip
+        self.engine = _engine(_Pass(model), optimizer, self._config(), backend)
+        self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
+        self._gathered = False
+
+    def _config(self) -> dict[str, Any]:
+        given = self.backend.training.deepspeed
+        zero: dict[str, Any] = {
+            "stage": given.stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET,
+            "overlap_comm": self.backend.device.type == "cuda",
+        }  # fmt: skip
+        if given.offload_optimizer:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": self.backend.device.type == "cuda"}
+        if given.offload_parameters:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": self.backend.device.type == "cuda"}
+        if given.stage == 3:
+            del zero["allgather_bucket_size"]
+            zero["stage3_prefetch_bucket_size"] = BUCKET
+        half = self.model.dtype == torch.bfloat16
+        return {
+            "train_micro_batch_size_per_gpu": 1,  # micro-batches are the trainer's own, by tokens
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,  # an update ends when step is called
+            "gradient_clipping": self.params.clip_norm or 0.0,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": half, "check_grad_overflow": True},
+            **({"data_types": {"grad_accum_dtype": "fp32"}} if half else {}),
+        }
+
+    def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
+        # At least one, since a step without a backward pass is an error to DeepSpeed.
+        most = max(1, *self.backend.gather(len(micros)))
+        yield from ((micro, 1.0) for micro in micros)
+        yield from ((spare, 0.0) for _ in range(most - len(micros)))
+
+    def descend(self, compute: Callable[[], Tensor]) -> None:
+        self.engine.backward(self.engine(compute) * self.backend.world, scale_wrt_gas=False)
+
+    def reduce(self) -> None:
+        """DeepSpeed has done it, or does it in its step."""
+
+    def update(self, loss: float) -> None:
+        factor = schedule(self.params, self.updates, self.planned)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.lr * factor
+        self.engine.step()  # which skips itself where the gradient is no number
+        self.norm, self.factor = float(self.engine.get_global_grad_norm()), factor
+        if not (math.isfinite(self.norm) and math.isfinite(loss)):
+            self.factor, self.bad = 0.0, self.bad + 1
+            check_bad(self.bad, self.backend.training.most_bad_updates, self.name)
+        self.updates += 1
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        if self.stage < 3 or self._gathered:
+            yield
+            return
+        import deepspeed
+
+        offload = self.engine.optimizer.parameter_offload
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
+            # The hooks would divide a layer's weights again as soon as it has run.
+            _remove_hooks(offload)
+            self._gathered = True
+            try:
+                yield
+            finally:
+                self._gathered = False
+                offload._register_deepspeed_module(offload.module)
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def keep_best(self) -> None:
+        raise AssertionError("refused by check_supported")
+
+    def finish(self) -> None:
+        """Frees optimizer and gradients first, then makes the model's weights whole and plain."""
+        with self.whole():
+            made: dict[int, nn.Parameter] = {}
+            plain = {
+                module: {
+                    key: weight if weight is None else _plain(weight, made)
+                    for key, weight in module._parameters.items()
+                }
+                for module in self.model.modules()
+            }
+        if self.stage == 3:
+            _remove_hooks(self.engine.optimizer.parameter_offload)
+        self.engine.destroy()
+        del self.engine
+        for module, weights in plain.items():
+            module._parameters = weights
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def write(self, folder: Path) -> None:
+        own = folder / self.name
+        if self.backend.rank == 0 and own.exists():  # what a kill has left
+            shutil.rmtree(own)
+        dist.barrier()
+        self.engine.save_checkpoint(str(folder), tag=self.name, save_latest=False)
+        dist.barrier()
+
+    def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
+        if saved.parts is None or not (saved.parts / self.name).is_dir():
+            raise UserError(f"the checkpoint after step {saved.step} is not DeepSpeed's; remove its folder")
+        self.engine.load_checkpoint(str(saved.parts), tag=self.name)
+        self.updates, self.bad = counts["updates"], counts["bad"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"updates": self.updates, "bad": self.bad}
+
+
+class _Pass(nn.Module):
+    """The engine's forward pass is whatever is computed of the network: it returns the loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        return compute()
+
+
+def check_supported(params: Optimizer, name: str, ema: float | None) -> None:
+    """Raises UserError: all that the parameters ask for and this backend does not have, in one sentence."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UserError(
+            "training.backend is deepspeed, which is not installed: run `make engines`, or set "
+            "training.backend to torch"
+        )
+    wanted = []
+    if params.type != "adamw":
+        wanted.append(f"{name}.optimizer.type to adamw")
+    if ema:
+        wanted.append(f"{name}.ema to null")
+    if wanted:
+        raise UserError(
+            f"training.backend deepspeed has neither Muon nor averaged weights: set {' and '.join(wanted)}, "
+            "or training.backend to torch"
+        )
+
+
+def _engine(model: nn.Module, optimizer: Any, config: dict[str, Any], backend: Backend) -> Any:
+    if backend.device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    import deepspeed  # half a second, and it looks for compilers: only where it is asked for
+
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    deepspeed.init_distributed("nccl" if backend.device.type == "cuda" else "gloo")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def _remove_hooks(offload: Any) -> None:
+    for weight in offload.module.parameters():
+        weight.ds_active_sub_modules.clear()
+    for hook in (*offload.forward_hooks, *offload.backward_hooks):
+        hook.remove()
+    offload.forward_hooks, offload.backward_hooks = [], []
+
+
+def _plain(weight: nn.Parameter, made: dict[int, nn.Parameter]) -> nn.Parameter:
+    """A copy without DeepSpeed's attributes; tied weights stay one."""
+    if id(weight) not in made:
+        made[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+    return made[id(weight)]
