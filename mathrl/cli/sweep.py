@@ -79,7 +79,11 @@ def dashboard(
         from optuna_dashboard import run_server
     except ImportError:
         raise UserError("optuna-dashboard is missing: pip install -c constraints.txt -e '.[sweep]'") from None
+    from mathrl.cli.ui import listens
+
     opened, name, _ = _existing(study)
+    if listens(port):
+        raise UserError(f"port {port} is in use: stop what listens there, or give --port another")
     typer.echo(f"study {name}: http://{HOST}:{port}/dashboard")
     run_server(opened._storage, host=HOST, port=port)
 
@@ -92,10 +96,11 @@ def _overrides(study: str | None, set_: list[str] | None, **given: float | None)
 def _flow(overrides: list[str], *, compare: bool) -> None:
     from mathrl.cli.run import call_flow
     from mathrl.core.places import main_checkout
+    from mathrl.sweeps.study import open_study
     from mathrl.sweeps.worker import sweep_section
 
     os.chdir(main_checkout())
-    sweep_section(overrides)  # before any server is started
+    open_study(sweep_section(overrides))  # before any server is started
     typer.echo(f"everything: {call_flow('sweep', overrides=overrides, compare=compare)}")
 
 

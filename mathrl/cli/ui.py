@@ -29,7 +29,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     root = main_checkout()
     os.chdir(root)
     for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
-        if _listens(port):
+        if listens(port):
             raise UserError(
                 f"port {port} of {name} is in use: stop what listens there, or give --{option}-port another"
             )
@@ -131,7 +131,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex((HOST, port)) == 0

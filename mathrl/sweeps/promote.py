@@ -2,11 +2,13 @@
 
 import difflib
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
@@ -41,15 +43,35 @@ def promote(values: Mapping[str, Any], folder: Path = FOLDER) -> str:
     return diff
 
 
+class _AsWritten(RoundTripRepresenter):
+    """Numbers and nulls as params/ has them: 3.0e-05 (which YAML 1.1 reads as a number too), null."""
+
+
+_AsWritten.add_representer(
+    float,
+    lambda to, value: to.represent_scalar(
+        "tag:yaml.org,2002:float", re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))
+    ),
+)
+_AsWritten.add_representer(
+    type(None), lambda to, value: to.represent_scalar("tag:yaml.org,2002:null", "null")
+)
+
+
 def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
     """YAML text with dotted keys set, all else as it stood.
 
     >>> edited("# why\\nlr: 1.0e-3  # high\\n", {"lr": 0.002}, "rl.yaml")
     '# why\\nlr: 0.002   # high\\n'
+
+    Raises:
+        UserError: a key below something that has no parts.
     """
     yaml = YAML()  # round trip
+    yaml.Representer = _AsWritten
     yaml.preserve_quotes = True
     yaml.width = 10_000
+    yaml.indent(mapping=2, sequence=4, offset=2)
     document = yaml.load(text)
     if document is None:
         document = {}
@@ -57,18 +79,20 @@ def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
         *above, last = key.split(".")
         here: Any = document
         for word in above:
-            if isinstance(here, list):
-                here = here[int(word)]
-                continue
-            if here.get(word) is None:
-                here[word] = {}
-            here = here[word]
-        slot: Any = int(last) if isinstance(here, list) else last
-        if not isinstance(here, list | dict):
-            raise UserError(f"{where}: {key} has no place in the file; write it there by hand")
+            slot = _slot(here, word, f"{where}: {key}")
+            here = here.setdefault(slot, {}) if isinstance(here, dict) else here[slot]
+        slot = _slot(here, last, f"{where}: {key}")
         known = here[slot] if isinstance(here, list) or slot in here else None
         if known != value or isinstance(known, bool) != isinstance(value, bool):
             here[slot] = value
     stream = io.StringIO()
     yaml.dump(document, stream)
     return stream.getvalue()
+
+
+def _slot(here: Any, word: str, what: str) -> Any:
+    if isinstance(here, dict):
+        return word
+    if isinstance(here, list) and word.isdigit() and int(word) < len(here):
+        return int(word)
+    raise UserError(f"{what} has no place in the file; write it there by hand")

@@ -52,7 +52,8 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
         if trial is None:
             return
         try:
-            print(run_trial(opened, trial, stop.is_set), flush=True)
+            said = run_trial(opened, trial, stop.is_set)
+            print(f"\n{said}", flush=True)  # on a line of its own, below the bar
         except Interrupted:
             print(f"trial {trial.number}: stopped; the next `mathrl sweep run` goes on with it", flush=True)
             return

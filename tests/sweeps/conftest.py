@@ -42,6 +42,9 @@ fresh_seeds: 2
 """
 
 
+MATHRL = "from mathrl.cli import main; main()"
+
+
 class Place:
     """The folder, and commands run in it."""
 
@@ -49,13 +52,17 @@ class Place:
         self.folder, self.home = folder, folder / ".mathrl"
         dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "RANK", "WORLD_SIZE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        self.started: list[subprocess.Popen[str]] = []
         self.env = kept | {"MATHRL_MIRROR": "none", "MATHRL_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
 
     def start(self, module: str, *words: str, **env: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words], cwd=self.folder, env=self.env | env, text=True,
+        how = ["-c", MATHRL] if module == "mathrl" else ["-m", module]
+        child = subprocess.Popen(
+            [sys.executable, *how, *words], cwd=self.folder, env=self.env | env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        self.started.append(child)
+        return child
 
     def run(self, module: str, *words: str, ok: bool = True, **env: str) -> str:
         child = self.start(module, *words, **env)
@@ -93,6 +100,10 @@ def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("MATHRL_HOME", str(here.home))
     main_checkout.cache_clear()
     yield here
+    for child in here.started:
+        if child.poll() is None:  # a test that failed
+            child.terminate()
+            child.communicate()
     main_checkout.cache_clear()
     shutil.rmtree(made / "params")
     shutil.copytree(ROOT / "params", made / "params")

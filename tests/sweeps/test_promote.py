@@ -1,0 +1,56 @@
+"""A winner's values in params/: what stands there otherwise stays as it is."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.params import load_params
+from mathrl.sweeps.promote import edited, promote
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_comments_order_and_spelling_stay() -> None:
+    before = (
+        "# why\nlr: 1.0e-3  # high\nkl_coef: 0.0\nparts:\n  - type: accuracy\n    weight: 1.0\n"
+        "optimizer:\n  # inner\n  type: muon\nema: null\n\n# end\n"
+    )
+    after = edited(before, {"lr": 3e-05, "kl_coef": 0.0123, "parts.0.weight": 2, "clip.low": 0.1}, "rl.yaml")
+    assert after == (
+        "# why\nlr: 3.0e-05 # high\nkl_coef: 0.0123\nparts:\n  - type: accuracy\n    weight: 2\n"
+        "optimizer:\n  # inner\n  type: muon\nema: null\n\n# end\nclip:\n  low: 0.1\n"
+    )
+    assert edited(before, {"lr": 1e-3, "optimizer.type": "muon"}, "rl.yaml") == before
+    assert "lr: false" in edited("lr: 0\n", {"lr": False}, "rl.yaml")
+    for key in ("lr.high", "parts.7.weight"):
+        with pytest.raises(UserError, match="no place in the file"):
+            edited(before, {key: 1}, "rl.yaml")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "params").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_section_file_goes_through_unchanged(file: Path) -> None:
+    assert edited(file.read_text(), {}, file.name) == file.read_text()
+
+
+def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    monkeypatch.chdir(tmp_path)
+    values = {"rl.clip_low": 0.31, "rl.optimizer.muon_lr": 2.5e-05, "rl.kl_coef": 0.0, "rl.max_tokens": 60}
+    diff = promote(values)
+    changed = [line for line in diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == [
+        "-  muon_lr: 0.01", "+  muon_lr: 2.5e-05", "-max_tokens: 64", "+max_tokens: 60",
+        "-clip_low: 0.2", "+clip_low: 0.31",
+    ]  # fmt: skip
+    assert diff.startswith("--- a/params/rl.yaml\n+++ b/params/rl.yaml\n")
+    rl = load_params().rl
+    assert (rl.clip_low, rl.optimizer.muon_lr, rl.kl_coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
+    assert promote(values) == ""
+    before = (tmp_path / "params" / "rl.yaml").read_text()
+    with pytest.raises(UserError, match="clip_low"):
+        promote({"rl.kl_coef": 0.1, "rl.clip_low": 1.5})
+    assert (tmp_path / "params" / "rl.yaml").read_text() == before
