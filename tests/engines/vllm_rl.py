@@ -1,0 +1,142 @@
+"""Run by test_vllm.py in its own process: RL through vLLM, and syncs broken on purpose; tells as JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from torch import Tensor
+
+import mathrl.rollout.vllm_engine as vllm_engine
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.core.nouns import Problem
+from mathrl.models.load import load_model, load_tokenizer, make_base
+from mathrl.models.weights import full_weights, with_head
+from mathrl.params.lora import Lora
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel, Model, Prompt
+from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
+from mathrl.rewards.verdict import Verdict
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.open import training_engine
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.rl import train_rl
+
+torch.set_num_threads(1)
+MODEL = Model(
+    base=FreshModel(hidden_size=64, intermediate_size=96, layers=2, heads=2, kv_heads=1, max_positions=128),
+    precision="float32",
+)
+ROLLOUT = Rollout(engine="vllm", max_sequences=32)
+PROBLEMS = [
+    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl")
+    for n in range(1, 9)
+]  # fmt: skip
+STEPS = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=10, eval_every=1, eval_samples=1,
+           lr=1e-2, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
+
+
+class Letters(RewardFunction):
+    """A reward in which the responses of a random model differ: the share of small letters."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+        shares = [sum(each.islower() for each in item.response) / max(1, item.length) for item in items]
+        return [Reward(each, each > 0.3, {}, Verdict(False, None, "none", "", 0.0)) for each in shares]
+
+
+class Trial:
+    """A model folder, the network that is trained from it, and the process's vLLM engine."""
+
+    def __init__(self, folder: Path, where: Path) -> None:
+        self.folder, self.where = folder, where
+        self.tokenizer = load_tokenizer(folder)
+        self.runs = 0
+        self.network = load_model(folder, MODEL, "cpu")
+        self.engine: Any = training_engine(self.network, folder, self.tokenizer, MODEL, ROLLOUT, False)
+
+    def train(self, params: Rl = STEPS) -> list[dict[str, float]]:
+        """The logged rows of a run from the folder's weights."""
+        self.runs += 1
+        self.network = load_model(self.folder, MODEL, "cpu")
+        sampler = Sampler(self.engine, self.tokenizer, Prompt())
+        state = self.where / f"run{self.runs}"
+        train_rl(
+            self.network, sampler, PROBLEMS, PROBLEMS[:2], Letters(), params, 0,
+            Backend(torch.device("cpu")), state, lambda _: JsonlSink(state / "metrics.jsonl"),
+        )  # fmt: skip
+        return without_timings(state / "metrics.jsonl")
+
+    def said(self, params: Rl = STEPS) -> str:
+        """The error that a run ends with; empty if it does not."""
+        try:
+            self.train(params)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+def without(left_out: Callable[[str], bool]) -> Any:
+    def send(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, weight) for name, weight in with_head(weights) if not left_out(name))
+
+    return send
+
+
+def untied(folder: Path, target: Path) -> Path:
+    """The same model with a head of its own."""
+    network = load_model(folder, MODEL, "cpu")
+    network.config.tie_word_embeddings = False
+    head = network.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().flip(0).contiguous())
+    network.save_pretrained(target)
+    load_tokenizer(folder).save_pretrained(target)
+    return target
+
+
+def main(where: Path) -> None:
+    make_base(MODEL, where / "tied", seed=0)
+    told: dict[str, Any] = {}
+    tied = Trial(where / "tied", where)
+    told["rows"] = tied.train()
+    sampling = Sampling(4, 0.8, 12)
+    tied.engine.sync(full_weights(tied.network))
+    first = tied.engine.generate(PROMPTS, sampling, 3)
+    told["repeats"] = [
+        tied.engine.generate(PROMPTS, sampling, 3) == first,
+        tied.engine.generate(PROMPTS[:2], sampling, 3) == first[:2],
+        tied.engine.generate(PROMPTS, sampling, 4) != first,
+        all(len({each.tokens for each in row}) > 1 for row in first),
+    ]
+    told["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
+    told["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance()}))
+    for name, left_out in {
+        "head": lambda name: name == "lm_head.weight",
+        "layer": lambda name: ".layers.1.mlp." in name,
+        "embedding": lambda name: "embed_tokens" in name,
+    }.items():
+        vllm_engine.with_head = without(left_out)
+        told[f"without {name}"] = tied.said()
+        vllm_engine.with_head = with_head
+        tied.engine.sync(full_weights(load_model(tied.folder, MODEL, "cpu")))
+    try:
+        tied.engine.generate(PROMPTS, Sampling(1, 1.0, 128), 0)
+    except UserError as error:
+        told["too long"] = str(error)
+    told["untied"] = Trial(untied(where / "tied", where / "untied"), where / "second").train()
+    (where / "told.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
