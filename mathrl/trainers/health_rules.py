@@ -117,9 +117,13 @@ def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
 
 
 def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
-    value = now(rows, health, "rollout/logprob_alignment")
+    # Roll-outs of older weights have the policy's own change in that figure; the probe after a sync has not.
+    name = "rollout/canary_alignment" if rows[-1].get("rollout/lag") else "rollout/logprob_alignment"
+    value = now(rows, health, name)
     if value is None or value <= health.alignment or stale_sampler(rows, health, rl):
         return None
+    if len(rows) < health.window and rows[0].get(name, 0.0) <= health.alignment:
+        return None  # too early to tell it from a stale sampler
     return (
         f"log-prob alignment of sampler and trainer is {value:.3f}",
         "they do not compute the same model: precision, temperature, template or truncation of the logits",
@@ -129,7 +133,7 @@ def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
 
 def stale_sampler(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     value, first = now(rows, health, "rollout/logprob_alignment"), rows[0].get("rollout/logprob_alignment")
-    if value is None or first is None or len(rows) < health.window:
+    if value is None or first is None or len(rows) < health.window or rows[-1].get("rollout/lag"):
         return None
     limit = 1 + max((health.alignment - 1) / SHARE_OF_START, SHARE_OF_START * (first - 1))
     if value <= limit:
@@ -159,7 +163,9 @@ def importance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
 
 
 def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
-    value = now(rows, health, "entropy")
+    # Groups without a difference have no forward pass: where there are no others, nothing was measured.
+    measured = [row for row in rows[-health.window :] if row.get("rollout/zero_variance_share", 0.0) < 1]
+    value = mean(measured, "entropy")
     if value is None or len(rows) < health.window or value >= health.entropy:
         return None
     if accuracy(rows, health) >= health.solved:
