@@ -18,6 +18,8 @@ from mathrl.params.train import Sft
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.sft import demonstration_loss, train_sft
 
+# Tiny products gain nothing from threads, and lose much where cores are busy.
+torch.set_num_threads(1)
 CPU = Backend(torch.device("cpu"))
 # Float32 sums in another order; the loss a token is about 10.
 TOLERANCE = 2e-4
