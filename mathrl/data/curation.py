@@ -1,13 +1,14 @@
 """The curate stage's steps, in order: read → deduplicate → decontaminate → share out → check.
 
-Nothing is dropped silently: every row that is read ends in a split, in `dropped` or in `rejected`.
+Nothing is dropped silently: every row that is read ends in a split, in `dropped`, in `rejected`, or is
+counted as left out by its source's own `keep` and `limit`.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from mathrl.core.errors import UserError
 from mathrl.core.nouns import Problem
@@ -56,6 +57,7 @@ class Curated:
     too_short: list[str]
     evaluation_sizes: dict[str, int]
     generated: frozenset[str]
+    evaluation_homes: dict[str, str] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
     evaluation_inputs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -100,7 +102,8 @@ def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
             out.evaluation_inputs.append(input_row(resolved, read))
             out.rejected += bad
             out.evaluation_sizes[resolved.name] = len(found)
-            against += found
+            known = {p.id for p in against}
+            against += [p.with_(id=f"{p.source}/{p.id}") if p.id in known else p for p in found]
         kept = _decontaminate(kept, against, curate.decontaminate, "decontaminate", out)
     kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
     if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
@@ -111,6 +114,8 @@ def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
     kept, _ = share_out(kept, "sft", curate.sft_share, seed)
     out.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
     check_disjoint(out.splits)
+    if not any(out.splits.values()):
+        _nothing_left(out.dropped)
     return out
 
 
@@ -121,6 +126,15 @@ def share_out(problems: Sequence[Problem], target: str, share: float, seed: int)
     at = [i for i, p in enumerate(problems) if p.split == "rl"]
     moved = set(random.Random(derive_seed(seed, "share_out", target)).sample(at, round(share * len(at))))
     return [p.with_(split=target) if i in moved else p for i, p in enumerate(problems)], len(moved)
+
+
+def _nothing_left(dropped: list[Dropped]) -> NoReturn:
+    counts = Counter(row.reason for row in dropped)
+    said, first = ", ".join(f"{reason} {count}" for reason, count in counts.items()), dropped[0]
+    raise UserError(
+        f"curate: no row is left of {len(dropped)} ({said}; the first: {first.problem.id} for {first.other}, "
+        f"{first.detail}); add sources, or loosen deduplicate and decontaminate"
+    )
 
 
 def check_disjoint(splits: dict[str, list[Problem]]) -> None:
@@ -157,8 +171,8 @@ def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> l
         problems += found
         out.rejected += bad
         name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
-        reasons = Counter({"bad row": len(bad)} if bad else {})
-        out.steps.append(Step(name, len(found) + len(bad), len(found), reasons))
+        reasons = +Counter({"bad row": len(bad), **read.left_out})
+        out.steps.append(Step(name, len(found) + reasons.total(), len(found), reasons))
     return problems
 
 
@@ -184,6 +198,7 @@ def _decontaminate(
     same: dict[str, frozenset[str]] = {}
     for problem in against:
         index.add_problem(problem)
+        out.evaluation_homes[problem.id] = problem.source
     if not how.within_generator:
         same = {s: frozenset(p.id for p in against if p.source == s) for s in out.generated}
     kept: list[Problem] = []

@@ -76,16 +76,70 @@ def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str
     )  # fmt: skip
     parts += ["", "![levels](levels.png)", "", "![lengths](lengths.png)", ""]
     parts += ["## Sources and licences", ""]
-    licences = {r.describe(places=False): r.licence for r in (*planned.sources, *planned.evaluation)}
-    parts += _table(("what was read", "licence"), sorted(licences.items()))
-    parts += ["", *_overlap(curated, curate), *_dropped_examples(curated, seed)]
+    parts += _table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
+    parts += [
+        "",
+        *_duplicates(curated, curate),
+        *_overlap(curated, curate),
+        *_dropped_examples(curated, seed),
+    ]
     if curated.rejected:
         parts += [
             "## Bad rows",
             "",
             *_table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20])),
         ]
+        if len(curated.rejected) > 20:
+            parts += ["", f"And {len(curated.rejected) - 20:,} more, in `data/curated/rejected.jsonl`."]
     return "\n".join(parts) + "\n"
+
+
+def _read(curated: Curated) -> Iterable[tuple[str, ...]]:
+    """A line a file: the same for equal files wherever they lie."""
+    for number, row in enumerate((*curated.inputs, *curated.evaluation_inputs)):
+        where = f"{row['name']} → {row['split']}" if row["split"] else row["name"]
+        where = f"against {row['name']}" if number >= len(curated.inputs) else where
+        if "generator" in row:
+            yield (
+                where,
+                f"generator {row['generator']}, version {row['version']}",
+                f"{row['rows']:,}",
+                "",
+                row["licence"],
+            )
+        elif "hub" in row:
+            at = f" at {row['commit'][:12]}" if row["commit"] else ""
+            yield (
+                where,
+                f"hub {row['hub']}, {row['hub_split']}{at}",
+                f"{row['rows']:,}",
+                row["sha256"][:16],
+                row["licence"],
+            )
+        for name, file in row.get("files", {}).items():
+            yield where, name, f"{file['rows']:,}", file["sha256"][:16], row["licence"]
+
+
+def _duplicates(curated: Curated, curate: Curate) -> list[str]:
+    how = curate.deduplicate
+    rules = ["equal after NFKC and case folding with white space left out"] if how.exact else []
+    if near := how.near:
+        numbers = ", the same numbers in both" if near.same_numbers else ""
+        rules.append(
+            f"Jaccard similarity of {near.ngram}-gram shingles of at least {near.threshold:g} (MinHash LSH, "
+            f"{near.permutations} permutations, verified exactly{numbers})"
+        )
+    if not rules:
+        return ["## Duplicates", "", "Deduplication is switched off.", ""]
+    gone = [row for row in curated.dropped if row.reason in ("duplicate", "conflicting answers")]
+    clusters = len({row.other for row in gone if row.reason == "duplicate"})
+    return [
+        "## Duplicates", "",
+        f"Two rows are one when they are {'; or have a '.join(rules)}. Test rows win over dev rows, those "
+        "over training rows, then the first. Where answers contradict each other no training row stays.", "",
+        f"{len(gone):,} rows went; {clusters:,} rows won over others. `data/curated/dropped.jsonl` names the "
+        "winner of each.", "",
+    ]  # fmt: skip
 
 
 def _overlap(curated: Curated, curate: Curate) -> list[str]:
@@ -95,7 +149,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     where = {row.problem.id: row.problem.source for row in curated.dropped}
     cells: Counter[tuple[str, str]] = Counter()
     for hit in curated.hits:
-        cells[where[hit.train_id], hit.eval_id.split("/")[0]] += 1
+        cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
     rule = (
         f"A row of sft or rl goes when it shares {how.ngram} grams in a row with an evaluation question or "
         "answer text (evaluation texts of 3 to "

@@ -38,11 +38,12 @@ class Rejected:
 class Read:
     """What was read of a source, filled as it is read.
 
-    `rows` counts every row of a file, those included that are bad, left out by `keep` or above the `limit`;
-    hub rows have the key "hub", those of a generator its name.
+    `rows` counts every row of a file, those included that are bad or in `left_out` (by `keep`, above the
+    `limit`); hub rows have the key "hub", those of a generator its name.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
     commit: str | None = None
     hub_rows: Any = field(default_factory=hashlib.sha256)
 
@@ -68,6 +69,7 @@ def read_source(resolved: Resolved, seed: int, read: Read | None = None) -> Iter
     if resolved.limit is not None and resolved.limit < len(good):
         rng = random.Random(derive_seed(seed, "limit", resolved.name, resolved.split))
         left_out = set(good) - set(rng.sample(good, resolved.limit))
+        read.left_out["above the limit"] = len(left_out)
         found = [item for index, item in enumerate(found) if index not in left_out]
     if not found:
         raise UserError(f"{resolved.describe()}: no row in it")
@@ -102,6 +104,7 @@ def _problems(resolved: Resolved, seed: int, read: Read) -> Iterator[Problem | R
         if shape is None or not shape.fits(row.values):
             shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
         if any(row.values.get(key) not in _listed(wanted) for key, wanted in shape.keep.items()):
+            read.left_out["left out by keep"] += 1
             continue
         try:
             problem = to_problem(

@@ -141,8 +141,9 @@ def _absolute(path: str) -> Path:
 
 
 def _says_fields(source: HubSource) -> bool:
-    keys = {"format", "prompt_key", "answer_key", "solution_key", "answer_rule"}
-    return bool(source.model_fields_set & keys)
+    """Whether fields are named; a default that is written out, as a run's own params/ have it, names none."""
+    keys = ("format", "prompt_key", "answer_key", "solution_key", "answer_rule")
+    return any(getattr(source, key) != HubSource.model_fields[key].default for key in keys)
 
 
 def _shape(source: RowSource) -> Shape:

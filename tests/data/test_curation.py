@@ -1,6 +1,7 @@
 """The curate stage's steps on small files, with an account of every row."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +219,47 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     curation_report.write_report(tmp_path / "report", found, planned, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(account)
-    assert "`z` for `r0`" in text and "| source_rl → rl: a.jsonl | MIT |" in text
+    assert "`z` for `r0`" in text and "7 rows" not in text
+    assert re.search(r"\| source_rl → rl \| a\.jsonl \| 7 \| [0-9a-f]{16} \| MIT \|", text)
+    assert "1 rows went; 1 rows won" in text
     assert {f.name for f in (tmp_path / "report").iterdir()} == {"report.md", "levels.png", "lengths.png"}
+
+
+def test_what_keep_and_limit_leave_out_is_counted_with_the_step(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "lang": "en" if i < 7 else "zh"}
+        for i in range(9)
+    ]
+    path = write(tmp_path, "a.jsonl", [*rows, {"id": "bad", "lang": "en"}])
+    source = file_source(path, "rl", keep={"lang": "en"}, limit=4)
+    found = curation.run(curate(sources=[source], on_bad_row="reject"), seed=0)
+    step = found.steps[0]
+    assert (step.rows_in, step.rows_out) == (10, 4) and len(found.splits["rl"]) == 4
+    assert step.reasons == {"left out by keep": 2, "above the limit": 3, "bad row": 1}
+
+
+def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> None:
+    """Both sets have an id "1"."""
+    other = LONG.replace("farmer", "baker").replace("cows", "loaves")
+    train = [{"id": "t1", "question": f"So {LONG}?", "answer": "1"},
+             {"id": "t2", "question": f"So {other}?", "answer": "1"}]  # fmt: skip
+    sets = [write(tmp_path, f"{name}.jsonl", [{"id": "1", "question": text, "answer": "2"}])
+            for name, text in (("farm", LONG), ("shop", other))]  # fmt: skip
+    against = {"files": sets}
+    none = curate(sources=[file_source(write(tmp_path, "a.jsonl", train), "rl")], decontaminate=against)
+    with pytest.raises(
+        UserError, match=r"no row is left of 2 \(contaminated 2; the first: t1 for 1, 10-gram"
+    ):
+        curation.run(none, 0)
+    own = {"id": "t3", "question": "1+1=", "answer": "2"}
+    both = file_source(write(tmp_path, "b.jsonl", [*train, own]), "rl")
+    params = curate(sources=[both], decontaminate=against)
+    planned = curation.plan(params)
+    found = curation.run(params, 0, planned)
+    assert {found.evaluation_homes[hit.eval_id] for hit in found.hits} == set(sets)
+    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert all(f"| source_rl | {path} | 1 |" in text for path in sets)
 
 
 def test_a_bad_row_of_a_further_evaluation_file_is_not_passed_over(tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def test_a_name_or_its_hub_id_finds_the_same_source() -> None:
         resolve_source(HubSource(name="x", id="math500", split="rl"), None)
 
 
+def test_defaults_that_are_written_out_change_nothing(tmp_path: Path) -> None:
+    """A run with overrides has its params/ written out in full."""
+    write(tmp_path / "math_train.jsonl", [{"problem": "P?", "solution": r"\boxed{3}", "level": "Level 5"}])
+    short = HubSource(name="math", id="math", split="rl")
+    long = HubSource.model_validate(short.model_dump())
+    found = [resolve_source(source, str(tmp_path)) for source in (short, long)]
+    assert found[0] == found[1] and problems(found[1])[0].level == 5
+    own = HubSource(name="math", id="math", split="rl", prompt_key="problem", answer_key="level")
+    assert problems(resolve_source(own, str(tmp_path)))[0].answers == ("Level 5",)
+
+
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_every_entry_says_what_a_reader_of_the_report_needs(name: str) -> None:
     named = REGISTRY[name]
