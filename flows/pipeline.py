@@ -16,6 +16,7 @@ from flows.form import (
     RolloutForm,
     RunForm,
     SftForm,
+    TrainingForm,
 )
 from tasks.stages import run_stages
 
@@ -32,6 +33,7 @@ def pipeline(
     prompt: PromptForm = None,
     reward: RewardForm = None,
     rollout: RolloutForm = None,
+    training: TrainingForm = None,
     curate: CurateForm = None,
     sft: SftForm = None,
     difficulty: DifficultyForm = None,
@@ -59,6 +61,7 @@ def pipeline(
         "prompt": prompt,
         "reward": reward,
         "rollout": rollout,
+        "training": training,
         "curate": curate,
         "sft": sft,
         "difficulty": difficulty,

@@ -15,6 +15,7 @@ from flows.form import (
     RolloutForm,
     RunForm,
     SftForm,
+    TrainingForm,
 )
 from mathrl.params.recipe import recipe_names
 from tasks.recipe import run_recipe
@@ -36,6 +37,7 @@ def recipe(
     prompt: PromptForm = None,
     reward: RewardForm = None,
     rollout: RolloutForm = None,
+    training: TrainingForm = None,
     sft: SftForm = None,
     rl: RlForm = None,
     evaluate: EvaluateForm = None,
@@ -59,6 +61,7 @@ def recipe(
         "prompt": prompt,
         "reward": reward,
         "rollout": rollout,
+        "training": training,
         "sft": sft,
         "rl": rl,
         "evaluate": evaluate,

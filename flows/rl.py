@@ -13,6 +13,7 @@ from flows.form import (
     RolloutForm,
     RunForm,
     SftForm,
+    TrainingForm,
 )
 from tasks.stages import run_stages
 
@@ -29,6 +30,7 @@ def rl(
     prompt: PromptForm = None,
     reward: RewardForm = None,
     rollout: RolloutForm = None,
+    training: TrainingForm = None,
     sft: SftForm = None,
     difficulty: DifficultyForm = None,
     mix: MixForm = None,
@@ -51,6 +53,7 @@ def rl(
         "prompt": prompt,
         "reward": reward,
         "rollout": rollout,
+        "training": training,
         "sft": sft,
         "difficulty": difficulty,
         "mix": mix,

@@ -9,6 +9,7 @@ from flows.form import (
     PromptForm,
     RunForm,
     SftForm,
+    TrainingForm,
 )
 from tasks.stages import run_stages
 
@@ -19,6 +20,7 @@ def sft(
     run: RunForm = None,
     model: ModelForm = None,
     prompt: PromptForm = None,
+    training: TrainingForm = None,
     curate: CurateForm = None,
     sft: SftForm = None,
     overrides: list[str] = [],  # noqa: B006 - Prefect's form shows the default
@@ -33,5 +35,12 @@ def sft(
         overrides: Any other parameter as section.key=value, such as rl.optimizer.beta2=0.99.
         allow_dirty: Run from the last commit although code or parameters have uncommitted changes.
     """
-    sections = {"run": run, "model": model, "prompt": prompt, "curate": curate, "sft": sft}
+    sections = {
+        "run": run,
+        "model": model,
+        "prompt": prompt,
+        "training": training,
+        "curate": curate,
+        "sft": sft,
+    }
     return run_stages("sft", preset, sections, overrides, allow_dirty=allow_dirty)

@@ -7,6 +7,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
+from mathrl.core.overflow import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
@@ -15,11 +16,20 @@ from mathrl.models.norm import use_fast_norms
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from mathrl.params.run import Model, PretrainedModel
 
-__all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "resolve_folder"]
+__all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "plain_dtype", "resolve_folder"]
+WEIGHTS_ADVICE = (
+    "set training.backend to deepspeed with training.deepspeed.stage 3 (and offload_parameters), or take a "
+    "smaller model (model.base)"
+)
 
 
-def load_model(folder: Path | str, model: Model, device: torch.device | str) -> PreTrainedModel:
+def load_model(
+    folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False
+) -> PreTrainedModel:
     """The causal LM of a folder, float32 weights, in eval mode, computing in `model.precision`.
+
+    A `plain` one has weights of that precision, and no layer is exchanged for a faster one: DeepSpeed divides
+    it layer by layer, and keeps float32 weights for its optimizer.
 
     Only safetensors are read. Code that comes with the model runs only where the base model's parameters
     allow it.
@@ -34,19 +44,27 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str) -> 
     try:
         config = AutoConfig.from_pretrained(path, **options)
         network = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float32, use_safetensors=True, **options
-        )
+            path, config=config, dtype=plain_dtype(model) if plain else torch.float32, use_safetensors=True,
+            **options,
+        )  # fmt: skip
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
         raise UserError(
             f"{folder}: cannot be loaded as a causal language model ({said}); give a Hugging Face folder "
             "with config.json and *.safetensors, or a hub id"
         ) from None
-    network = network.to(device).eval()
+    with memory_part("weights", WEIGHTS_ADVICE):
+        network = network.to(device).eval()
+    if plain:
+        return network
     use_fast_norms(network)
     if model.precision == "bfloat16":
         use_bfloat16_products(network)
     return network
+
+
+def plain_dtype(model: Model) -> torch.dtype:
+    return torch.bfloat16 if model.precision == "bfloat16" else torch.float32
 
 
 def load_tokenizer(folder: Path | str) -> Any:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from mathrl.core.errors import UserError
+from mathrl.core.overflow import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
-from mathrl.models.load import resolve_folder
+from mathrl.models.load import WEIGHTS_ADVICE, plain_dtype, resolve_folder
 from mathrl.models.logprobs import padded, plain_head, same_when_packed, takes_packed
 from mathrl.models.lora import merged_state
 from mathrl.models.norm import use_fast_norms
@@ -54,8 +55,10 @@ def make_scorer(policy: Any) -> Any:
     return scorer
 
 
-def load_scorer(folder: Path | str, model: Model, device: torch.device | str) -> Any:
+def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> Any:
     """The scorer of a folder, float32 weights, in eval mode, its trunk computing in `model.precision`.
+
+    A `plain` one is as `load_model` makes it.
 
     Raises:
         UserError: no scorer there: another kind of model, more than one output, or no safetensors.
@@ -71,15 +74,19 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str) ->
             raise ValueError(f"it is a {kinds[0]} with {config.num_labels} labels")
         config.classifier_dropout = 0.0
         scorer = AutoModelForTokenClassification.from_pretrained(
-            path, config=config, dtype=torch.float32, use_safetensors=True, **options
-        )
+            path, config=config, dtype=plain_dtype(model) if plain else torch.float32, use_safetensors=True,
+            **options,
+        )  # fmt: skip
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:300]
         raise UserError(
             f"{folder}: cannot be loaded as a model with one score a token ({said}); give the folder of a "
             "reward model or critic: token classification with one label"
         ) from None
-    scorer = scorer.to(device).eval()
+    with memory_part("weights", WEIGHTS_ADVICE):
+        scorer = scorer.to(device).eval()
+    if plain:
+        return scorer
     use_fast_norms(scorer)
     if model.precision == "bfloat16":
         use_bfloat16_products(scorer.base_model)

@@ -12,6 +12,7 @@ from mathrl.params.run import Model, Prompt, Reward, Run
 from mathrl.params.section import Section
 from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Rl, Sft
+from mathrl.params.training import Training
 
 STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
 
@@ -19,20 +20,20 @@ STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
 # in STAGES are steps of recipes, or stages beside the pipeline: the demo's controls, the pages.
 READS: dict[str, tuple[str, ...]] = {
     "curate": ("run", "curate"),
-    "sft": ("run", "model", "prompt", "sft", "health"),
+    "sft": ("run", "model", "prompt", "training", "sft", "health"),
     "difficulty": ("run", "model", "prompt", "reward", "rollout", "difficulty"),
     "mix": ("run", "mix"),
-    "rl": ("run", "model", "prompt", "reward", "rollout", "rl", "health"),
+    "rl": ("run", "model", "prompt", "reward", "rollout", "training", "rl", "health"),
     "evaluate": ("run", "model", "prompt", "rollout", "evaluate"),
     "register": ("register",),
     "base": ("run", "model"),
     "sample": ("run", "model", "prompt", "reward", "rollout", "sample"),
-    "dpo": ("run", "model", "prompt", "dpo"),
-    "reward_model": ("run", "model", "prompt", "reward_model"),
-    "process_reward_model": ("run", "model", "prompt", "reward", "reward_model"),
+    "dpo": ("run", "model", "prompt", "training", "dpo"),
+    "reward_model": ("run", "model", "prompt", "training", "reward_model"),
+    "process_reward_model": ("run", "model", "prompt", "reward", "training", "reward_model"),
     "summary": ("run", "evaluate"),
     "pages": ("run", "pages"),
-    "controls": ("run", "model", "prompt", "rollout", "sft", "rl", "evaluate", "controls"),
+    "controls": ("run", "model", "prompt", "rollout", "training", "sft", "rl", "evaluate", "controls"),
 }
 
 
@@ -44,6 +45,7 @@ class Params(Section):
     prompt: Prompt = Field(default_factory=Prompt)
     reward: Reward = Field(default_factory=Reward)
     rollout: Rollout = Field(default_factory=Rollout)
+    training: Training = Field(default_factory=Training)
     curate: Curate
     sft: Sft = Field(default_factory=Sft)
     difficulty: Difficulty = Field(default_factory=Difficulty)

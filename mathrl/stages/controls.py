@@ -49,7 +49,7 @@ def work(run: StageRun) -> None:
     # torch: after the ranks are started, so that each has its own.
     from mathrl.trainers.backend import Backend, choose_device
 
-    backend = Backend(choose_device(params.run.device))
+    backend = Backend(choose_device(params.run.device), params.training)
     wanted: dict[str, tuple[Path, Sft]] = {}
     if params.controls.more_sft:
         steps = equal_steps(list(read_jsonl(RL_METRICS)), params)
@@ -85,7 +85,10 @@ def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Pat
     backend.gather(name)
     if folder.is_dir():
         return folder
-    tokenizer, model = load_tokenizer(start), load_model(start, params.model, backend.device)
+    tokenizer, model = (
+        load_tokenizer(start),
+        load_model(start, params.model, backend.device, plain=backend.plain),
+    )
     demonstrations, dev = (
         tokenize_demonstrations(
             read_problems(file), params.prompt, tokenizer, how.terse_share, params.run.seed

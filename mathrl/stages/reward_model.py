@@ -37,8 +37,8 @@ def train(
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
 
-    backend = Backend(choose_device(params.run.device))
-    tokenizer, scorer = load_tokenizer(start), _scorer(start, params, backend.device)
+    backend = Backend(choose_device(params.run.device), params.training)
+    tokenizer, scorer = load_tokenizer(start), _scorer(start, params, backend)
     new, old = ([row for file in files for row in read_jsonl(file)] for files in (data, replay))
     rows, held = hold_out(new, how.dev_share, seed)
     known = {row["problem_id"] for row in held}
@@ -74,7 +74,7 @@ def train(
     run.summary({**figures, "items": float(len(items))})
 
 
-def _scorer(start: Path, params: Params, device: Any) -> Any:
+def _scorer(start: Path, params: Params, backend: Any) -> Any:
     from mathrl.models.load import load_model, resolve_folder
     from mathrl.models.scores import load_scorer, make_scorer
 
@@ -82,5 +82,5 @@ def _scorer(start: Path, params: Params, device: Any) -> Any:
     config = Path(where) / "config.json"
     kinds = read_json(config).get("architectures") or [""] if config.exists() else [""]
     if str(kinds[0]).endswith("ForTokenClassification"):
-        return load_scorer(start, params.model, device)
-    return make_scorer(load_model(start, params.model, device))
+        return load_scorer(start, params.model, backend.device, plain=backend.plain)
+    return make_scorer(load_model(start, params.model, backend.device, plain=backend.plain))

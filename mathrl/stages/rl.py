@@ -72,10 +72,14 @@ def reinforce(
     from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
     from mathrl.trainers.rl import train_rl
 
-    backend = Backend(choose_device(params.run.device))
-    tokenizer, network = load_tokenizer(start), load_model(start, params.model, backend.device)
+    backend = Backend(choose_device(params.run.device), params.training)
+    tokenizer, network = (
+        load_tokenizer(start),
+        load_model(start, params.model, backend.device, plain=backend.plain),
+    )
     few_shot = few_shot_examples(params.prompt, examples)
-    engine = training_engine(network, start, tokenizer, params.model, params.rollout, ahead=False)
+    ahead = bool(params.rl.rollout_ahead)
+    engine = training_engine(network, start, tokenizer, params.model, params.rollout, ahead)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     problems = [problem for file in data for problem in read_problems(file)]
     how, seed, reward = params.rl, params.run.seed, build_reward(params.reward)

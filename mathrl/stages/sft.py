@@ -42,11 +42,14 @@ def fine_tune(
     from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.sft import train_sft
 
-    backend = Backend(choose_device(params.run.device))
+    backend = Backend(choose_device(params.run.device), params.training)
     if base and rank() == 0:
         make_base(params.model, start, params.run.seed)
     backend.gather("the start is there")
-    tokenizer, network = load_tokenizer(start), load_model(start, params.model, backend.device)
+    tokenizer, network = (
+        load_tokenizer(start),
+        load_model(start, params.model, backend.device, plain=backend.plain),
+    )
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],

@@ -50,6 +50,11 @@ class Backend:
                 where = f"file://{tempfile.mkdtemp(prefix='mathrl-alone-')}/torch"
             dist.init_process_group(kind, init_method=where, rank=self.rank, world_size=self.world)
 
+    @property
+    def plain(self) -> bool:
+        """Whether models are loaded as they are, for DeepSpeed to divide."""
+        return self.training.backend == "deepspeed"
+
     def sum_(self, tensor: Tensor) -> None:
         """Replace the tensor by its sum over the processes, in place."""
         if self.world > 1:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -205,10 +206,13 @@ def check_supported(params: Optimizer, name: str, ema: float | None) -> None:
 def _engine(model: nn.Module, optimizer: Any, config: dict[str, Any], backend: Backend) -> Any:
     if backend.device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    os.environ.setdefault("LOCAL_RANK", "0")  # alone, without a launcher
     import deepspeed  # half a second, and it looks for compilers: only where it is asked for
 
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    # Else it compiles an all-reduce of its own at the first start, and a kill meanwhile blocks every later one.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    warnings.filterwarnings("ignore", message=".*(reduce_scatter_tensor|all_gather_into_tensor).*")
     deepspeed.init_distributed("nccl" if backend.device.type == "cuda" else "gloo")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
