@@ -18,15 +18,16 @@ from tasks.report import artifact_key
 Checkout = Any
 ROOT = Path(__file__).parents[2]
 NAMES = recipe_names(ROOT / "params")
-# A model of a few thousand weights that guesses one right answer in some, and two steps of everything.
+# A model of a few thousand weights that has learned to write an answer, and two steps of everything else.
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
-    "model.base.layers=1", "model.base.heads=2", "model.base.alphabet=arithmetic", "model.precision=float32",
-    "reward.extraction=lenient", "sft.steps=2", "sft.tokens_per_step=128", "rl.steps=2",
+    "model.base.layers=1", "model.base.heads=2", "model.base.alphabet=arithmetic",
+    "model.precision=float32", "reward.extraction=lenient", "sft.steps=60", "sft.terse_share=1.0",
+    "sft.tokens_per_step=128", "sft.lr=1e-2", "sft.optimizer.muon_lr=0.1", "rl.steps=2",
     "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=6", "rl.eval_every=0", "rl.eval_samples=1",
-    "sample.samples=8", "sample.max_tokens=6", "dpo.steps=2", "dpo.pairs_per_step=4", "reward_model.steps=2",
-    "reward_model.batch=4", "reward_model.replay=1.0", "evaluate.samples=2", "evaluate.ks=[1, 2]",
-    "evaluate.max_tokens=6", "evaluate.resamples=100",
+    "sample.samples=8", "sample.max_tokens=6", "dpo.steps=2", "dpo.pairs_per_step=4",
+    "reward_model.steps=2", "reward_model.batch=4", "reward_model.replay=1.0", "evaluate.samples=2",
+    "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.resamples=100",
 )  # fmt: skip
 CURATE = """sources:
   - {type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 4, test: 4},

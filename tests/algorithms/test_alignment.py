@@ -1,0 +1,31 @@
+"""How far sampler and trainer are apart: by hand, at the edges too."""
+
+import torch
+
+from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
+
+
+def test_gaps_are_counted_above_each_bound_whichever_side_they_lie_on() -> None:
+    trainer = torch.zeros(6)
+    sampler = torch.tensor([0.0, 5e-4, -5e-4, 0.05, -0.5, 1.0])  # 1.0 is not above 1
+    assert GAPS == (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    assert gap_counts(trainer, sampler).tolist() == [5, 3, 3, 2, 0]
+    assert gap_counts(sampler, trainer).tolist() == [5, 3, 3, 2, 0]
+    assert gap_counts(trainer, sampler * 2).tolist() == [5, 3, 3, 2, 1]
+
+
+def test_counts_are_shares_of_all_tokens_under_the_bounds_names() -> None:
+    shares = gap_shares([5, 3, 3, 2, 0], 6.0)
+    assert shares == {
+        "rollout/gap_above/0.0001": 5 / 6, "rollout/gap_above/0.001": 0.5, "rollout/gap_above/0.01": 0.5,
+        "rollout/gap_above/0.1": 1 / 3, "rollout/gap_above/1": 0.0,
+    }  # fmt: skip
+    assert set(gap_shares([0.0] * 5, 0.0).values()) == {0.0}
+    assert gap_shares([1, 0, 0, 0, 0], 0.5)["rollout/gap_above/0.0001"] == 1.0  # of one token at least
+
+
+def test_alignment_is_a_mean_over_each_response() -> None:
+    found = logprob_alignment(
+        torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, -0.1, 1.0]), torch.tensor([2, 1])
+    )
+    assert torch.allclose(found, torch.tensor([0.1, 0.0]).exp())
