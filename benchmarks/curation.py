@@ -2,7 +2,8 @@
 
 Generated problems (chains, word problems, fractions, equations, number theory) go through reading, exact and
 near deduplication and decontamination against 10,000 evaluation questions of other seeds. Each size runs in a
-process of its own, so that its peak of memory is its own.
+process of its own, so that its peak of memory is its own. Growth is against the size before, in processor
+time (on a busy machine the time on the clock is others' too).
 """
 
 import json
@@ -56,30 +57,34 @@ def one(count: int) -> None:
             "deduplicate": {"exact": True, "near": {"ngram": 5, "permutations": 128, "threshold": 0.8}},
             "decontaminate": {"ngram": 10, "min_share": 0.8},
         })  # fmt: skip
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         found = curation.run(params, seed=0)
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     steps = {step.name: [step.rows_in, step.rows_out] for step in found.steps}
     print(
-        json.dumps({"rows": count, "generate_s": made, "curate_s": seconds, "peak_mib": peak, "steps": steps})
-    )
+        json.dumps({"rows": count, "generate_s": made, "curate_s": seconds, "cpu_s": cpu, "peak_mib": peak,
+                    "steps": steps})
+    )  # fmt: skip
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         one(int(sys.argv[2]))
         return
-    print(f"{'rows':>10} {'generate s':>11} {'curate s':>9} {'rows/s':>8} {'peak MiB':>9} {'kept':>10}")
+    head = f"{'rows':>10} {'generate s':>11} {'curate s':>9} {'cpu s':>7} {'rows/s':>8} {'peak MiB':>9}"
+    print(f"{head} {'kept':>10}  growth: rows, time, memory")
+    before = None
     for size in [int(text) for text in sys.argv[1:]] or [10_000, 100_000, 1_000_000]:
         command = [sys.executable, __file__, "--one", str(size)]
         row = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
         kept = row["steps"]["decontaminate"][1]
         seconds, peak = row["curate_s"], row["peak_mib"]
-        figures = (
-            f"{row['generate_s']:>11.1f} {seconds:>9.1f} {size / seconds:>8,.0f} {peak:>9,.0f} {kept:>10,}"
-        )
-        print(f"{size:>10,} {figures}", flush=True)
+        figures = f"{row['generate_s']:>11.1f} {seconds:>9.1f} {row['cpu_s']:>7.1f} {size / seconds:>8,.0f}"
+        growth = "" if before is None else "  ".join(
+            f"{row[name] / before[name]:.1f}" for name in ("rows", "cpu_s", "peak_mib"))  # fmt: skip
+        print(f"{size:>10,} {figures} {peak:>9,.0f} {kept:>10,}  {growth}", flush=True)
+        before = row
 
 
 if __name__ == "__main__":

@@ -139,19 +139,20 @@ def sources() -> None:
 @app.command()
 def decontaminate(
     train: Annotated[Path, typer.Option(help="Training rows.")],
-    against: Annotated[list[Path], typer.Option(help="Evaluation rows; repeatable.")],
+    against: Annotated[list[Path], typer.Option(help="Evaluation rows; further files may follow.")],
     output: Annotated[Path, typer.Option(help="Where the clean rows go.")],
     report: Annotated[Path, typer.Option(help="Where every hit goes, strongest first.")],
     ngram: Annotated[int, typer.Option(min=3, help="Grams in a row that count as a hit.")] = 10,
     min_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Shared grams over the smaller text's.")
+        float, typer.Option(min=0, max=1, help="Shared grams over the smaller text's, at least.")
     ] = 0.0,
+    more: Annotated[list[Path] | None, typer.Argument(help="Further files after --against.")] = None,
 ) -> None:
     """Drop the training rows that share n-grams with evaluation rows; every hit is reported."""
     from mathrl.data.decontaminate_files import decontaminate_files
 
     figures = decontaminate_files(
-        train, against, ngram=ngram, min_share=min_share, output=output, report=report
+        train, [*against, *(more or [])], ngram=ngram, min_share=min_share, output=output, report=report
     )
     typer.echo(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
     for file, hits in sorted(figures["hits_by_file"].items()):
@@ -181,6 +182,22 @@ def runs(
     from mathrl.cli.run import list_runs
 
     list_runs(prune or [])
+
+
+@app.command()
+def plan(
+    preset: Preset = None,
+    set_: Set = None,
+    gpus: Annotated[int | None, typer.Option(help="Processes, one a GPU.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, such as 24GB; else CPUs.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Typical, not the longest.")] = None,
+    response_tokens: Annotated[int | None, typer.Option(help="Typical, not the longest.")] = None,
+) -> None:
+    """Memory of a run by part, and what to change where it does not fit; exit status 1 then."""
+    from mathrl.cli.plan import plan as plan_run
+
+    if not plan_run(preset, set_ or [], gpus, gpu_memory, prompt_tokens, response_tokens):
+        raise typer.Exit(1)
 
 
 @app.command()

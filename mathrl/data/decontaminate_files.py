@@ -34,6 +34,8 @@ def decontaminate_files(
     for file in (f for path in against for f in list_files(path)):
         for row in read_rows(file):
             problem = _problem(row)
+            if problem.id in homes:  # both files number their rows from 1, say
+                problem = problem.with_(id=f"{file.name}/{problem.id}")
             homes[problem.id] = file.name
             index.add_problem(problem)
     if not index.texts:

@@ -3,7 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from mathrl.cli.main import app
 from mathrl.core.errors import UserError
 from mathrl.core.nouns import Problem
 from mathrl.data.decontaminate_files import decontaminate_files
@@ -72,6 +74,24 @@ def test_a_file_is_cleaned_against_others_and_every_hit_reported(tmp_path: Path)
     hits = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
     assert {h["train_id"] for h in hits} == {"train:1", "b"} and {h["eval_id"] for h in hits} == {"e"}
     assert all(h["ngram"] == TEN and h["share"] == 1.0 for h in hits)
+
+
+def test_the_command_takes_several_files_after_against(tmp_path: Path) -> None:
+    """As issue 4 writes it; both evaluation files have an id "1"."""
+    eleven = TEN.replace("one", "eleven")
+    train = write(tmp_path / "A.jsonl", [{"id": "a", "question": f"{TEN}!"}, {"id": "b", "question": eleven},
+                                         {"id": "c", "question": "fine"}])  # fmt: skip
+    files = [write(tmp_path / name, [{"id": "1", "question": text}])
+             for name, text in (("B.jsonl", TEN), ("C.jsonl", eleven))]  # fmt: skip
+    clean, report = tmp_path / "clean.jsonl", tmp_path / "hits.jsonl"
+    words = ["--train", train, "--against", *files, "--ngram", 10, "--min-share", 0.5,
+             "--output", clean, "--report", report]  # fmt: skip
+    done = CliRunner().invoke(app, ["decontaminate", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines() == ["3 rows, 1 kept, 2 dropped", "  B.jsonl: 1", "  C.jsonl: 1"]
+    hits = [json.loads(line) for line in report.read_text().splitlines()]
+    assert {hit["eval_id"] for hit in hits} == {"1", "C.jsonl/1"}
+    assert [json.loads(line)["id"] for line in clean.read_text().splitlines()] == ["c"]
 
 
 def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
