@@ -107,7 +107,8 @@ def _flow(overrides: list[str], *, compare: bool) -> None:
 def _existing(study: str | None) -> tuple[Any, str, Any]:
     from mathrl.core.places import main_checkout
     from mathrl.params import load_params
-    from mathrl.sweeps.study import read_study, study_folder
+    from mathrl.sweeps.storage import study_folder
+    from mathrl.sweeps.study import read_study
 
     os.chdir(main_checkout())
     section = load_params().sweep

@@ -1,9 +1,8 @@
 """The next trial for a worker.
 
-Every worker sees home() (on several machines: $MATHRL_HOME on a shared disk), where trainers resume from.
 A worker that died leaves its trial RUNNING; the next claim adopts it, with its number, parameters and folder,
-so that its trainer resumes from its last checkpoint. Claims are made one at a time under a lock: no trial is
-lost, and none is run twice.
+so that its trainer resumes from its last checkpoint (on another machine: where home() is on a shared disk,
+else from its start). Claims are made one at a time under a lock: no trial is lost, and none is run twice.
 """
 
 import time
@@ -11,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import optuna
-from filelock import FileLock
 from optuna.trial import Trial, TrialState
 
 from mathrl.core.seeding import derive_seed
 from mathrl.params.sweep import Categorical, Integer, Sweep
 from mathrl.sweeps.lease import holder, renew
 from mathrl.sweeps.space import distribution
+from mathrl.sweeps.storage import alone
 from mathrl.sweeps.study import Opened
 
 WAIT_SECONDS = 0.5
@@ -32,29 +31,27 @@ def claim(
     trainer within seconds, and one that was killed with the worker's whole group runs to its end.
     """
     while not stopping():
-        with FileLock(opened.folder / "claim.lock"):
+        with alone(opened.sweep):
             trials = opened.study.get_trials(deepcopy=False)
             begun = sum(each.state != TrialState.WAITING for each in trials)
             opened.study.sampler = _sampler(opened.sweep, begun)
             running = [each for each in trials if each.state == TrialState.RUNNING]
-            held = {each.number: holder(opened.folder, each.number) for each in running}
+            held = {each.number: holder(each) for each in running}
             for each in running:
                 if held[each.number] == "nobody":
-                    renew(opened.folder, each.number)
-                    return _suggest(Trial(opened.study, each._trial_id), opened.sweep)
+                    return _taken(Trial(opened.study, each._trial_id), opened.sweep)
             late = until is not None and time.time() > until
             if not late and (opened.sweep.trials is None or begun < opened.sweep.trials):
-                trial = opened.study.ask()
-                renew(opened.folder, trial.number)
-                return _suggest(trial, opened.sweep)
+                return _taken(opened.study.ask(), opened.sweep)
         if "trainer" not in held.values():
             return None
         time.sleep(WAIT_SECONDS)
     return None
 
 
-def _suggest(trial: Trial, sweep: Sweep) -> Trial:
-    """Draw what is not drawn yet: a worker may have died between two parameters."""
+def _taken(trial: Trial, sweep: Sweep) -> Trial:
+    """Hold it, and draw what is not drawn yet: a worker may have died between two parameters."""
+    renew(trial)
     for key, axis in sweep.space.items():
         drawn: Any = distribution(axis)
         if isinstance(axis, Categorical):

@@ -1,27 +1,27 @@
-"""Who has which trial: a file a running trial, leases/<number>.json in the study's folder.
+"""Who has which trial: a note with each running trial, where the study is kept.
 
 It names the worker, and the trainer that it started with all that this started, by process id and start.
 """
 
-import json
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import psutil
-
-from mathrl.core.files import write_json
+from optuna.trial import FrozenTrial, Trial
 
 AWAY_SECONDS = 300.0  # another machine's worker that has not renewed its lease for so long is dead
+LEASE = "lease"
 Known = tuple[int, float]
 
 
-def renew(folder: Path, number: int, below: Sequence[Known] = ()) -> None:
+def renew(trial: Trial, below: Sequence[Known] = ()) -> None:
     """Hold a trial's lease, with the processes (`tree`) of its trainer."""
-    lease = {"host": socket.gethostname(), "worker": _known(psutil.Process()), "below": list(below)}
-    write_json(_lease(folder, number), lease)
+    worker = _known(psutil.Process())
+    lease = {"host": socket.gethostname(), "worker": worker, "below": list(below), "at": time.time()}
+    trial.set_user_attr(LEASE, lease)
 
 
 def tree(child: int) -> list[Known]:
@@ -38,31 +38,24 @@ def tree(child: int) -> list[Known]:
     return known
 
 
-def give_back(folder: Path, number: int) -> None:
-    _lease(folder, number).unlink(missing_ok=True)
+def give_back(trial: Trial) -> None:
+    """For the next claim, of an unfinished trial."""
+    trial.set_user_attr(LEASE, None)
 
 
-def holder(folder: Path, number: int) -> Literal["worker", "trainer", "nobody"]:
-    """Who has the trial: a living worker, only the trainer that it started, or nobody.
+def holder(trial: FrozenTrial) -> Literal["worker", "trainer", "nobody"]:
+    """Who has a running trial: a living worker, only the trainer that it started, or nobody.
 
     Processes of this machine are told by their number and start; another machine's by the age of the lease.
     """
-    file = _lease(folder, number)
-    try:
-        lease, written = json.loads(file.read_text()), file.stat().st_mtime
-    except FileNotFoundError:
+    lease = trial.user_attrs.get(LEASE)
+    if lease is None:
         return "nobody"
     if lease["host"] != socket.gethostname():
-        return "worker" if _now(folder) - written < AWAY_SECONDS else "nobody"
+        return "worker" if time.time() - lease["at"] < AWAY_SECONDS else "nobody"
     if _lives(*lease["worker"]):
         return "worker"
     return "trainer" if any(_lives(*each) for each in lease["below"]) else "nobody"
-
-
-def _now(folder: Path) -> float:
-    """The time by the clock that the leases are dated by: that of the shared disk."""
-    (folder / "claim.lock").touch()
-    return (folder / "claim.lock").stat().st_mtime
 
 
 def _known(process: psutil.Process) -> Known:
@@ -76,7 +69,3 @@ def _lives(pid: int, born: float) -> bool:
         return same and bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _lease(folder: Path, number: int) -> Path:
-    return folder / "leases" / f"{number:04d}.json"

@@ -21,7 +21,8 @@ from mathrl.core.places import home, state_root
 from mathrl.sweeps.lease import Known, give_back, renew, tree
 from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
-from mathrl.sweeps.study import STORAGE, Opened
+from mathrl.sweeps.storage import STORAGE
+from mathrl.sweeps.study import Opened
 
 POLL_SECONDS, RENEW_SECONDS = 0.5, 15.0
 ATTEMPTS = 3
@@ -94,9 +95,8 @@ def run_trial(opened: Opened, trial: Trial, stopping: Callable[[], bool]) -> str
         said = f"failed: {failed}"
     except Interrupted:
         record.end("stopped", "unfinished")
+        give_back(trial)
         raise
-    finally:
-        give_back(opened.folder, trial.number)
     return f"trial {trial.number}: {said}  ({', '.join(f'{k}={v}' for k, v in values.items())})"
 
 
@@ -130,9 +130,7 @@ def _all_seeds(
         run = rl_run(
             opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.folder.name
         )
-        curve = execute(
-            run, opened, stopping, hopeless, lambda below: renew(opened.folder, trial.number, below)
-        )
+        curve = execute(run, opened, stopping, hopeless, lambda below: renew(trial, below))
         if curve is None:
             return None
         scores.append(score(curve, opened.sweep.evaluations))

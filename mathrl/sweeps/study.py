@@ -1,6 +1,5 @@
 """The study: its storage, its first trial, and what may not change on its way."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import FileLock
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.places import home
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.space import check_space, encode, trial_params
+from mathrl.sweeps.storage import alone, storage_of, study_folder, study_names
 
-STORAGE = "MATHRL_SWEEP_STORAGE"
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
@@ -35,10 +31,6 @@ class Opened:
     tracked: str  # its name in MLflow: a study of the same name that was begun anew is another
 
 
-def study_folder(name: str) -> Path:
-    return home() / "sweeps" / name
-
-
 def open_study(sweep: Sweep) -> Opened:
     """The study of the section, begun if it is new, with trial 0 (the present parameters) waiting.
 
@@ -46,10 +38,10 @@ def open_study(sweep: Sweep) -> Opened:
         UserError: a space that does not fit the schema, inputs that are not there, a storage that does not
             answer, or a study of this name that was begun with something else than is there now.
     """
-    folder = study_folder(sweep.study)
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "claim.lock"):
-        study = _connect(sweep, folder)
+    with alone(sweep):
+        study = optuna.create_study(
+            storage=storage_of(sweep), study_name=sweep.study, direction="maximize", load_if_exists=True
+        )
         known = study.user_attrs.get("mathrl")
         present = known["present"] if known else check_space(sweep)
         params = trial_params(sweep, present)
@@ -66,7 +58,9 @@ def open_study(sweep: Sweep) -> Opened:
             )
         if not study.get_trials(deepcopy=False):
             study.enqueue_trial({key: encode(axis, present[key]) for key, axis in sweep.space.items()})
-    return Opened(study, sweep, folder, present, params.rl.steps, f"{sweep.study}-{known['begun']}")
+    return Opened(
+        study, sweep, study_folder(sweep.study), present, params.rl.steps, f"{sweep.study}-{known['begun']}"
+    )
 
 
 def read_study(name: str, storage: str = "journal") -> optuna.Study:
@@ -75,37 +69,11 @@ def read_study(name: str, storage: str = "journal") -> optuna.Study:
     Raises:
         UserError: there is none of this name.
     """
-    folder = study_folder(name)
-    there = sorted(each.name for each in folder.parent.glob("*") if (each / "claim.lock").exists())
+    section = Sweep.model_validate({"study": name, "storage": storage})
+    there = study_names(section)
     if name not in there:
         raise UserError(f"no study {name!r}; there are: {', '.join(there) or 'none (mathrl sweep run)'}")
-    return _connect(Sweep.model_validate({"study": name, "storage": storage}), folder)
-
-
-def _connect(sweep: Sweep, folder: Path) -> optuna.Study:
-    if sweep.storage == "journal":
-        backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
-        storage: Any = optuna.storages.JournalStorage(backend)
-        return _create(sweep.study, storage)
-    url = os.environ.get(STORAGE, "")
-    if not url.startswith("postgresql"):
-        raise UserError(f"sweep.storage is environment: put a postgresql:// URL into ${STORAGE}")
-    try:
-        # The driver is named, since SQLAlchemy 2.1 would take psycopg 3.
-        url = url.replace("postgresql://", "postgresql+psycopg2://", 1)
-        return _create(sweep.study, optuna.storages.RDBStorage(url))
-    except ImportError:
-        raise UserError("psycopg2 is missing: pip install -c constraints.txt -e '.[sweep]'") from None
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        # Not the message: it may hold the URL with its password.
-        kind = type(error.__cause__ or error).__name__
-    raise UserError(
-        f"the database in ${STORAGE} cannot be used ({kind}): is the server there, and the URL right?"
-    )
-
-
-def _create(name: str, storage: Any) -> optuna.Study:
-    return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+    return optuna.load_study(study_name=name, storage=storage_of(section))
 
 
 def _pruner(sweep: Sweep, steps: int, eval_every: int) -> optuna.pruners.BasePruner:

@@ -105,7 +105,9 @@ def page(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Servers) -> None:
-    assert set(servers.deployments()) == {"pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe"}
+    assert set(servers.deployments()) == {
+        "pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe", "sweep"
+    }  # fmt: skip
     done = servers.checkout.mathrl(*servers.words, ok=False)
     assert done.returncode == 2
     assert done.stderr.strip() == (

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from mathrl.cli.main import app
 from mathrl.params import load_params
 from mathrl.sweeps.claim import claim
+from mathrl.sweeps.lease import LEASE
 from mathrl.sweeps.objective import run_trial
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.space import distribution
@@ -58,7 +59,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     # Stopped as a cancelled flow does it: the guard's standard input is closed.
     first = place.start("tasks.guard", *SWEEP, *words)
     wait(lambda: all(len(steps_of(run)) > 2 for run in runs))
-    leases = [json.loads(file.read_text()) for file in (folder / "leases").glob("*.json")]
+    leases = [trial.user_attrs[LEASE] for trial in read_study("killed").trials]
     pids = [pid for lease in leases for pid, _ in (lease["worker"], *lease["below"])]
     assert len(leases) == 2 and len(pids) >= 6
     asked = time.monotonic()
@@ -71,7 +72,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     # Started again; now a worker is killed, and the other takes over its trial.
     again = place.start("mathrl.sweeps.run", "run", *words)
     wait(lambda: len(steps_of(runs[1])) > len(before))
-    os.kill(json.loads((folder / "leases" / "0001.json").read_text())["worker"][0], signal.SIGKILL)
+    os.kill(read_study("killed").trials[1].user_attrs[LEASE]["worker"][0], signal.SIGKILL)
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0, said
     trials = read_study("killed").trials
@@ -85,7 +86,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
         assert len(list((place.home / "records").glob(f"killed-t{number:04d}-s0-*"))) == 1
         assert not (run / "model").exists() and (run / "report" / "curve.png").exists()
     assert len([line for line in said.splitlines() if line.startswith("trial ")]) == 2, said
-    assert not list((place.home / "state").glob("killed-*")) and not list((folder / "leases").iterdir())
+    assert not list((place.home / "state").glob("killed-*"))
     assert {file.name for file in folder.glob("*.png")} >= {"best.png", "slices.png"}
 
 
@@ -163,7 +164,7 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> 
     values = {"rl.prompts_per_step": [4, 6], "rl.minibatches": [2, 4]}
     space = {key: {"kind": "choice", "values": each} for key, each in values.items()}
     opened = open_study(sweep_section(["sweep.study=odd", f"sweep.space={json.dumps(space)}"]))
-    opened.study.tell(opened.study.ask(), 0.5)  # trial 0 is not what is looked at
+    opened.study.tell(claim(opened), 0.5)  # trial 0 is not what is looked at
     opened.study.enqueue_trial({"rl.prompts_per_step": 6, "rl.minibatches": 4})
     trial = claim(opened)
     assert trial is not None

@@ -15,13 +15,14 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.claim import claim
-from mathrl.sweeps.lease import give_back, holder, renew, tree
-from mathrl.sweeps.study import best, open_study, read_study, study_folder
+from mathrl.sweeps.lease import AWAY_SECONDS, LEASE, give_back, holder, renew, tree
+from mathrl.sweeps.storage import study_folder
+from mathrl.sweeps.study import best, open_study, read_study
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
@@ -53,7 +54,6 @@ def works(sweep: Sweep, out: Path) -> None:
         while (trial := claim(opened := open_study(sweep))) is not None:
             time.sleep(0.01)
             opened.study.tell(trial, trial.params["rl.lr"])
-            give_back(opened.folder, trial.number)
             log.write(f"{trial.number}\n")
 
 
@@ -132,7 +132,7 @@ def test_workers_share_a_postgresql_server(
 ) -> None:
     monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server)
     check_workers_share_and_survive(section(storage="environment"), inputs)
-    assert not list(study_folder("s").glob("journal*"))
+    assert not list(study_folder("s").glob("journal*")), "nothing on a disk that machines would have to share"
     assert len(read_study("s", "environment").trials) == 12
     port = int(server.rsplit(":", 1)[1].split("/")[0])
     monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server.replace(str(port), "1"))
@@ -153,7 +153,7 @@ def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     assert trial is not None and trial.number == 0
     assert opened.present == {"rl.lr": 5e-4, "rl.kl_coef": 0.0} and trial.params["rl.lr"] == 5e-4
     assert claim(opened, until=time.time() - 1) is None
-    give_back(opened.folder, 0)
+    give_back(trial)
     again = claim(opened, until=time.time() - 1)
     assert again is not None and again.number == 0, "what is begun is finished, however late"
 
@@ -162,14 +162,18 @@ def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> Non
     sweep = section(trials=1)
     opened = open_study(sweep)
     several(1, claims_and_dies, sweep, inputs / "had")
-    assert holder(opened.folder, 0) == "nobody"
+    trial = Trial(opened.study, opened.study.get_trials()[0]._trial_id)
+
+    def held() -> str:
+        return holder(opened.study.get_trials()[0])
+
+    assert held() == "nobody"
     sleeper = subprocess.Popen(["sleep", "60"])
-    renew(opened.folder, 0, tree(sleeper.pid))
-    lease = opened.folder / "leases" / "0000.json"
-    facts = json.loads(lease.read_text())
-    assert holder(opened.folder, 0) == "worker"
-    lease.write_text(json.dumps({**facts, "worker": [facts["worker"][0], 1.0]}))  # another's number by now
-    assert holder(opened.folder, 0) == "trainer"
+    renew(trial, tree(sleeper.pid))
+    assert held() == "worker"
+    lease = trial.user_attrs[LEASE]
+    trial.set_user_attr(LEASE, {**lease, "worker": [lease["worker"][0], 1.0]})  # another's number by now
+    assert held() == "trainer"
     asked: list[float] = []
 
     def stopping() -> bool:
@@ -179,13 +183,12 @@ def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> Non
             sleeper.wait()
         return len(asked) > 20
 
-    trial = claim(opened, stopping=stopping)
-    assert trial is not None and trial.number == 0 and len(asked) in (3, 4)
-    elsewhere = {"host": "another", "worker": [1, 1.0], "below": []}
-    lease.write_text(json.dumps(elsewhere))
-    assert holder(opened.folder, 0) == "worker"
-    os.utime(lease, (time.time() - 301, time.time() - 301))
-    assert holder(opened.folder, 0) == "nobody"
+    taken = claim(opened, stopping=stopping)
+    assert taken is not None and taken.number == 0 and len(asked) in (3, 4)
+    for seconds, who in ((AWAY_SECONDS - 30, "worker"), (AWAY_SECONDS + 30, "nobody")):
+        elsewhere = {"host": "another", "worker": [1, 1.0], "below": [], "at": time.time() - seconds}
+        trial.set_user_attr(LEASE, elsewhere)
+        assert held() == who
 
 
 def test_a_study_is_not_mixed_with_another(inputs: Path) -> None:

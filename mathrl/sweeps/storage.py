@@ -1,0 +1,85 @@
+"""Where a study is kept: a journal file in its folder, or a PostgreSQL database for several machines."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+from filelock import FileLock
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import digest
+from mathrl.core.places import home
+from mathrl.params.sweep import Sweep
+
+STORAGE = "MATHRL_SWEEP_STORAGE"
+JOURNAL = "journal.log"
+
+
+def study_folder(name: str) -> Path:
+    return home() / "sweeps" / name
+
+
+def storage_of(sweep: Sweep) -> BaseStorage:
+    """The storage that the section names; a new database is given its tables.
+
+    Raises:
+        UserError: no URL, no driver, or a database that does not answer; the URL is not in the message.
+    """
+    if sweep.storage == "journal":
+        folder = study_folder(sweep.study)
+        folder.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    with _in_a_sentence():
+        return RDBStorage(_url())
+
+
+def study_names(sweep: Sweep) -> list[str]:
+    """The studies that are there."""
+    if sweep.storage == "journal":
+        return sorted(file.parent.name for file in study_folder("").glob(f"*/{JOURNAL}"))
+    return sorted(optuna.study.get_all_study_names(storage_of(sweep)))
+
+
+@contextmanager
+def alone(sweep: Sweep) -> Iterator[None]:
+    """One at a time of all that work on the study, on every machine; freed when a holder is killed."""
+    if sweep.storage == "journal":
+        folder = study_folder(sweep.study)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "claim.lock"):
+            yield
+        return
+    with _in_a_sentence():
+        connection = create_engine(_url(), poolclass=NullPool).connect()
+    with connection:  # the server frees the lock when the connection ends
+        key = int(digest(["sweep", sweep.study])[:15], 16)
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": key})
+        yield
+
+
+def _url() -> str:
+    url = os.environ.get(STORAGE, "")
+    if not url.startswith("postgresql"):
+        raise UserError(f"sweep.storage is environment: put a postgresql:// URL into ${STORAGE}")
+    # The driver is named, since SQLAlchemy 2.1 would take psycopg 3.
+    return url.replace("postgresql://", "postgresql+psycopg2://", 1)
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise UserError("psycopg2 is missing: pip install -c constraints.txt -e '.[sweep]'") from None
+    except SQLAlchemyError as error:
+        kind = type(error).__name__  # not its message, which may hold the URL with its password
+        raise UserError(
+            f"the database in ${STORAGE} cannot be used ({kind}): is the server there, and the URL right?"
+        ) from None
