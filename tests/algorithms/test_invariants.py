@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Optimizer, Rl
+from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.torch_learner import TorchLearner
@@ -230,9 +230,10 @@ LEARNER = TorchLearner(MODEL, Optimizer(), 1e-3, 10, None)
 
 def backend(rank: int = 0, world: int = 1) -> Any:
     """One process of several, without the others: sums stay partial."""
-    return SimpleNamespace(
-        rank=rank, world=world, device=torch.device("cpu"), sum_=lambda tensor: None, gather=lambda x: [x]
-    )
+    one: Any = Backend(torch.device("cpu"))
+    one.rank, one.world = rank, world
+    one.sum_, one.gather = lambda tensor: None, lambda value: [value]
+    return one
 
 
 def random_groups(seed: int, count: int, size: int) -> list[RolloutGroup]:
