@@ -134,9 +134,12 @@ def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[st
         question = _text(row, "prompt")
     answers = _answers(row, Shape(answer_key="reward_model.ground_truth"))
     info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
+    # Ours (export.py) name the problem's id and all accepted answers; veRL reads the ground truth alone.
+    further = info.get("answers") if info else None
+    answers += [str(each) for each in further] if isinstance(further, list) else []
     index = info.get("index") if info else None
-    source = row.get("data_source")
-    id = None if index is None else f"{source}/{info.get('split', 'row')}/{index}" if info else None
+    place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if info else None
+    id = (info.get("id") if info else None) or (place if index is not None else None)
     return {"question": question, "answers": answers, "id": id, "subject": row.get("ability"),
             "extra": extra, "used": ("prompt", "ability")}  # fmt: skip
 
@@ -147,10 +150,15 @@ def _choice(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[
     right = _text(row, "Correct Answer").strip()
     keys = sorted(key for key in row if re.fullmatch(r"Incorrect Answer \d+", key) and row[key])
     if not keys:
-        raise BadRow("no field 'Incorrect Answer 1'")
+        raise BadRow(
+            f"field 'Incorrect Answer 1': a text is wanted, found {_shown(row, 'Incorrect Answer 1')}"
+        )
     options = [right, *(str(row[key]).strip() for key in keys)]
     if len(set(options)) < len(options):
-        raise BadRow("two options are equal")
+        twice = next(text for text in options if options.count(text) > 1)
+        raise BadRow(
+            f"fields 'Correct Answer', {', '.join(map(repr, keys))}: {twice!r} stands in two of them"
+        )
     random.Random(derive_seed(seed, "options", question)).shuffle(options)
     listed = "\n".join(
         f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)
