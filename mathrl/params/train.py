@@ -183,6 +183,9 @@ class Rl(Section):
         0, ge=0, le=64,
         description="Most rounds of sampling until all groups hold right and wrong answers (DAPO); 0: off.",
     )  # fmt: skip
+    rollout_ahead: Literal[0, 1] = Field(
+        0, description="1: the next step's roll-outs are sampled during the update, by the weights before it."
+    )
     curriculum: Curriculum = Curriculum()
     ema: float | None = Field(
         0.9, gt=0, lt=1, description="Decay of the averaged weights that are evaluated."
@@ -211,6 +214,11 @@ class Rl(Section):
             )
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError("critic.warmup_steps must be below steps: the policy would never learn")
+        if self.rollout_ahead and self.policy_loss == "reinforce" and self.importance is None:
+            raise ValueError(
+                "rollout_ahead with policy_loss reinforce needs importance, such as importance: {}: without "
+                "a ratio nothing corrects for roll-outs of older weights"
+            )
         if self.kl_controller is not None and not self.kl_coef:
             raise ValueError("kl_controller needs kl_coef above 0 to start from")
         if self.kl_coef and self.kl_in == "reward":

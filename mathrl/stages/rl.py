@@ -73,10 +73,8 @@ def reinforce(
     from mathrl.trainers.rl import train_rl
 
     backend = Backend(choose_device(params.run.device), params.training)
-    tokenizer, network = (
-        load_tokenizer(start),
-        load_model(start, params.model, backend.device, plain=backend.plain),
-    )
+    tokenizer = load_tokenizer(start)
+    network = load_model(start, params.model, backend.device, plain=backend.plain)
     few_shot = few_shot_examples(params.prompt, examples)
     ahead = bool(params.rl.rollout_ahead)
     engine = training_engine(network, start, tokenizer, params.model, params.rollout, ahead)

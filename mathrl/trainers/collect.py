@@ -12,6 +12,7 @@ from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.ahead import Drawn, draw
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.rollouts import RolloutGroup, rollout_group
@@ -47,33 +48,38 @@ def collect(
     backend: Backend,
     seed: int,
     stop: StopRequest,
+    first: Drawn | None = None,
 ) -> Collected:
     """The groups of one step, in the same order at every process.
 
     With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) further rounds follow until prompts_per_step
     groups hold right and wrong answers: that is judged by correctness, not by a reward with penalties for
     length or format in it. If the rounds run out, groups without a difference fill the batch.
+
+    `first` is the first round, where it was sampled ahead.
     """
-    sampling = Sampling(params.group_size, params.temperature, params.max_tokens)
     found: list[RolloutGroup] = []
     counters: list[Mapping[str, float]] = []
     seconds = {"generation": 0.0, "reward": 0.0}
     stopping, rounds = False, 0
     while True:
         own_seed = derive_seed(seed, "round", rounds) if rounds else seed
-        mine = order.take(params.prompts_per_step)[backend.rank :: backend.world]
-        graded = sampler.sample([problems[index] for index in mine], sampling, reward, own_seed)
-        _add(seconds, sampler.seconds)
+        if first is None or rounds:
+            drawn = draw(sampler, problems, order, reward, params, backend, own_seed)
+        else:
+            drawn = first
+        _add(seconds, drawn.seconds)
         own = [
             rollout_group(index, prompts[index] or (), group)
-            for index, group in zip(mine, graded, strict=True) if group is not None
+            for index, group in zip(drawn.problems, drawn.graded, strict=True) if group is not None
         ]  # fmt: skip
         own = judge(own) if judge is not None else own
         if params.advantage == "greedy":
             own = _with_greedy_baselines(own, sampler, problems, reward, judge, params, seconds)
-        shares = backend.gather((own, stop.asked, reward.counters()))
+        told = [reward.counters()] if drawn.counters is None else [drawn.counters, reward.counters()]
+        shares = backend.gather((own, stop.asked, told))
         found += [group for share, _, _ in shares for group in share]
-        counters += [each for _, _, each in shares]
+        counters += [each for _, _, some in shares for each in some]
         stopping = stopping or any(asked for _, asked, _ in shares)
         rounds += 1
         differing = [group for group in found if 0 < sum(group.correct) < len(group.correct)]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,19 @@ from mathrl.core.metrics import MetricSink
 from mathrl.core.nouns import Problem
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
+from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.ahead import Ahead, draw
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.collect import Judge, collect
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.deepspeed_learner import check_rl
 from mathrl.trainers.dev import evaluate_dev
 from mathrl.trainers.learner import make_learner
 from mathrl.trainers.mismatch import check_mismatch
@@ -94,6 +98,8 @@ def train_rl(
         Stopped: after a signal, once the checkpoint is written.
     """
     check_helpers(params, judge, teacher)
+    if backend.plain:
+        check_rl(params)
     if params.lora is not None:
         add_lora(model, params.lora, seed)
     if not (params.kl_coef or params.kl_probe):
@@ -101,6 +107,9 @@ def train_rl(
     elif reference is None:
         # Adapters are switched off for it, so it needs no copy.
         reference = model if params.lora else copy.deepcopy(model).requires_grad_(False)
+    for frozen in (reference, teacher):
+        if frozen is not None and frozen is not model:
+            keep_rounded_only(frozen)
     a_step = params.epochs * params.minibatches
     only_critic = params.critic.warmup_steps if params.critic is not None else 0
     valuer = None
@@ -132,11 +141,15 @@ def train_rl(
     sync = WeightSync(sampler.engine, model, backend, fitting, params.temperature, params.max_tokens)
     with policy.whole():
         sync()
+    if params.rollout_ahead and sync.engine is None:
+        raise UserError("rl.rollout_ahead is 1, but the sampler has no weights of its own: give it a copy")
+    ahead = Ahead(params, backend, saved.values if saved is not None else None)
 
     def save() -> None:
         values = {
             "policy": policy.counts, "critic": valuer.counts if valuer is not None else None,
             "order": order.state(), "kl_coef": kl_coef, "counts": counts, "dev_accuracy": dev_accuracy,
+            **ahead.state(),
         }  # fmt: skip
         save_point(checkpoints, done, learners, values, backend.rank)
 
@@ -154,10 +167,17 @@ def train_rl(
                     weights.enter_context(learner.whole())
 
                 # Sample and grade: each process its share of the prompts; then every process knows all.
+                first = ahead.take()
                 rollouts = collect(
-                    sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop
+                    sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop, first
                 )
-                sync.sleep()
+                lag = policy.updates - first.updates if first is not None else 0
+                if not ahead.on:
+                    sync.sleep()
+                elif done + 1 < params.steps:
+                    next_seed = derive_seed(seed, "rl", done + 1, backend.rank)
+                    call = partial(draw, sampler, problems, order, reward, params, backend, next_seed)
+                    ahead.start(partial(call, policy.updates), reward)
                 sampled_at = time.perf_counter()
 
                 # Advantages: of the whole batch, at every process.
@@ -189,6 +209,7 @@ def train_rl(
                     counts["trained"] += int(figures.trained)
                     update.add(figures, 0.0 if dropped else policy.norm, dropped)
             model.eval()
+            waited = ahead.wait()
             done += 1
 
             # Log.
@@ -207,6 +228,9 @@ def train_rl(
                 "time/reward": rollouts.seconds["reward"], "time/scores": scored_at - sampled_at,
                 "time/update": end - scored_at, "throughput/tokens_per_second": tokens / (end - start),
             }  # fmt: skip
+            if ahead.on:
+                staleness = row.get("rollout/staleness", 0.0) + lag
+                row |= {"rollout/lag": lag, "rollout/staleness": staleness, "time/rollout_wait": waited}
             if params.dynamic_sampling:
                 row["rollout/sampling_rounds"] = rollouts.rounds
             if params.kl_coef:
@@ -219,8 +243,8 @@ def train_rl(
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
                 dev_row = evaluate_dev(sampler, dev, reward, params, seed, backend, policy, sync)
                 row |= dev_row | {"time/eval": time.perf_counter() - end}
-                first = dev_accuracy is None
-                if params.export == "last" or first or dev_row["dev/accuracy"] > (dev_accuracy or 0.0):
+                unknown = dev_accuracy is None
+                if params.export == "last" or unknown or dev_row["dev/accuracy"] > (dev_accuracy or 0.0):
                     dev_accuracy, counts["exported"] = dev_row["dev/accuracy"], done
                     if params.export == "best":
                         policy.keep_best()
