@@ -23,6 +23,7 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     Raises:
         UserError: a worked demonstration is asked of a problem without a solution.
     """
+    prompt = routed(prompt, problem)
     if "response" in problem.extra:  # a policy's own, kept by rejection sampling
         return str(problem.extra["response"])
     tags = prompt.template in ("plain", "r1_zero")
@@ -35,6 +36,20 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     if last_boxed(solution) is not None:
         return solution
     return f"{solution}\n\nThe answer is \\boxed{{{answer}}}."
+
+
+def routed(prompt: Prompt, problem: Problem) -> Prompt:
+    """The prompt section for this problem: what its task or source says goes over the rest (R7).
+
+    The first of `extra.task`, `extra.data_source` and the source's name that has a route counts, as in the
+    reward. What comes back has no routes, so that worked examples are written like the problem itself.
+    """
+    if not prompt.routes:
+        return prompt
+    names = (problem.extra.get("task"), problem.extra.get("data_source"), problem.source)
+    found = [prompt.routes[str(name)] for name in names if str(name) in prompt.routes]
+    own = found[0].model_dump(exclude_none=True) if found else {}
+    return prompt.model_copy(update={**own, "routes": {}})
 
 
 def worked_solution(problem: Problem) -> str:

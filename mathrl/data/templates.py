@@ -5,7 +5,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.nouns import Problem
-from mathrl.data.sft_sets import demonstration
+from mathrl.data.sft_sets import demonstration, routed
 from mathrl.params.run import Prompt
 
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -38,6 +38,7 @@ def prompt_text(
     problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()
 ) -> str:
     """The prompt as text. Rows that arrive templated (`extra.templated`) are taken as they stand."""
+    prompt = routed(prompt, problem)
     if problem.extra.get("templated"):
         return problem.question
     if prompt.template == "chat" or problem.extra.get("messages"):

@@ -64,10 +64,21 @@ class Model(Section):
     )
 
 
+Template = Literal["plain", "r1_zero", "boxed", "chat"]
+
+
+class PromptRoute(Section):
+    """What the prompts of one task or source have instead; empty: as the others."""
+
+    template: Template | None = None
+    system: str | None = None
+    instruction: str | None = None
+
+
 class Prompt(Section):
     """How a problem becomes the model's input."""
 
-    template: Literal["plain", "r1_zero", "boxed", "chat"] = Field(
+    template: Template = Field(
         "plain",
         description="plain: the question; r1_zero and boxed: with instructions; chat: the tokenizer's.",
     )
@@ -80,6 +91,10 @@ class Prompt(Section):
         0, ge=0, le=64, description="Worked examples from the sft split before the question."
     )
     max_tokens: int = Field(64, ge=1, description="Longer prompts are dropped and counted.")
+    routes: dict[str, PromptRoute] = Field(
+        default_factory=dict,
+        description="Other templates for a row's task, data_source or source: {gsm8k: {template: boxed}}.",
+    )
 
 
 class RewardPart(Section):

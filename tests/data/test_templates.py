@@ -46,6 +46,27 @@ def test_boxed_asks_for_a_box_and_takes_another_instruction() -> None:
     assert prompt_text(MATH, Prompt(template="boxed", instruction="Answer:")) == "Find $x$.\nAnswer:\n"
 
 
+def test_a_rows_task_or_source_selects_its_template() -> None:
+    prompt = Prompt.model_validate({
+        "template": "boxed", "few_shot": 1,
+        "routes": {"chain": {"template": "plain"}, "gsm8k": {"instruction": "Give a number."},
+                   "multiple_choice": {"instruction": "Give a letter."}},
+    })  # fmt: skip
+    assert prompt_text(MATH, prompt) == f"Find $x$.\n{BOXED_INSTRUCTION}\n"
+    assert prompt_text(CHAIN, prompt) == "7+5-3="
+    assert prompt_text(GSM8K, prompt) == "How many clips?\nGive a number.\n"
+    choice = GSM8K.with_(extra={"task": "multiple_choice"})
+    assert prompt_text(choice, prompt) == "How many clips?\nGive a letter.\n"
+    assert prompt_text(CHAIN.with_(extra={"data_source": "gsm8k"}), prompt) == "7+5-3=\nGive a number.\n"
+    assert demonstration(CHAIN, prompt, terse=True) == "<answer>9</answer>"
+    assert demonstration(MATH, prompt, terse=True) == r"\boxed{9}".replace("9", "3")
+    # A worked example is written like the problem that it stands before.
+    assert prompt_text(MATH, prompt, few_shot=[CHAIN]).startswith(f"7+5-3=\n{BOXED_INSTRUCTION}\n7+5=12")
+    assert prompt_text(CHAIN, prompt, few_shot=[CHAIN]) == (
+        "7+5-3=<think>7+5=12;12-3=9</think><answer>9</answer>\n\n7+5-3="
+    )
+
+
 def test_chat_uses_the_tokenizers_template_with_system_and_worked_examples() -> None:
     tokenizer = Characters()
     tokenizer.chat_template = "yes"
