@@ -66,9 +66,9 @@ def character_tokenizer(base: FreshModel) -> Any:
     )  # fmt: skip
 
 
-def fresh_network(base: FreshModel, tokenizer: Any, seed: int) -> Any:
-    """A causal LM of random weights, its head tied to the embedding."""
-    config = AutoConfig.for_model(
+def fresh_config(base: FreshModel, tokenizer: Any) -> Any:
+    """The Hugging Face configuration of a model of random weights, its head tied to the embedding."""
+    return AutoConfig.for_model(
         base.architecture,
         vocab_size=len(tokenizer),
         hidden_size=base.hidden_size,
@@ -82,6 +82,11 @@ def fresh_network(base: FreshModel, tokenizer: Any, seed: int) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+
+
+def fresh_network(base: FreshModel, tokenizer: Any, seed: int) -> Any:
+    """A causal LM of random weights."""
+    config = fresh_config(base, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "base model"))
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -50,11 +50,12 @@ class OptimizerSet:
         self.params, self.steps, self.flat = params, steps, flat
         everything = list(flat.named.values())
         matrices, rest = split_parameters(model, flat.named) if params.type == "muon" else ([], everything)
+        on_gpu = flat.weights.is_cuda  # one kernel, no copies of the moments
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [
             (
                 torch.optim.AdamW(
                     rest, lr=lr, betas=(params.beta1, params.beta2), eps=params.eps,
-                    weight_decay=params.weight_decay, foreach=True,
+                    weight_decay=params.weight_decay, foreach=not on_gpu, fused=on_gpu,
                 ),
                 lr,
             )

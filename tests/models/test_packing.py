@@ -1,5 +1,6 @@
 """Packed rows with a shared prompt against the plain forward pass of each response on its own."""
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from mathrl.models.attention import CausalLayout
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import BFloat16Linear, keep_rounded_only, use_bfloat16_products
 from mathrl.models.logprobs import _padded_logprobs, response_logprobs, takes_packed
 from mathrl.models.packing import Group, pack, rounded_up
 
@@ -156,6 +157,30 @@ def test_bfloat16_products_are_near_and_notice_new_weights(network: Callable[...
     changed = response_logprobs(model, groups)[0].detach()
     assert (changed - near).abs().mean() > 0.2
     assert torch.equal(changed, response_logprobs(model, groups)[0].detach())
+
+
+def test_a_frozen_model_keeps_its_rounded_weights_alone(network: Callable[..., Any]) -> None:
+    model = network(architecture="qwen2", kv_heads=1)
+    use_bfloat16_products(model)
+    groups = random_groups(4)
+    expected, _ = response_logprobs(model, groups)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    keep_rounded_only(frozen)
+    bytes_ = {
+        each.weight.untyped_storage().data_ptr(): each.weight.untyped_storage().nbytes()
+        for each in frozen.modules()
+        if isinstance(each, BFloat16Linear)
+    }
+    whole = sum(each.weight.numel() for each in model.modules() if isinstance(each, BFloat16Linear))
+    assert sum(bytes_.values()) == 2 * whole, "stored once, two bytes a weight"
+    with torch.no_grad():
+        assert torch.equal(response_logprobs(frozen, groups)[0], expected)
+        assert torch.equal(response_logprobs(model, groups)[0], expected), (
+            "the model it was copied from is whole"
+        )
+    assert all(
+        each.weight.dtype == torch.float32 for each in model.modules() if isinstance(each, BFloat16Linear)
+    )
 
 
 def test_attention_with_more_than_softmax_falls_back() -> None:

@@ -1,0 +1,261 @@
+"""Memory of a training process before it runs: bytes by part, from the model's shape and the parameters.
+
+Weights, gradients, optimizer states and averages are counted exactly. Activations are what autograd keeps
+for the backward pass of one micro-batch (test_memory.py counts the saved tensors); what lives for a moment
+only is estimated, and said to be so by the part's name.
+
+Symbols: P parameters, D width, I width of the MLP, H and K query and key heads of width d, V vocabulary,
+T tokens of a micro-batch, B sequences decoded at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from mathrl.models.logprobs import MOST_LOGITS
+from mathrl.models.packing import LONG
+from mathrl.models.shape import Shape
+from mathrl.params.lora import Lora
+from mathrl.params.schema import Params
+from mathrl.params.train import Optimizer
+
+GIB = 1 << 30
+# Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
+RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
+BUCKET = 50_000_000  # elements, as DeepSpeed is told
+# Measured on a CPU (benchmarks/memory.py): glibc's heap holds so much more than is in use, in pieces.
+HEAP_KEPT = 0.8
+Stage = Literal["sft", "rl"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes of one process. `standing` is there all the time, `phases` come one after the other.
+
+    `host` is what optimizer or parameter offload puts into the CPU's memory, of one process.
+    """
+
+    standing: Mapping[str, float]
+    phases: Mapping[str, Mapping[str, float]]
+    host: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> float:
+        return sum(self.standing.values()) + max(
+            (sum(phase.values()) for phase in self.phases.values()), default=0.0
+        )
+
+    @property
+    def largest_phase(self) -> str:
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+
+def plan_memory(
+    shape: Shape,
+    params: Params,
+    stage: Stage,
+    device: Literal["cpu", "cuda"],
+    *,
+    prompt_tokens: int | None = None,
+    response_tokens: int | None = None,
+    gpu_memory: float = 80 * GIB,
+) -> Plan:
+    """Memory of one process of a stage.
+
+    `prompt_tokens` and `response_tokens` are the lengths that are reckoned with (the parameters' limits if
+    not given: the worst case); `gpu_memory` in bytes is what vLLM's share is a share of.
+    """
+    part = params.rl if stage == "rl" else params.sft
+    rounded = 2.0 * shape.matrices if params.model.precision == "bfloat16" else 0.0
+    standing = {"Python, torch, transformers" if device == "cpu" else "CUDA context": RUNTIME[device]}
+    zero = params.training.backend == "deepspeed"
+    host: dict[str, float] = {}
+    if zero:
+        standing["communication buckets"] = 4.0 * BUCKET * bytes_of(params)
+        own, host = divided(shape, part.lora, params, "policy")
+        standing |= own
+    else:
+        standing |= trained(shape, part.optimizer, part.lora, "policy")
+        standing["policy: weights rounded to bfloat16"] = rounded
+    length = (prompt_tokens or params.prompt.max_tokens) + (response_tokens or params.rl.max_tokens)
+    tokens = micro_batch_tokens(params, stage, prompt_tokens or params.prompt.max_tokens, length)
+    passes = {
+        **kept_activations(shape, tokens, min(length, tokens), params, part.gradient_checkpointing),
+        **logits(shape, tokens),
+    }
+    biggest = max(shape.head, shape.width * shape.mlp)
+    passes["one weight's new gradient"] = 4.0 * biggest
+    phases: dict[str, dict[str, float]] = {"forward and backward": passes}
+    phases["optimizer step"] = {
+        "AdamW's temporaries": 0.0
+        if zero or device == "cuda"
+        else 4.0 * adam_share(shape, part.optimizer, part.lora)
+    }
+    if stage == "rl":
+        rl = params.rl
+        if rl.ema:
+            standing["policy: averaged weights"] = 4.0 * trainable(shape, rl.lora)
+        if rl.export == "best":
+            standing["policy: best weights"] = 4.0 * trainable(shape, rl.lora)
+        if rl.kl_coef and rl.lora is None:
+            standing["reference"] = bytes_of(params) * shape.parameters if zero else frozen(shape, rounded)
+        if rl.critic is not None:
+            scorer = critic_shape(shape)
+            if zero:
+                own, moved = divided(scorer, rl.critic.lora, params, "critic")
+                standing, host = standing | own, host | moved
+            else:
+                standing |= trained(scorer, rl.critic.optimizer, rl.critic.lora, "critic")
+                standing["critic: weights rounded to bfloat16"] = rounded
+        phases["roll-outs"] = rollout_memory(shape, params, length, device, gpu_memory)
+        if params.rollout.engine == "vllm" and device == "cuda" and not params.rollout.vllm.sleep:
+            standing |= phases.pop("roll-outs")
+    if device == "cpu":
+        names = ("weights", "optimizer states", "averaged weights", "best weights")
+        standing["a checkpoint being written"] = sum(
+            bytes_ for name, bytes_ in standing.items() if name.partition(": ")[2] in names
+        )
+        for phase in phases.values():
+            phase["heap kept free (estimate)"] = HEAP_KEPT * sum(phase.values())
+    return Plan(standing, phases, host)
+
+
+def micro_batch_tokens(params: Params, stage: Stage, prompt: int, length: int) -> int:
+    """Tokens of a process's largest forward pass: the budget, or all of a minibatch, or one response."""
+    processes = params.run.processes
+    if stage == "sft":
+        return min(params.sft.tokens_per_microbatch, -(-params.sft.tokens_per_step // processes))
+    rl = params.rl
+    prompts = -(-rl.prompts_per_step // (rl.minibatches * processes))
+    shared = prompt + rl.group_size * (length - prompt - 1)
+    everything = prompts * (rl.group_size * length if length > LONG else shared)
+    return max(min(rl.tokens_per_microbatch, everything), length)
+
+
+def frozen(shape: Shape, rounded: float) -> float:
+    """A model that never learns: float32, or its matrices in bfloat16 alone."""
+    return 4.0 * (shape.parameters - (shape.matrices if rounded else 0)) + rounded
+
+
+def trained(shape: Shape, optimizer: Optimizer, lora: Lora | None, name: str) -> dict[str, float]:
+    """Float32 weights, gradients and optimizer states: 16 bytes a parameter with AdamW, 12 under Muon."""
+    count = trainable(shape, lora)
+    adam = adam_share(shape, optimizer, lora)
+    own = 4.0 * (shape.parameters + (count if lora else 0))
+    return {
+        f"{name}: weights": own,
+        f"{name}: gradients": 4.0 * count,
+        f"{name}: optimizer states": 8.0 * adam + 4.0 * (count - adam),
+    }
+
+
+def bytes_of(params: Params) -> float:
+    """Of a weight in DeepSpeed's model."""
+    return 2.0 if params.model.precision == "bfloat16" else 4.0
+
+
+def divided(
+    shape: Shape, lora: Lora | None, params: Params, name: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """ZeRO over N processes (arXiv:1910.02054, figure 1): on the device, and what offload moves to the host.
+
+    Stage 1 divides AdamW's moments and the float32 weights that bfloat16 ones are rounded from; stage 2 also
+    gradients; stage 3 also weights, of which the largest layer is whole for a moment.
+    """
+    zero, processes, size = params.training.deepspeed, params.run.processes, bytes_of(params)
+    count = trainable(shape, lora)
+    weights = size * (shape.parameters + (count if lora else 0))
+    states = (8.0 + (4.0 if size == 2 else 0.0)) * count / processes
+    device = {
+        f"{name}: weights": weights / processes if zero.stage == 3 else weights,
+        f"{name}: gradients": size * count / (processes if zero.stage >= 2 else 1),
+    }
+    host: dict[str, float] = {}
+    if zero.offload_parameters:
+        host[f"{name}: weights"] = device.pop(f"{name}: weights")
+    if zero.stage == 3:
+        device[f"{name}: the largest layer, whole"] = size * max(shape.head, shape.matrices // shape.layers)
+    (host if zero.offload_optimizer else device)[f"{name}: optimizer states"] = states
+    return device, host
+
+
+def trainable(shape: Shape, lora: Lora | None) -> float:
+    """Parameters with a gradient: all, or those of adapters beside every linear layer of the blocks."""
+    if lora is None:
+        return float(shape.parameters)
+    queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    sides = [
+        (shape.width, queries), (shape.width, keys), (shape.width, keys), (queries, shape.width),
+        (shape.width, shape.mlp), (shape.width, shape.mlp), (shape.mlp, shape.width),
+    ]  # fmt: skip
+    chosen = len(lora.targets) / len(sides) if lora.targets else 1.0
+    return shape.layers * lora.r * sum(inputs + outputs for inputs, outputs in sides) * chosen
+
+
+def adam_share(shape: Shape, optimizer: Optimizer, lora: Lora | None) -> float:
+    """How many of the trained parameters have AdamW's two moments; Muon keeps one for a matrix."""
+    count = trainable(shape, lora)
+    return count if optimizer.type == "adamw" or lora else count - shape.matrices
+
+
+def critic_shape(shape: Shape) -> Shape:
+    """The policy's trunk with one output a token."""
+    trunk = shape.parameters - (0 if shape.tied else shape.head)
+    return replace(shape, parameters=trunk + shape.width, vocabulary=1, head=shape.width, tied=False)
+
+
+def kept_activations(
+    shape: Shape, tokens: int, length: int, params: Params, recomputed: bool
+) -> dict[str, float]:
+    """What autograd keeps of T tokens until the backward pass; with checkpointing one layer and the inputs.
+
+    Of a layer and token: two norms 8 D; the MLP's gate, its SiLU and up 12 I; query, key and value
+    4 (H + 2 K) d; inputs of the products 4 D + 2 H d + 2 I in bfloat16, twice that in float32; and
+    attention's probabilities, 4 H for each key, unless the sequence is so long that they are not kept.
+    """
+    queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    inputs = 4 * shape.width + 2 * queries + 2 * shape.mlp
+    if params.model.precision == "float32":
+        inputs = 2 * queries + 2 * inputs - 4 * shape.width
+    layer = 8 * shape.width + 12 * shape.mlp + 4 * (queries + 2 * keys) + inputs
+    probabilities = 0.0 if length > LONG else 4.0 * shape.heads * length
+    after = {"activations: after the layers": 8.0 * tokens * shape.width}
+    if not recomputed:
+        return after | {
+            "activations": float(tokens * layer * shape.layers),
+            "attention's probabilities": tokens * probabilities * shape.layers,
+            "a layer's temporaries (estimate)": 8.0 * tokens * max(shape.mlp, shape.width),
+        }
+    return after | {
+        "activations: inputs of the layers": 4.0 * tokens * shape.width * shape.layers,
+        "activations: one layer": float(tokens * layer),
+        "attention's probabilities": tokens * probabilities,
+        "a layer's temporaries (estimate)": 8.0 * tokens * max(shape.mlp, shape.width),
+    }
+
+
+def logits(shape: Shape, tokens: int) -> dict[str, float]:
+    """Logits, their softmax, and what the loss makes of them: five tables of T V, or of a part of them."""
+    table = 4.0 * min(tokens * shape.vocabulary, max(MOST_LOGITS, shape.vocabulary))
+    return {"logits": 5 * table}
+
+
+def rollout_memory(
+    shape: Shape, params: Params, length: int, device: str, gpu_memory: float
+) -> dict[str, float]:
+    """The torch engine's cache (float32, doubled when full) and logits; vLLM's share of the GPU."""
+    rl, rollout = params.rl, params.rollout
+    if rollout.engine == "vllm_server":
+        return {"roll-outs: none here, the servers have them": 0.0}
+    if rollout.engine == "vllm":
+        if device == "cuda":
+            return {"vLLM: weights and cache": rollout.vllm.memory_share * gpu_memory}
+        cache = (rollout.vllm.cache_gib or 1) * GIB
+        return {"vLLM: weights": 4.0 * shape.parameters, "vLLM: cache": float(cache)}
+    share = -(-rl.prompts_per_step // params.run.processes) * rl.group_size
+    sequences = min(share, max(rollout.max_sequences, rl.group_size))
+    row = 2.0 * shape.layers * shape.key_heads * shape.head_width * 4
+    return {
+        "key-value cache": 1.5 * sequences * length * row,
+        "logits of the next token": 5.0 * 4 * sequences * shape.vocabulary,
+    }
