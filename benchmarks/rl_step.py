@@ -50,6 +50,11 @@ def main() -> None:
         from trl_grpo import run_trl
 
         run_trl(given, training_problems(given.steps), PROMPTS, SAMPLES, MAX_TOKENS, LR)
+    elif not (ROOT / given.model / "config.json").is_file():
+        raise SystemExit(
+            f"error: {given.model}: no model there. `make demo` trains models/sft, from which this benchmark "
+            "starts; or name a model folder of your own with --model"
+        )
     else:
         compare(given)
 

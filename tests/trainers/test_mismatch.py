@@ -1,0 +1,37 @@
+"""Sampler against trainer: the gate on their log-probs, and how far apart they are as a histogram."""
+
+import pytest
+import torch
+
+from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares
+from mathrl.core.errors import UserError
+from mathrl.params.rollout import Rollout
+from mathrl.trainers.mismatch import check_mismatch
+
+STOP = Rollout(on_mismatch="stop")
+
+
+def test_the_gate_is_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    check_mismatch({"rollout/logprob_alignment": 1.05}, STOP, 1)
+    check_mismatch({}, STOP, 1)  # no update, nothing measured
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UserError, match=r"step 3: rollout/logprob_alignment is 1.0510, above .* 1.05"):
+        check_mismatch({"rollout/logprob_alignment": 1.051}, STOP, 3)
+    check_mismatch({"rollout/logprob_alignment": 1.051}, Rollout(), 3)
+    assert "warning: step 3" in capsys.readouterr().err
+    check_mismatch({"rollout/logprob_alignment": 1.3}, Rollout(mismatch_limit=1.4, on_mismatch="stop"), 3)
+
+
+def test_rollouts_of_older_weights_are_judged_by_the_probe() -> None:
+    row = {"rollout/lag": 1.0, "rollout/logprob_alignment": 1.4, "rollout/canary_alignment": 1.01}
+    check_mismatch(row, STOP, 2)
+    with pytest.raises(UserError, match=r"rollout/canary_alignment is 1\.2000"):
+        check_mismatch(row | {"rollout/canary_alignment": 1.2}, STOP, 2)
+
+
+def test_the_histogram_counts_tokens_that_differ_by_more() -> None:
+    trainer = torch.tensor([-1.0, -1.0, -1.0, -1.0])
+    counts = gap_counts(trainer, trainer + torch.tensor([0.0, 5e-4, -0.5, 3.0]))
+    assert counts.tolist() == [3, 2, 2, 2, 1] and len(GAPS) == 5
+    shares = gap_shares(counts.tolist(), 4)
+    assert shares["rollout/gap_above/0.0001"] == 0.75 and shares["rollout/gap_above/1"] == 0.25
