@@ -85,10 +85,8 @@ def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Pat
     backend.gather(name)
     if folder.is_dir():
         return folder
-    tokenizer, model = (
-        load_tokenizer(start),
-        load_model(start, params.model, backend.device, plain=backend.plain),
-    )
+    tokenizer = load_tokenizer(start)
+    model = load_model(start, params.model, backend.device, plain=backend.plain)
     demonstrations, dev = (
         tokenize_demonstrations(
             read_problems(file), params.prompt, tokenizer, how.terse_share, params.run.seed

@@ -31,10 +31,8 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
 
     backend = Backend(choose_device(params.run.device), params.training)
-    tokenizer, network = (
-        load_tokenizer(start),
-        load_model(start, params.model, backend.device, plain=backend.plain),
-    )
+    tokenizer = load_tokenizer(start)
+    network = load_model(start, params.model, backend.device, plain=backend.plain)
     rows = [row for file in data for row in read_jsonl(file)]
     pairs, dev = (
         tokenize_pairs(part, params.prompt, tokenizer)

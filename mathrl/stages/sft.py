@@ -46,10 +46,8 @@ def fine_tune(
     if base and rank() == 0:
         make_base(params.model, start, params.run.seed)
     backend.gather("the start is there")
-    tokenizer, network = (
-        load_tokenizer(start),
-        load_model(start, params.model, backend.device, plain=backend.plain),
-    )
+    tokenizer = load_tokenizer(start)
+    network = load_model(start, params.model, backend.device, plain=backend.plain)
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
 from mathrl.models.scores import prepare
-from mathrl.params.train import Optimizer
+from mathrl.params.train import Optimizer, Rl
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
 from mathrl.trainers.optimizer import schedule
@@ -184,8 +184,19 @@ class _Pass(nn.Module):
         return compute()
 
 
+def check_rl(params: Rl) -> None:
+    """Raises UserError: what this backend does not have of the section rl, in one sentence."""
+    wanted = []
+    if params.drop_ratio is not None:
+        wanted.append("rl.drop_ratio to null (a gradient that is reduced cannot be dropped)")
+    if params.export == "best":
+        wanted.append("rl.export to last")
+    if wanted:
+        raise UserError(f"training.backend deepspeed: set {' and '.join(wanted)}, or training.backend to torch")
+
+
 def check_supported(params: Optimizer, name: str, ema: float | None) -> None:
-    """Raises UserError: all that the parameters ask for and this backend does not have, in one sentence."""
+    """Raises UserError: DeepSpeed is not there, or has no such optimizer or average, in one sentence."""
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(
             "training.backend is deepspeed, which is not installed: run `make engines`, or set "
@@ -210,7 +221,7 @@ def _engine(model: nn.Module, optimizer: Any, config: dict[str, Any], backend: B
     import deepspeed  # half a second, and it looks for compilers: only where it is asked for
 
     deepspeed.utils.logger.setLevel(logging.WARNING)
-    # Else it compiles an all-reduce of its own at the first start, and a kill meanwhile blocks every later one.
+    # Else it compiles an all-reduce at the first start, and a kill meanwhile blocks every later start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     warnings.filterwarnings("ignore", message=".*(reduce_scatter_tensor|all_gather_into_tensor).*")
     deepspeed.init_distributed("nccl" if backend.device.type == "cuda" else "gloo")

@@ -1,0 +1,179 @@
+"""Run by test_deepspeed.py on two processes: each trainer for some steps, with torch and with ZeRO.
+
+MATHRL_RENDEZVOUS=… RANK=… WORLD_SIZE=2 python deepspeed_runs.py OUT; rank 0 writes OUT/found.pt
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
+import small
+from small import Killed
+
+from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.models.export import export_model
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.models.scores import make_scorer
+from mathrl.params.lora import Lora
+from mathrl.params.preference import Dpo, RewardModel
+from mathrl.params.train import Critic, CriticOptimizer, Optimizer, Rl, Sft
+from mathrl.params.training import DeepSpeed, Training
+from mathrl.trainers import learner as learners
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.fit import Item
+from mathrl.trainers.preference import train_dpo
+from mathrl.trainers.reward_model import train_reward_model
+from mathrl.trainers.rl import train_rl
+from mathrl.trainers.sft import train_sft
+
+# An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
+ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
+SFT = Sft(steps=10, tokens_per_step=120, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=5,
+          checkpoint_every=2)  # fmt: skip
+RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimizer=ADAM, eval_every=2,
+        eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
+PPO = RL.model_copy(update={
+    "advantage": "gae", "critic": Critic(optimizer=CriticOptimizer(**ADAM.model_dump())), "kl_coef": 0.1,
+    "minibatches": 2,
+})  # fmt: skip
+PROBE = [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((20,), ((9, 3),))]
+MODES = {
+    "torch": Training(),
+    **{f"zero {n}": Training(backend="deepspeed", deepspeed=DeepSpeed(stage=n)) for n in (1, 2, 3)},
+    "offloaded": Training(backend="deepspeed", deepspeed=DeepSpeed(
+        stage=3, offload_optimizer=True, offload_parameters=True,
+    )),
+}  # fmt: skip
+
+
+def demonstrations(count: int) -> list[Group]:
+    """Prompts and responses of 1 to 9 tokens, so that processes have shares of different sizes."""
+    draw = torch.Generator().manual_seed(7)
+    out = []
+    for _ in range(count):
+        lengths = torch.randint(1, 10, (2,), generator=draw).tolist()
+        prompt, response = (tuple(torch.randint(3, 20, (n,), generator=draw).tolist()) for n in lengths)
+        out.append(Group(prompt, (response,)))
+    return out
+
+
+def pairs(count: int) -> list[Item]:
+    rows = demonstrations(2 * count)
+    return [
+        Item(Group(one.prompt, (one.responses[0], other.responses[0])))
+        for one, other in zip(rows[:count], rows[count:], strict=True)
+    ]
+
+
+class EndsAfter(JsonlSink):
+    def __init__(self, file: Path, last: int, resume_after: int | None) -> None:
+        super().__init__(file, resume_after=resume_after)
+        self.last = last
+
+    def log(self, step: int, metrics: Any) -> None:
+        if step > self.last:
+            raise Killed
+        super().log(step, metrics)
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([each.detach().float().flatten() for each in model.parameters()])
+
+
+def sink(state: Path, last: int = 10**9) -> Callable[[int | None], JsonlSink]:
+    return lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after)
+
+
+def sft(training: Training, state: Path, params: Sft = SFT, dtype: Any = torch.float32) -> Any:
+    backend = Backend(torch.device("cpu"), training)
+    model = small.policy()[0].to(dtype)
+    groups = demonstrations(40)
+    train_sft(model, groups[3:], groups[:3], params, 0, backend, state, sink(state))
+    return model
+
+
+def rl(training: Training, state: Path, params: Rl) -> Any:
+    model, sampler = small.policy()
+    with torch.no_grad():  # answers that depend on the weights
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    backend = Backend(torch.device("cpu"), training)
+    train_rl(model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), params, 0, backend,
+             state, sink(state))  # fmt: skip
+    return model
+
+
+def dpo(training: Training, state: Path) -> Any:
+    model = small.policy()[0]
+    params = Dpo(steps=4, pairs_per_step=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
+    backend = Backend(torch.device("cpu"), training)
+    train_dpo(model, pairs(11)[2:], pairs(11)[:2], params, 0, backend, state, sink(state))
+    return model
+
+
+def reward_model(training: Training, state: Path) -> Any:
+    scorer = make_scorer(small.policy()[0])
+    params = RewardModel(steps=4, batch=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
+    backend = Backend(torch.device("cpu"), training)
+    train_reward_model(scorer, pairs(11)[2:], pairs(11)[:2], params, 1, 0, backend, state, sink(state))
+    return scorer
+
+
+def cut_and_resumed(training: Training, state: Path) -> Any:
+    """SFT that ends before its seventh step is logged, and goes on from the checkpoint after the sixth."""
+
+    def stops_at_six(self: Any, loss: float, before: Any = learners.DeepSpeedLearner.update) -> None:
+        if self.updates == 6:
+            raise Killed
+        before(self, loss)
+
+    kept = learners.DeepSpeedLearner.update
+    learners.DeepSpeedLearner.update = stops_at_six  # type: ignore[method-assign]
+    with contextlib.suppress(Killed):
+        sft(training, state)
+    learners.DeepSpeedLearner.update = kept  # type: ignore[method-assign]
+    return sft(training, state)
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    runs: dict[str, Callable[[Training, Path], Any]] = {
+        "sft": sft, "dpo": dpo, "reward_model": reward_model,
+        "ppo": lambda training, state: rl(training, state, PPO),
+        "lora": lambda training, state: rl(training, state, RL.model_copy(update={"lora": Lora(r=4)})),
+    }  # fmt: skip
+    plan = [("sft", mode) for mode in MODES] + [
+        ("dpo", "torch"), ("dpo", "zero 2"), ("reward_model", "torch"), ("reward_model", "zero 3"),
+        ("ppo", "torch"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "torch"), ("lora", "zero 3"),
+    ]  # fmt: skip
+    found: dict[str, Any] = {}
+    rank = Backend(torch.device("cpu")).rank
+
+    def note(name: str, state: Path, model: Any) -> None:
+        rows = without_timings(state / "metrics.jsonl") if rank == 0 else []
+        found[name] = (weights(model), rows)
+
+    for name, mode in plan:
+        state = out / f"{name} {mode}"
+        model = runs[name](MODES[mode], state)
+        note(f"{name}, {mode}", state, model)
+        if (name, mode) == ("sft", "zero 3") and rank == 0:
+            export_model(model, small.TOKENIZER, out / "exported", "# Test\n")
+            found["exported"] = response_logprobs(model.eval(), PROBE)[0].detach()
+    for mode in ("zero 2", "zero 3"):
+        state = out / f"resumed {mode}"
+        note(f"resumed, {mode}", state, cut_and_resumed(MODES[mode], state))
+    state = out / "half"
+    note("half, zero 2", state, sft(MODES["zero 2"], state, dtype=torch.bfloat16))
+    if rank == 0:
+        torch.save(found, out / "found.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,134 @@
+"""The DeepSpeed backend on two gloo processes: the torch backend's numbers, resumed and exported."""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from mathrl.core.errors import UserError
+from mathrl.params.train import Optimizer, Rl
+from mathrl.trainers.deepspeed_learner import check_rl, check_supported
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"
+    ),
+]
+# Largest seen over ten steps of losses near 3: 2.4e-7 of a loss, 2.4e-6 of a gradient's norm (DeepSpeed adds
+# 1e-6 to it when it clips), 1.2e-7 of a weight.
+LOSS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deepspeed")
+    shared = os.environ | {
+        "PYTHONPATH": str(ROOT), "MATHRL_RENDEZVOUS": str(folder), "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("deepspeed_runs.py")), str(folder)]
+    ranks = [
+        subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=580)
+            assert rank.returncode == 0, output[-5000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(out: Path) -> dict[str, Any]:
+    made: dict[str, Any] = torch.load(out / "found.pt", weights_only=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("sft", "zero 1"), ("sft", "zero 2"), ("sft", "zero 3"), ("sft", "offloaded"), ("dpo", "zero 2"),
+     ("reward_model", "zero 3"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "zero 3")],
+)  # fmt: skip
+def test_every_figure_of_every_step_is_that_of_the_torch_backend(
+    found: dict[str, Any], name: str, mode: str
+) -> None:
+    weights, rows = found[f"{name}, {mode}"]
+    expected_weights, expected = found[f"{name}, torch"]
+    assert len(rows) == len(expected) == {"sft": 10, "dpo": 4, "reward_model": 4}.get(name, 3)
+    for row, other in zip(rows, expected, strict=True):
+        assert row == pytest.approx(other, abs=LOSS), row["step"]
+    assert torch.allclose(weights, expected_weights, atol=1e-6)
+    # There is something to differ in: a step moves weights and losses by a thousand times the tolerance.
+    assert all(row["grad_norm"] > 1e-2 for row in expected)
+    if name == "sft":
+        losses = [row["loss"] for row in expected]
+        assert min(abs(a - b) for a, b in itertools.pairwise(losses)) > 100 * LOSS
+        assert any(row["grad_norm"] > 1 for row in expected), "clipped"
+
+
+@pytest.mark.parametrize("mode", ["zero 2", "zero 3"])
+def test_cut_and_resumed_is_uninterrupted_to_the_bit(found: dict[str, Any], mode: str) -> None:
+    weights, rows = found[f"resumed, {mode}"]
+    expected_weights, expected = found[f"sft, {mode}"]
+    assert rows == expected and torch.equal(weights, expected_weights)
+
+
+def test_in_bfloat16_it_learns_much_the_same(found: dict[str, Any]) -> None:
+    _, rows = found["half, zero 2"]
+    _, expected = found["sft, torch"]
+    differences = [abs(row["loss"] - other["loss"]) for row, other in zip(rows, expected, strict=True)]
+    assert 1e-6 < max(differences) < 0.02  # 4e-4 was seen; the losses fall by 0.5
+
+
+def test_the_exported_folder_is_plain_hugging_face(out: Path, found: dict[str, Any]) -> None:
+    from mathrl.models.logprobs import response_logprobs
+    from mathrl.models.packing import Group
+
+    folder = out / "exported"
+    assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"} <= {
+        file.name for file in folder.iterdir()
+    }
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    probe = [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((20,), ((9, 3),))]
+    assert torch.allclose(response_logprobs(model, probe)[0], found["exported"], atol=1e-5)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+    plain = model(input_ids=ids).logits[0].log_softmax(-1)[2:-1].gather(1, ids[0, 3:, None])[:, 0]
+    assert torch.allclose(plain, found["exported"][:4], atol=1e-5)
+
+
+def test_the_checkpoint_names_deepspeeds_files_with_their_digests(out: Path) -> None:
+    from mathrl.trainers.checkpoint import CheckpointFolder
+
+    folder = CheckpointFolder(out / "sft zero 3" / "checkpoints")
+    saved = folder.latest()
+    assert saved is not None and saved.step == 10 and saved.parts is not None
+    (file, *_) = sorted(saved.parts.rglob("*optim_states.pt"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.warns(UserWarning, match="optim_states.pt: its digest"):
+        before = folder.latest()
+    assert before is not None and before.step == 8
+
+
+def test_what_it_does_not_have_is_refused_with_what_to_set() -> None:
+    with pytest.raises(UserError, match=r"set rl\.optimizer\.type to adamw and rl\.ema to null"):
+        check_supported(Optimizer(type="muon"), "rl", 0.9)
+    check_supported(Optimizer(type="adamw"), "rl", None)
+    with pytest.raises(UserError, match=r"rl\.drop_ratio to null .* and rl\.export to last"):
+        check_rl(Rl(drop_ratio=5.0, export="best"))
+    check_rl(Rl())
