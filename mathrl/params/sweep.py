@@ -67,7 +67,10 @@ class Sweep(Section):
     """RL runs from one model, told apart by their accuracy on the dev problems alone."""
 
     study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name; its folder bears it.")
-    space: dict[str, Axis] = Field(default_factory=dict, description="What is varied, by dotted key.")
+    space: dict[str, Axis] = Field(
+        default_factory=dict,
+        description="What is varied, by dotted key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}.",
+    )
     set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
     trials: int | None = Field(12, ge=1, description="Trials in all, the first included; empty: no end.")
     hours: float | None = Field(None, gt=0, description="No trial is begun so long after the sweep's start.")

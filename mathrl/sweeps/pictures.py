@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter
 from optuna.trial import FrozenTrial, TrialState
 
 from mathrl.evaluation.pictures import STYLE, picture
@@ -24,18 +25,26 @@ def draw_history(trials: Sequence[FrozenTrial], file: Path) -> None:
         axes.scatter(at, [t.value for t in early], color=GREY, marker="x", label="ended early")
         axes.scatter([t.number for t in done], [t.value for t in done], color=BLUE, label="complete")
         bests = [max(t.value or 0.0 for t in done[: n + 1]) for n in range(len(done))]
-        axes.step([t.number for t in done], bests, where="post", color=ORANGE, label="best so far")
+        last = max(t.number for t in [*done, *early])
+        axes.step(
+            [*(t.number for t in done), last], [*bests, bests[-1]], where="post", color=ORANGE,
+            label="best so far",
+        )  # fmt: skip
         axes.set(xlabel="trial (0: the present parameters)", ylabel="dev accuracy", title="Trials")
         axes.legend(fontsize=8)
 
 
-def draw_importance(shares: Mapping[str, float], file: Path) -> None:
-    """Bars of each parameter's share of the score's variance."""
+def draw_importance(shares: Mapping[str, float], complete: int, file: Path) -> None:
+    """Bars of each parameter's share of the score's variance over so many complete trials."""
     with picture(file, height=1.2 + 0.4 * len(shares)) as axes:
         names = list(shares)[::-1]
         bars = axes.barh(names, [shares[name] for name in names], color=BLUE)
         axes.bar_label(bars, [f"{shares[name]:.2f}" for name in names], padding=3, fontsize=8)
-        axes.set(xlim=(0, 1.1), xlabel="share of the variance of dev accuracy", title="Importance")
+        axes.set(
+            xlim=(0, 1.1),
+            xlabel="share of the variance of dev accuracy",
+            title=f"Importance, from {complete} complete trials",
+        )
 
 
 def draw_slices(trials: Sequence[FrozenTrial], space: Mapping[str, Axis], file: Path) -> None:
@@ -66,7 +75,9 @@ def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> No
         axes.set_xticks(range(len(place)), list(place))
     elif axis.kind in ("log", "zero_or_log"):
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        low = floor(axis) if isinstance(axis, ZeroOrLog) else axis.low
+        axes.set_xlim(low * 0.9, axis.high * 1.1)
     if isinstance(axis, ZeroOrLog):
         axes.axvline(axis.low, color="#555555", linestyle=":", linewidth=1)
-        axes.set_xlim(floor(axis) * 0.9, axis.high * 1.1)
     axes.set(xlabel=key + (" (left of the line: 0)" if isinstance(axis, ZeroOrLog) else ""))

@@ -31,7 +31,8 @@ def write_report(opened: Opened) -> dict[str, Any]:
         draw_history(trials, opened.folder / "best.png")
         draw_slices(trials, opened.sweep.space, opened.folder / "slices.png")
     if out["importance"]:
-        draw_importance(out["importance"], opened.folder / "importance.png")
+        complete = sum(each.state == TrialState.COMPLETE for each in trials)
+        draw_importance(out["importance"], complete, opened.folder / "importance.png")
     return out
 
 
