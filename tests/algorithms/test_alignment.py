@@ -1,5 +1,6 @@
 """How far sampler and trainer are apart: by hand, at the edges too."""
 
+import pytest
 import torch
 
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
@@ -29,3 +30,10 @@ def test_alignment_is_a_mean_over_each_response() -> None:
         torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, -0.1, 1.0]), torch.tensor([2, 1])
     )
     assert torch.allclose(found, torch.tensor([0.1, 0.0]).exp())
+
+
+def test_every_bound_has_a_count_where_the_log_probs_are() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        gap_shares([1.0, 2.0], 3.0)
+    elsewhere = torch.zeros(3, device="meta")
+    assert gap_counts(elsewhere, elsewhere).device.type == "meta"
