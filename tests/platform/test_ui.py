@@ -1,6 +1,7 @@
 """`mathrl ui` and a person in a browser: forms, runs, cancelling, MLflow's pages; nothing is simulated."""
 
 import json
+import random
 import shutil
 import signal
 import socket
@@ -185,6 +186,37 @@ def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) 
     page.goto(f"{pages}/{ids['rl']}")
     page.get_by_text("Parent run", exact=True).wait_for()
     page.get_by_text("reward/accuracy").first.wait_for()
+
+
+def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Path) -> None:
+    words = {
+        True: "equation triangle integer theorem prime sum",
+        False: "garden river winter story bread road",
+    }
+
+    def write(name: str, kinds: list[bool]) -> str:
+        rng = random.Random(name)
+        rows = [{"text": " ".join(rng.choices(words[kind].split(), k=20)), "math": kind,
+                 "url": f"https://{'maths' if kind else 'prose'}.example/{i}"}
+                for i, kind in enumerate(kinds)]  # fmt: skip
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / name)
+
+    files = [write("pages.jsonl", [i % 3 == 0 for i in range(90)])]
+    given = {"files": files, "label_key": "math", "top_share": 0.33, "decontaminate": None,
+             "positives": {"files": [write("positives.jsonl", [True] * 10)]},
+             "negatives": {"files": [write("negatives.jsonl", [False] * 20)]}}  # fmt: skip
+    deployment = servers.deployments()["pages"]
+    run = servers.post(f"/deployments/{deployment}/create_flow_run", {"parameters": {"pages": given}})
+    servers.wait_for(run["id"], "COMPLETED")
+    (folder,) = (servers.checkout.folder / "runs").glob("pages-*")
+    kept = [json.loads(line) for line in (folder / "data" / "pages" / "kept.jsonl").read_text().splitlines()]
+    assert len(kept) == 29 and all(row["math"] for row in kept)
+    shown = servers.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    assert {"pages-report", "pages-rounds", "pages-domains"} <= {each["key"] for each in shown}
+    assert "pages" in {
+        each["name"] for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"
+    }
 
 
 def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds(servers: Servers, pids: Path) -> None:
