@@ -203,7 +203,7 @@ def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Pat
         return str(tmp_path / name)
 
     files = [write("pages.jsonl", [i % 3 == 0 for i in range(90)])]
-    given = {"files": files, "label_key": "math", "top_share": 0.33, "decontaminate": None,
+    given = {"files": files, "label_key": "math", "top_share": 0.33, "decontaminate": {"benchmarks": []},
              "positives": {"files": [write("positives.jsonl", [True] * 10)]},
              "negatives": {"files": [write("negatives.jsonl", [False] * 20)]}}  # fmt: skip
     deployment = servers.deployments()["pages"]
