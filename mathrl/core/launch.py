@@ -147,13 +147,14 @@ def _launcher_folder() -> Path:
 
 def _die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it dies (Linux)."""
+    if rank() != 0:
+        # Rank 0 alone decides when to stop; the others follow it or die with it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = os.environ.get("MATHRL_PARENT")
     if not sys.platform.startswith("linux") or parent is None:
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Rank 0 alone decides when to stop; the others follow it or die with it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.getppid() != int(parent):  # it died before the request was made
         os._exit(1)
 

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.core.files import remove_leftovers, write_json
 from mathrl.core.hashing import digest, digest_path
+from mathrl.core.hosts import launch_on_hosts
 from mathrl.core.launch import rank
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.places import code_version, home, state_root
@@ -110,6 +111,10 @@ def _run(
     overrides: Sequence[str], step: str | None, before: Callable[[Params], None],
 ) -> None:  # fmt: skip
     params = stage_params(name, overrides)
+    hostfile = params.training.deepspeed.hostfile if "training" in READS[name] else None
+    status = launch_on_hosts(hostfile) if hostfile else None
+    if status is not None:
+        sys.exit(status)
     before(params)
     given = {str(path): digest_path(_present(path, name)) for path in inputs}
     shown = load_params(overrides=overrides).model_dump(mode="json", by_alias=True)
@@ -119,7 +124,8 @@ def _run(
     state = state_root() / f"{label}-{key}"
     state.mkdir(parents=True, exist_ok=True)
     if rank() != 0:
-        work(StageRun(name, params, state, Path(os.environ["MATHRL_RECORD"])))
+        # Rank 0 writes the record; under another launcher its place is not told.
+        work(StageRun(name, params, state, Path(os.environ.get("MATHRL_RECORD", os.devnull))))
         return
     with _only_one(state, name):
         for path in outputs:
