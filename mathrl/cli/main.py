@@ -192,9 +192,19 @@ def plan(
     gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, such as 24GB; else CPUs.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Typical, not the longest.")] = None,
     response_tokens: Annotated[int | None, typer.Option(help="Typical, not the longest.")] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Instead: a file of params/simulate, by name or path.")
+    ] = None,
 ) -> None:
-    """Memory of a run by part, and what to change where it does not fit; exit status 1 then."""
+    """Memory of a run by part, and what to change where it does not fit; exit status 1 then.
+
+    With --simulate: seconds a step at any size, colocated, one step ahead and asynchronous.
+    """
     from mathrl.cli.plan import plan as plan_run
+    from mathrl.cli.simulate import show_simulation
+
+    if simulate is not None:
+        return show_simulation(simulate)
 
     if not plan_run(preset, set_ or [], gpus, gpu_memory, prompt_tokens, response_tokens):
         raise typer.Exit(1)

@@ -1,0 +1,56 @@
+"""`mathrl plan --simulate`: steps of a run at any size, in three ways to share the GPUs."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
+from mathrl.params.load import FOLDER, did_you_mean, read_yaml
+from mathrl.params.simulate import MODES, Simulation
+from mathrl.trainers.simulate import simulate
+
+WIDTHS = (9, 10, 9, 9, 15, 7, 8)
+
+
+def show_simulation(name: str) -> None:
+    """Print the table of a set-up: a file, or the name of one in params/simulate."""
+    setup = load_setup(name)
+    if setup.description:
+        print(setup.description.strip())
+    apart = setup.sampler_gpus or setup.gpus // 2
+    print(
+        f"{setup.gpus} GPUs ({apart} of them sample where apart), {setup.responses:,} responses a step, mean "
+        f"{setup.lengths.mean:,.0f} tokens, at most {setup.lengths.limit:,}\n"
+    )
+    heads = ("step s", "sample s", "train s", "waits s", "samplers busy", "stale", "speed")
+    print(" " * 16 + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
+    first: float | None = None
+    for mode in MODES:
+        found = simulate(setup, mode)
+        first = first or found.step_seconds
+        print(
+            f"{mode:<16}{found.step_seconds:>9.1f}{found.generation:>10.1f}{found.training:>9.1f}{found.waiting:>9.1f}"
+            f"{found.sampler_busy:>15.0%}{found.staleness:>7.2f}{first / found.step_seconds:>7.2f}x"
+        )
+
+
+def load_setup(name: str) -> Simulation:
+    """
+    Raises:
+        UserError: no such file, or values that do not fit, all of them with their fields.
+    """
+    folder = FOLDER / "simulate"
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"no set-up {name!r}{did_you_mean(name, names)}; give a YAML file, or one of {', '.join(names)}"
+        )
+    try:
+        return Simulation.model_validate(read_yaml(file))
+    except ValidationError as error:
+        said = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'set-up'}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        )
+        raise UserError(f"{file}: {said}") from None
