@@ -6,6 +6,7 @@ With several processes each has an engine, or `rollout.vllm.tensor_parallel` of 
 import gc
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ class VllmEngine:
         on_gpu = torch.cuda.is_available()
         if not on_gpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(rollout.vllm.cache_gib or 1))
-        from vllm import LLM  # seconds, and reads the environment
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its own affair
+            from vllm import LLM  # seconds, and reads the environment
 
         path = local_folder(folder)
         trust = isinstance(model.base, PretrainedModel) and model.base.trust_remote_code
@@ -96,6 +99,7 @@ class VllmEngine:
                 gpu_memory_utilization=how.memory_share, kv_cache_memory_bytes=cache,
                 enforce_eager=not on_gpu if how.eager is None else how.eager, enable_sleep_mode=how.sleep,
                 hf_overrides=UNTIED, logprobs_mode="processed_logprobs", generation_config="vllm",
+                use_tqdm_on_load=False,
             )  # fmt: skip
             # A trial: some kernels refuse a model's sizes only when they are called.
             self._run([([0], 0)], Sampling(1, 1.0, 1))

@@ -48,6 +48,14 @@ def test_sampler_and_trainer_agree_at_every_step(told: dict[str, Any], run: str)
         assert rows[1]["importance/mean"] == pytest.approx(1, abs=2e-5)
 
 
+def test_one_step_ahead_the_probe_agrees_and_the_rollouts_are_older(told: dict[str, Any]) -> None:
+    rows = told["ahead"]
+    assert [row["rollout/lag"] for row in rows] == [0, 1, 1]
+    assert all(row["rollout/canary_gap"] < 2e-5 for row in rows)
+    assert rows[0]["rollout/logprob_alignment"] == pytest.approx(1, abs=2e-5)
+    assert all(row["rollout/logprob_alignment"] > 1.001 for row in rows[1:])
+
+
 @pytest.mark.parametrize("part", ["head", "layer", "embedding"])
 def test_the_canary_stops_a_run_whose_sync_leaves_something_out(told: dict[str, Any], part: str) -> None:
     said = told[f"without {part}"]
