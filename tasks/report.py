@@ -15,6 +15,8 @@ from prefect.artifacts import (
     create_table_artifact,
 )
 
+from mathrl.core.places import home, shown, tracking_uri
+
 # What each stage leaves that is worth a look.
 PICTURES = {
     "curate": "reports/curate/*.png",
@@ -69,8 +71,28 @@ def report(folder: Path, last: str) -> None:
             create_markdown_artifact(text, key=f"{stage}-report", description=TEXTS[stage])
     if last in ("evaluate", "register"):
         _results(folder)
+        _page(folder)
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
-        create_link_artifact(os.environ["MLFLOW_TRACKING_URI"], key="mlflow", link_text="Runs in MLflow")
+        create_link_artifact(shown(tracking_uri()), key="mlflow", link_text="Runs in MLflow")
+
+
+def _page(folder: Path) -> None:
+    """A link to the newest report of the workspace: in MLflow where there is a server, else the file."""
+    files = sorted(
+        (home() / "records").glob("register-*/artifacts/report.html"), key=lambda f: f.stat().st_mtime
+    )
+    for file in reversed(files):
+        record = file.parents[1]
+        if json.loads((record / "run.json").read_text())["workspace"] != str(folder):
+            continue
+        uri = shown(tracking_uri())
+        sent = record / "mirror.json"
+        link = file.as_uri()
+        if uri.startswith("http") and sent.exists():
+            known = json.loads(sent.read_text())
+            link = f"{uri}/#/experiments/{known['experiment']}/runs/{known['run_id']}/artifacts/{file.name}"
+        create_link_artifact(link, key="report", link_text="Report of the run", description=str(file))
+        return
 
 
 def _results(folder: Path) -> None:

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import home, main_checkout, tracking_uri
+from mathrl.core.places import home, main_checkout, shown, tracking_uri
 
 NEEDED = (
     "torch",
@@ -110,7 +110,7 @@ def _checkout() -> list[Finding]:
 
 def _servers() -> list[Finding]:
     from mathrl.cli.ui import answering
-    from mathrl.tracking.client import check_answers, shown
+    from mathrl.tracking.client import check_answers
 
     uri = tracking_uri()
     try:

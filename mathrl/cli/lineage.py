@@ -8,8 +8,8 @@ from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import Back, Step, way_back, way_forward
+from mathrl.tracking.lineage_picture import picture
 
-BOX, GAP, ROW = (230, 64), 90, 92
 STYLE = (
     "body{font:14px sans-serif;margin:2em;color:#222}text{font:12px sans-serif}"
     "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.3em .6em;text-align:left;"
@@ -59,44 +59,10 @@ def page(back: Back) -> str:
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
         f"<h1>{title}</h1><p>Digest <code>{html.escape(back.digest)}</code>."
         f" {html.escape(_complete(back))}</p>"
-        f"<div style='overflow-x:auto'>{picture(back)}</div><table><tr><th>stage<th>run<th>commit<th>made"
+        f"<div style='overflow-x:auto'>{picture(back.steps, back.edges)}</div>"
+        "<table><tr><th>stage<th>run<th>commit<th>made"
         f"<th>read<th>parameters</tr>{rows}</table></html>\n"
     )
-
-
-def picture(back: Back) -> str:
-    """The steps as an SVG, sources at the left: a column is the longest way to the model."""
-    column = _columns(back)
-    last = max(column.values())
-    rows: dict[int, int] = {}
-    at: dict[str, tuple[int, int]] = {}
-    for step in back.steps:
-        place = last - column[step.run]
-        at[step.run] = (10 + place * (BOX[0] + GAP), 10 + rows.get(place, 0) * ROW)
-        rows[place] = rows.get(place, 0) + 1
-    width, height = 20 + (last + 1) * (BOX[0] + GAP) - GAP, 20 + max(rows.values()) * ROW
-    parts = [f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}'>"]
-    for maker, reader in sorted({(maker, reader) for maker, _, reader in back.edges}):
-        (x, y), (u, v) = at[maker], at[reader]
-        x, y, v = x + BOX[0], y + BOX[1] // 2, v + BOX[1] // 2
-        bend = (x + u) // 2
-        parts.append(f"<path d='M{x} {y}C{bend} {y} {bend} {v} {u} {v}' fill='none' stroke='#888'/>")
-    for step in back.steps:
-        x, y = at[step.run]
-        texts = (step.stage, f"run {step.run[:8]}, commit {step.commit[:8]}", ", ".join(step.outputs)[:36])
-        parts.append(f"<rect x='{x}' y='{y}' width='{BOX[0]}' height='{BOX[1]}' rx='4' fill='#eef3fa' "
-                     "stroke='#456'/>")  # fmt: skip
-        parts += [f"<text x='{x + 8}' y='{y + 18 + 18 * n}'>{html.escape(text)}</text>"
-                  for n, text in enumerate(texts)]  # fmt: skip
-    return "".join([*parts, "</svg>"])
-
-
-def _columns(back: Back) -> dict[str, int]:
-    column = {step.run: 0 for step in back.steps}
-    for _ in back.steps:  # no way is longer than there are steps
-        for maker, _path, reader in back.edges:
-            column[maker] = max(column[maker], min(column[reader] + 1, len(back.steps)))
-    return column
 
 
 def _row(step: Step) -> str:

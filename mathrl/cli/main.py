@@ -211,6 +211,32 @@ def plan(
 
 
 @app.command()
+def health(
+    run: Annotated[
+        str, typer.Argument(help="A stage, a recipe's step, a folder with metrics, an MLflow run.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+) -> None:
+    """Say what the metrics of a run tell of its health: evidence, cause, remedy; exit status 1 if red."""
+    from mathrl.cli.health import health as examine
+
+    raise typer.Exit(examine(run, as_json=json))
+
+
+@app.command()
+def report(
+    run: Annotated[
+        str, typer.Argument(help="A stage, a recipe's step, a run under runs/, an MLflow run.")
+    ] = "pipeline",
+    output: Annotated[Path | None, typer.Option(help="Where the HTML file goes.")] = None,
+) -> None:
+    """Write one HTML file: verdict, curves, examples before and after, health, lineage, how to reproduce."""
+    from mathrl.cli.report import report as write
+
+    write(run, output)
+
+
+@app.command()
 def lineage(
     model: Annotated[str | None, typer.Argument(help="NAME, NAME:VERSION or NAME@ALIAS.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Forward instead, from a path or a digest.")] = None,

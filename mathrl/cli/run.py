@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import home, main_checkout, tracking_uri
+from mathrl.core.places import home, main_checkout, shown, tracking_uri
 from mathrl.params import Params, load_params
 from mathrl.params.schema import STAGES
 
@@ -150,7 +150,7 @@ def _print_results(folder: Path, controls: bool, seconds: float) -> None:
         summary["verdict"],
         f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
         f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
-        f"tracking: {tracking_uri()}",
+        f"tracking: {shown(tracking_uri())}",
         "look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
         f"took {seconds:.0f} s",
     ):

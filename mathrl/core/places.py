@@ -6,6 +6,7 @@ $MATHRL_HOME.
 
 import os
 import subprocess
+import urllib.parse
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,9 @@ def tracking_uri() -> str:
     """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
     return given if given else f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def shown(uri: str) -> str:
+    """The URI without user name and password."""
+    parts = urllib.parse.urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri

@@ -1,7 +1,7 @@
 """register: the RL model becomes a version in MLflow's registry. `python -m mathrl.stages.register`.
 
 A model whose bytes are registered already keeps its version; the alias moves to it. Writes
-reports/registered.json.
+reports/registered.json, and the report of `mathrl report` for MLflow.
 """
 
 from pathlib import Path
@@ -9,13 +9,15 @@ from typing import Any
 
 from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
-from mathrl.params.load import parse_yaml
+from mathrl.params.load import load_params, parse_yaml
 from mathrl.stages.entry import StageRun, run_stage
 
 MODEL, SUMMARY, REGISTERED = Path("models/rl"), Path("reports/summary.json"), Path("reports/registered.json")
+REPORT = "report.html"
 
 
 def work(run: StageRun) -> None:
+    from mathrl.stages.report import pipeline_material, write_report  # only with something to register
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
     from mathrl.tracking.registry import find_version, register_version
     from mathrl.tracking.upload import Upload
@@ -36,6 +38,8 @@ def work(run: StageRun) -> None:
         }
         version = register_version(client, wanted.name, run_id, MODEL, tags)
     client.set_registered_model_alias(wanted.name, wanted.alias, version)
+    # Kept with the MLflow run; its numbers are other stages', so it is no output of DVC's.
+    write_report(pipeline_material(Path.cwd()), run.artifacts / REPORT, load_params())
     entry = {"name": wanted.name, "version": int(version), "alias": wanted.alias, "digest": digest}
     write_json(REGISTERED, entry)
     run.summary({"pass_at_1": figures["pass_at_1"], "version": float(version)})

@@ -9,7 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import home, tracking_uri
+from mathrl.core.places import home, shown, tracking_uri
 
 EXPERIMENT = "mathrl"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
@@ -44,7 +44,8 @@ def connect() -> tuple[Any, str]:
             made = client.create_experiment(EXPERIMENT, artifact_location=_artifacts(uri), tags=KIND)
             return client, str(made)
     except mlflow.exceptions.MlflowException as error:
-        raise UserError(f"MLflow at {shown(uri)} refused: {error}; see MLFLOW_TRACKING_URI") from None
+        said = str(error).replace(uri, shown(uri))
+        raise UserError(f"MLflow at {shown(uri)} refused: {said}; see MLFLOW_TRACKING_URI") from None
 
 
 def check_answers(uri: str) -> None:
@@ -63,12 +64,6 @@ def check_answers(uri: str) -> None:
             f"MLflow at {shown(uri)} does not answer ({error.strerror or error}): start it with `make ui`, "
             "or unset MLFLOW_TRACKING_URI to track into a local file"
         ) from None
-
-
-def shown(uri: str) -> str:
-    """The URI without user name and password."""
-    parts = urllib.parse.urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
 
 
 def _artifacts(uri: str) -> str | None:

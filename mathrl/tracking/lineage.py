@@ -15,6 +15,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 
 PAGE = 1000
+GIVEN = "data/inputs/"  # files from outside the checkout: sources, which no stage made
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,22 @@ def find_registered(client: Any, text: str) -> Any:
             return version
     known = ", ".join(str(version.version) for version in versions)
     raise UserError(f"{name} has no version {wanted!r}; there are: {known}")
+
+
+def find_run(client: Any, experiment: str, text: str) -> Any | None:
+    """The run of this id, or the newest of this name."""
+    from mlflow.exceptions import MlflowException
+
+    if len(text) == 32 and text.isalnum():
+        try:
+            return client.get_run(text)
+        except MlflowException:
+            return None
+    quoted = text.replace("'", "")
+    found = client.search_runs(
+        [experiment], f"attributes.run_name = '{quoted}'", order_by=["start_time DESC"], max_results=1
+    )
+    return found[0] if found else None
 
 
 def way_back(client: Any, experiment: str, text: str) -> Back:
@@ -182,7 +199,8 @@ def _step(run: Any) -> Step:
     def under(prefix: str) -> dict[str, str]:
         return {key.removeprefix(prefix): value for key, value in tags.items() if key.startswith(prefix)}
 
-    inputs, outputs = under("input."), under("output.")
+    read, outputs = under("input."), under("output.")
+    inputs = {path: digest for path, digest in read.items() if not path.startswith(GIVEN)}
     made = {
         *inputs.values(),
         *outputs.values(),
@@ -191,5 +209,6 @@ def _step(run: Any) -> Step:
     return Step(
         run.info.run_id, tags.get("dvc.stage", ""), tags.get("mlflow.source.git.commit", ""),
         tags.get("git.dirty") == "true", dict(run.data.params), inputs, outputs,
-        {name: digest for name, digest in named.items() if digest not in made},
+        {name: digest for name, digest in (named | read).items()
+         if digest not in made and name not in inputs},
     )  # fmt: skip

@@ -102,6 +102,7 @@ class Mirror:
         assert self.upload is not None
         if "run_id" not in known:
             known["run_id"], known["parent"] = self.upload.start(facts, record.name)
+            known["experiment"] = self.upload.experiment
             write_json(record / "mirror.json", known)
         elif "complete" in known:
             self.upload.reopen(known["run_id"])

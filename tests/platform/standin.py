@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_json, write_text, written_aside
+from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.progress import progress
 from mathrl.stages.entry import StageRun, run_stage
@@ -26,8 +26,15 @@ PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc000000301"
     "0100c9fe92ef0000000049454e44ae426082"
 )
-FIGURES = {"pass_at_1": 0.5, "pass_at_1_low": 0.4, "pass_at_1_high": 0.6, "pass_at_8": 0.9, "maj_at_8": 0.7,
-           "response_length": 20.0, "problems": 10, "samples": 8}  # fmt: skip
+FIGURES = {"pass_at_1": 0.5, "pass_at_1_low": 0.4, "pass_at_1_high": 0.6, "pass_at_8": 0.9,
+           "pass_at_8_low": 0.8, "pass_at_8_high": 1.0, "maj_at_8": 0.7, "maj_at_8_low": 0.6,
+           "maj_at_8_high": 0.8, "response_length": 20.0, "problems": 10,
+           "samples": 8, "truncated_share": 0.0,
+           "no_answer_share": 0.1, "by_level": {}, "by_subject": {}}  # fmt: skip
+
+RESPONSE = {"problem_id": "p1", "benchmark": "test", "question": "1+1=", "answers": ["2"], "extracted": "2",
+            "response": "<script>document.title='run'</script>", "sample": 0, "length": 2, "truncated": False,
+            "rule": "answer_tag"}  # fmt: skip
 
 
 def work(run: StageRun) -> None:
@@ -54,14 +61,18 @@ def work(run: StageRun) -> None:
     for output in map(Path, OUTPUTS):
         if output.suffix == ".json":
             write_json(output, {"models": dict.fromkeys(("base", "sft", "rl"), FIGURES), "benchmark": "test",
-                                "verdict": f"rl is better than sft ({said})"})  # fmt: skip
+                                "comparisons": {}, "verdict": f"rl is better than sft ({said})"})  # fmt: skip
             continue
         with written_aside(output) as folder:
             folder.mkdir()
             for name in ("sft", "rl", "dev", "test", "train", "pass_rates"):
                 write_text(folder / f"{name}.jsonl", f"{said} {name}\n")
             write_json(folder / "summary.json", {"said": said, "models": {"more_sft": FIGURES}})
-            write_text(folder / "metrics.jsonl", f"{said}\n")
+            write_text(folder / "metrics.jsonl", '{"step": 1, "loss": 0.5}\n')
+            responses = [
+                RESPONSE | {"model": name, "correct": name == "rl"} for name in ("base", "sft", "rl")
+            ]
+            write_jsonl(folder / "responses.jsonl", responses)
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")
     run.summary({"loss": 0.1})

@@ -1,6 +1,7 @@
 """The flow, `dvc repro` and MLflow together, on one checkout; each test goes on from the one before."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,23 @@ def test_the_model_is_registered_with_its_alias_and_lineage(checkout: Checkout) 
     assert version.tags["mathrl.digest"] == entry["digest"]
     assert version.tags["dvc.md5"] in (checkout.folder / "dvc.lock").read_text()
     assert version.tags["git.commit"] == checkout.git("rev-parse", "HEAD")
+    # Its report is with its run, and shows responses without running them.
+    file = run["client"].download_artifacts(run["id"], "report.html", str(checkout.home))
+    text = Path(file).read_text(encoding="utf-8")
+    assert "<script" not in text and "&lt;script&gt;document.title" in text and "Complete: 6 stages" in text
+
+
+def test_the_way_back_from_the_registered_model_is_complete(checkout: Checkout) -> None:
+    said = checkout.mathrl("lineage", "mathrl-chain@candidate").stdout
+    assert "complete: 7 runs, every input made by one of them" in said
+    for stage in STAGES:
+        assert f"\n{stage}  run " in said
+    assert "param rl.lr = 0.0005" in said
+    digest = runs_by_name(checkout)["curate"][0]["tags"]["output.data/curated/rl.jsonl"]
+    assert "mathrl-chain version 1: made from it" in checkout.mathrl("lineage", "--dataset", digest).stdout
+    # A run's metrics are found by its id in MLflow, too.
+    (rl,) = runs_by_name(checkout)["rl"]
+    assert "rl: green after 6 steps" in checkout.mathrl("health", str(rl["id"])).stdout
 
 
 def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checkout: Checkout) -> None:

@@ -1,0 +1,59 @@
+"""`mathrl report RUN`: one HTML file about a run."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
+from mathrl.core.places import main_checkout
+from mathrl.params import load_params
+
+if TYPE_CHECKING:
+    from mathrl.stages.report import Material
+
+PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
+
+
+def report(run: str, output: Path | None) -> None:
+    """Write the page and say where it is.
+
+    Raises:
+        UserError: nothing of that name was trained or evaluated.
+    """
+    from mathrl.stages.report import write_report
+
+    here, target = Path(run).absolute(), output.absolute() if output else None
+    os.chdir(main_checkout())
+    material = _material(run, here)
+    target = target or Path("reports") / "html" / f"{material.title.replace('/', '-').replace(' ', '-')}.html"
+    colour = write_report(material, target, load_params())
+    print(f"{target}  (health {colour})")
+
+
+def _material(run: str, here: Path) -> "Material":
+    from mathrl.stages.ran import mlflow_record
+    from mathrl.stages.report import pipeline_material, step_material
+
+    root = Path.cwd()
+    if run in PIPELINE or here == root:
+        return pipeline_material(root)
+    for folder in (here, root / "runs" / run):
+        if (folder / "reports").is_dir():
+            return pipeline_material(folder)
+    for step in (here, root / "recipes" / run):
+        if step.is_dir() and step.parent.parent.name == "recipes":
+            return step_material(step.parents[2], step.parent.name, step.name)
+    if here.is_dir() and here.parent.name == "reports":
+        return pipeline_material(here.parents[1])
+    record = mlflow_record(run)
+    if record is None:
+        raise UserError(
+            f"{run}: no such run; give a stage (rl), a recipe's step (NAME/STEP), a run under runs/, a "
+            "folder, or the name or id of an MLflow run"
+        )
+    facts = read_json(record / "run.json")
+    name, workspace = str(facts.get("name", facts["stage"])), Path(facts["workspace"])
+    if not workspace.is_dir():
+        raise UserError(f"{run}: its folder {workspace} is gone; its report may be with its MLflow run")
+    return step_material(workspace, *name.split("/", 1)) if "/" in name else pipeline_material(workspace)

@@ -1,0 +1,178 @@
+"""The stores that a team has: MLflow over PostgreSQL and S3, DVC remotes in a folder and in S3.
+
+PostgreSQL is a real one of this test's own; S3 is moto's server.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-store",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+Checkout = Any
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """moto's S3 with an empty bucket `store`; its address."""
+    moto = pytest.importorskip("moto.server", reason="pip install 'moto[s3]' dvc-s3")
+    boto3 = pytest.importorskip("boto3", reason="pip install 'moto[s3]' dvc-s3")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
+    server.start()
+    url = f"http://127.0.0.1:{server._port}"
+    client = boto3.client("s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="x",
+                          region_name="us-east-1")  # fmt: skip
+    client.create_bucket(Bucket="store")
+    yield url
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL with an empty database; its URI. It refuses to run as root, then `nobody` runs it."""
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("no PostgreSQL here (initdb, pg_ctl)")
+    folder, port = (
+        Path(tempfile.mkdtemp(prefix="postgres-")),
+        free_port(),
+    )  # pytest's are for their owner alone
+    as_user: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        shutil.chown(folder, "nobody")
+        as_user = {"user": "nobody", "group": "nogroup", "cwd": folder}
+    data, password = folder / "data", folder / "password"
+    password.write_text("pa55-of-the-database")
+    password.chmod(0o644)
+
+    def run(*command: str) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **as_user)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run(
+        "initdb",
+        "-D",
+        str(data),
+        "-U",
+        "mlflow",
+        "--pwfile",
+        str(password),
+        "-A",
+        "scram-sha-256",
+        "--no-sync",
+    )
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -c fsync=off"
+    run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
+    yield f"postgresql://mlflow:pa55-of-the-database@127.0.0.1:{port}/postgres"
+    run("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def server(postgres: str, s3: str, tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """mlflow/postgres-s3.sh over both; its address."""
+    port = free_port()
+    environment = os.environ | KEYS | {
+        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
+        "MLFLOW_POSTGRES": postgres, "MLFLOW_BUCKET": "s3://store/artifacts", "MLFLOW_S3_ENDPOINT_URL": s3,
+    }  # fmt: skip
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    log = (tmp_path / "server.log").open("wb")
+    process = subprocess.Popen([ROOT / "mlflow" / "postgres-s3.sh", str(port)], cwd=tmp_path, env=environment,
+                               stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+    deadline = time.monotonic() + 200
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            break
+        except OSError:
+            said = (tmp_path / "server.log").read_text()
+            assert process.poll() is None and time.monotonic() < deadline, said
+            time.sleep(0.3)
+    yield f"http://127.0.0.1:{port}", process
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(timeout=30)
+
+
+def test_runs_go_to_postgresql_and_files_to_s3(
+    server: tuple[str, subprocess.Popen[bytes]], s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mathrl.tracking.client import connect
+
+    url, process = server
+    command = Path(f"/proc/{process.pid}/cmdline").read_text()
+    assert "mlflow" in command and "pa55" not in command and "s3cr3t" not in command
+    for name in KEYS:  # a client has none
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    client, experiment = connect()
+    run = client.create_run(experiment).info.run_id
+    client.log_metric(run, "reward/accuracy", 0.5, step=3)
+    (tmp_path / "report.html").write_text("<p>hello</p>")
+    client.log_artifact(run, str(tmp_path / "report.html"))
+    assert [(m.step, m.value) for m in client.get_metric_history(run, "reward/accuracy")] == [(3, 0.5)]
+    back = client.download_artifacts(run, "report.html", str(tmp_path))
+    assert Path(back).read_text() == "<p>hello</p>"
+    import boto3
+
+    store = boto3.client("s3", endpoint_url=s3, aws_access_key_id="key", aws_secret_access_key="x",
+                         region_name="us-east-1")  # fmt: skip
+    assert any(run in each["Key"] for each in store.list_objects_v2(Bucket="store")["Contents"])
+    assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "mlruns").exists()
+
+
+def test_the_server_says_what_it_needs() -> None:
+    done = subprocess.run([ROOT / "mlflow" / "postgres-s3.sh"], capture_output=True, text=True, check=False,
+                          env={"PATH": os.environ["PATH"]})  # fmt: skip
+    assert done.returncode and "MLFLOW_POSTGRES: give it as postgresql://" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
+    kind: str, checkout: Checkout, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    environment = dict(KEYS)
+    checkout.repro("mix")
+    remote = tmp_path / "remote"
+    if kind == "folder":
+        checkout.run("dvc", "remote", "add", "--force", "-d", "store", str(remote))
+    else:
+        checkout.run("dvc", "remote", "add", "--force", "-d", "store", "s3://store/dvc")
+        checkout.run("dvc", "remote", "modify", "store", "endpointurl", request.getfixturevalue("s3"))
+    checkout.git("add", "-A", "dvc.lock", ".dvc", ".gitignore")
+    checkout.git("commit", "-q", "--allow-empty", "-m", f"remote in {kind}")
+    checkout.run("dvc", "push", **environment)
+    clone = tmp_path / "clone"
+    checkout.git("clone", "-q", str(checkout.folder), str(clone))
+    assert not (clone / "models" / "sft").exists()
+    checkout.run("dvc", "pull", "sft", "curate", "difficulty", "mix", cwd=clone, **environment)
+    assert (clone / "models/sft/summary.json").read_bytes() == (
+        checkout.folder / "models/sft/summary.json"
+    ).read_bytes()
+    done = checkout.run("dvc", "repro", "mix", cwd=clone, **environment)
+    assert "Running stage" not in done.stdout and "up to date" in done.stdout
+    # A changed parameter has something to do: the clone is a whole workspace.
+    file = clone / "params" / "difficulty.yaml"
+    file.write_text("samples: 3\n")
+    assert file.name in checkout.run("dvc", "status", "difficulty", cwd=clone, **environment).stdout
