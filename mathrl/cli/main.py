@@ -303,11 +303,17 @@ def doctor() -> None:
 def ui(
     prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need --open.")
+    ] = "127.0.0.1",
+    open_: Annotated[
+        bool, typer.Option("--open", help="Let other machines in; both servers need a login.")
+    ] = False,
 ) -> None:
     """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
     from mathrl.cli.ui import serve
 
-    serve(prefect_port, mlflow_port)
+    serve(prefect_port, mlflow_port, host, open_=open_)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """`mathrl ui`: Prefect and MLflow on loopback, the flows deployed, a worker that runs them."""
 
+import importlib.util
+import ipaddress
 import json
 import os
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from mathrl.core.errors import UserError
@@ -20,12 +23,14 @@ START_SECONDS = 120.0
 SERVERS = "servers.json"
 
 
-def serve(prefect_port: int, mlflow_port: int) -> None:
+def serve(prefect_port: int, mlflow_port: int, host: str = HOST, *, open_: bool = False) -> None:
     """Run until Ctrl-C.
 
     Raises:
-        UserError: a port is in use, or a server did not start; its log is named.
+        UserError: a port is in use, a server did not start (its log is named), or others could reach the
+            servers without a login.
     """
+    check_host(host, open_, os.environ)
     root = main_checkout()
     os.chdir(root)
     for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
@@ -33,7 +38,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
             raise UserError(
                 f"port {port} of {name} is in use: stop what listens there, or give --{option}-port another"
             )
-    env = _environment(root, prefect_port, mlflow_port)
+    env = _environment(root, prefect_port, mlflow_port, host)
     logs = home() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     children: list[subprocess.Popen[bytes]] = []
@@ -48,18 +53,18 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
         )
 
     try:
-        start("mlflow", *_mlflow(mlflow_port))
-        start("prefect", "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port))
+        start("mlflow", *_mlflow(mlflow_port, host))
+        start("prefect", "prefect", "server", "start", "--host", host, "--port", str(prefect_port))
         print("starting Prefect and MLflow ...", flush=True)
         _wait(f"{env['PREFECT_API_URL']}/health", "prefect", logs, children)
-        _wait(f"http://{HOST}:{mlflow_port}/health", "mlflow", logs, children)
+        _wait(f"{env['MLFLOW_TRACKING_URI']}/health", "mlflow", logs, children)
         _prefect(env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
         _prefect(env, "--no-prompt", "deploy", "--all")
         start("worker", "prefect", "worker", "start", "--pool", POOL)
         urls = {"PREFECT_API_URL": env["PREFECT_API_URL"], "MLFLOW_TRACKING_URI": env["MLFLOW_TRACKING_URI"]}
         write_json(home() / SERVERS, urls)
-        print(f"Prefect  http://{HOST}:{prefect_port}/deployments   start a flow here")
-        print(f"MLflow   http://{HOST}:{mlflow_port}                look at runs and models here")
+        print(f"Prefect  {env['PREFECT_API_URL'].removesuffix('/api')}/deployments   start a flow here")
+        print(f"MLflow   {env['MLFLOW_TRACKING_URI']}                look at runs and models here")
         print(f"logs in {logs}; Ctrl-C ends both", flush=True)
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
@@ -80,31 +85,79 @@ def answering() -> dict[str, str]:
     return {name: url for name, url in urls.items() if _answers(f"{url}/health")}
 
 
-def _environment(root: Path, prefect_port: int, mlflow_port: int) -> dict[str, str]:
-    return os.environ | {
-        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
-        "PREFECT_HOME": str(home() / "prefect"),
-        # Before the server starts: its pages call this address.
-        "PREFECT_API_URL": f"http://{HOST}:{prefect_port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_TRACKING_URI": f"http://{HOST}:{mlflow_port}",
-        "MATHRL_WORKSPACE": str(root),
-        "MATHRL_HOME": str(home()),
-        "MATHRL_STATE": str(state_root()),
-    }
+def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
+    """Refuse to let other machines in where nobody asks them who they are: a flow runs code.
+
+    Raises:
+        UserError: `host` is not loopback, and --open or a login is missing.
+    """
+    if host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
+        return
+    how = (
+        "keep 127.0.0.1 and reach it by `ssh -L 4200:127.0.0.1:4200 -L 5000:127.0.0.1:5000`, or say --open "
+        "and set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD (clients: PREFECT_API_AUTH_STRING) and "
+        "MLFLOW_AUTH_CONFIG_PATH to a basic_auth.ini with an administrator's password of your own (clients: "
+        "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
+    )
+    if not open_:
+        raise UserError(f"--host {host} lets everyone who reaches it start flows and change runs: {how}")
+    if ":" not in environment.get("PREFECT_SERVER_API_AUTH_STRING", ""):
+        raise UserError(
+            f"--open: PREFECT_SERVER_API_AUTH_STRING is not set, so Prefect asks for no login: {how}"
+        )
+    if not Path(environment.get("MLFLOW_AUTH_CONFIG_PATH") or "-").is_file():
+        raise UserError(f"--open: MLFLOW_AUTH_CONFIG_PATH names no file, so MLflow asks for no login: {how}")
+    if importlib.util.find_spec("flask_wtf") is None:
+        raise UserError(
+            "--open: MLflow's login needs a package: pip install -c constraints.txt 'mlflow[auth]'"
+        )
 
 
-def _mlflow(port: int) -> list[str]:
-    """The server over the same local store that runs without a server write to."""
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
+    own = HOST if _is_address(host) and ipaddress.ip_address(host).is_unspecified else host
+    login = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+    return (
+        os.environ
+        | {
+            "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
+            "PREFECT_HOME": str(home() / "prefect"),
+            # Before the server starts: its pages call this address.
+            "PREFECT_API_URL": f"http://{own}:{prefect_port}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+            "DO_NOT_TRACK": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_TRACKING_URI": f"http://{own}:{mlflow_port}",
+            "MATHRL_WORKSPACE": str(root),
+            "MATHRL_HOME": str(home()),
+            "MATHRL_STATE": str(state_root()),
+            # By the environment and not as an option: what is in a command line, every user can read.
+            "MLFLOW_BACKEND_STORE_URI": _store(),
+        }
+        | ({"PREFECT_API_AUTH_STRING": login} if login else {})
+    )
+
+
+def _store() -> str:
+    """The same local store that runs without a server write to."""
     uri = tracking_uri()
-    store = uri if uri.startswith(("sqlite", "postgresql")) else f"sqlite:///{home() / 'mlflow.db'}"
+    return uri if uri.startswith(("sqlite", "postgresql")) else f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def _mlflow(port: int, host: str) -> list[str]:
     artifacts = (home() / "artifacts").as_uri()
     home().mkdir(parents=True, exist_ok=True)
-    return ["mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1",
-            "--backend-store-uri", store, "--artifacts-destination", artifacts]  # fmt: skip
+    login = ["--app-name", "basic-auth"] if host != HOST and os.environ.get("MLFLOW_AUTH_CONFIG_PATH") else []
+    return ["mlflow", "server", "--host", host, "--port", str(port), "--workers", "1",
+            "--artifacts-destination", artifacts, *login]  # fmt: skip
 
 
 def _wait(url: str, name: str, logs: Path, children: list[subprocess.Popen[bytes]]) -> None:

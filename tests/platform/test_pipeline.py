@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from mathrl.params.schema import STAGES
+from mathrl.tracking.lineage import find_run, way_back, way_forward
 
 Checkout = Any
+PLANTED = "pl4nted-s3cret"
+SECRETS = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "API_KEY"), PLANTED)
 pytestmark = pytest.mark.xdist_group("pipeline")  # the tests share a checkout and go on from one another
 
 
@@ -24,13 +27,23 @@ def runs_by_name(checkout: Checkout) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) -> None:
-    done = checkout.mathrl("run", "pipeline", "--controls")
+    done = checkout.mathrl("run", "pipeline", "--controls", **SECRETS)
+    assert PLANTED not in done.stdout + done.stderr
     assert ran(done.stdout + done.stderr) == list(STAGES)
     for part in ("pass@1", "0.400 to 0.600", "maj@8", "rl is better than sft", "mathrl-chain version 1",
                  "reports/rl/curve.png", "make ui"):  # fmt: skip
         assert part in done.stdout
     names = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
     assert names == ["base", "sft", "rl", "more_sft"]
+
+
+def test_a_secret_of_the_environment_is_written_nowhere(checkout: Checkout) -> None:
+    """MLflow's and Prefect's databases, records, artifacts, logs, reports, lock files."""
+    files = [file for file in checkout.folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    names = {str(file.relative_to(checkout.folder)) for file in files}
+    assert {".mathrl/mlflow.db", "dvc.lock"} <= names and any("run.json" in name for name in names)
+    assert any("prefect" in name for name in names) and any("report.html" in name for name in names)
+    assert [str(file) for file in files if PLANTED.encode() in file.read_bytes()] == []
 
 
 def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
@@ -101,16 +114,21 @@ def test_the_model_is_registered_with_its_alias_and_lineage(checkout: Checkout) 
 
 
 def test_the_way_back_from_the_registered_model_is_complete(checkout: Checkout) -> None:
-    said = checkout.mathrl("lineage", "mathrl-chain@candidate").stdout
-    assert "complete: 7 runs, every input made by one of them" in said
-    for stage in STAGES:
-        assert f"\n{stage}  run " in said
-    assert "param rl.lr = 0.0005" in said
-    digest = runs_by_name(checkout)["curate"][0]["tags"]["output.data/curated/rl.jsonl"]
-    assert "mathrl-chain version 1: made from it" in checkout.mathrl("lineage", "--dataset", digest).stdout
-    # A run's metrics are found by its id in MLflow, too.
-    (rl,) = runs_by_name(checkout)["rl"]
-    assert "rl: green after 6 steps" in checkout.mathrl("health", str(rl["id"])).stdout
+    (run,) = runs_by_name(checkout)["register"]
+    client, experiment = run["client"], run["run"].info.experiment_id
+    back = way_back(client, experiment, "mathrl-chain@candidate")
+    assert sorted(step.stage for step in back.steps) == sorted(STAGES) and back.unexplained == []
+    edges = {(maker, reader) for maker, _, reader in back.edges}
+    for step in back.steps:  # whoever reads something is joined to its maker
+        assert bool(step.inputs) == any(reader == step.run for _, reader in edges)
+        assert step.commit == checkout.git("rev-parse", "HEAD") and step.params
+    curated = next(step for step in back.steps if step.stage == "curate")
+    readers, models = way_forward(client, experiment, curated.outputs["data/curated/rl.jsonl"])
+    assert [(each.name, each.version, each.made) for each in models] == [("mathrl-chain", "1", True)]
+    assert {"difficulty", "mix", "rl"} <= {step.stage for step in readers}
+    found = find_run(client, experiment, "rl")
+    assert found.info.run_id == runs_by_name(checkout)["rl"][0]["id"]
+    assert find_run(client, experiment, found.info.run_id).info.run_name == "rl"
 
 
 def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checkout: Checkout) -> None:
