@@ -5,7 +5,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,6 @@ from mathrl.data.generators import VERSIONS, generate
 from mathrl.data.row_files import Row, read_rows
 from mathrl.data.row_formats import BadRow, Shape, to_problem
 from mathrl.data.sources import Resolved
-
-_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,35 +129,28 @@ def _rows(resolved: Resolved, read: Read) -> Iterator[Row]:
 
 
 def _hub_rows(resolved: Resolved, read: Read) -> Iterator[Row]:
-    from datasets import load_dataset  # seconds to import, and only the hub needs it
+    import datasets  # seconds to import, and only the hub needs it
 
     try:
-        rows = load_dataset(
-            resolved.hub, resolved.subset, split=resolved.hub_split, revision=resolved.revision
+        builder = datasets.load_dataset_builder(
+            str(resolved.hub), resolved.subset, revision=resolved.revision
         )
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split=resolved.hub_split)
     except Exception as error:  # the hub's client raises a dozen unrelated kinds
         cause = str(error).strip().split("\n")[0][:200]
         raise UserError(
             f"{resolved.name}: {resolved.hub} cannot be read from the hub ({type(error).__name__}: {cause}); "
             "put the files in a folder and name it in curate.data_folder or $MATHRL_DATA"
         ) from None
-    read.commit = commit_of(rows.info.download_checksums or {})
+    # The commit that the client settled on and reads from; of a folder it is a shorter digest.
+    read.commit = builder.hash if re.fullmatch("[0-9a-f]{40}", builder.hash or "") else None
     stem = f"{resolved.subset or 'default'}-{resolved.hub_split}"
     for number, values in enumerate(rows, start=1):
         read.rows["hub"] += 1
         read.hub_rows.update(json.dumps(values, sort_keys=True, default=str).encode() + b"\n")
         place = f"{resolved.hub}, {stem}, row {number}"
         yield Row(place, f"{stem}:{number}", dict(values), shown=place)
-
-
-def commit_of(downloads: Iterable[str]) -> str | None:
-    """The commit that the hub's files were read at, from their addresses; None for local files.
-
-    >>> commit_of(["hf://datasets/openai/gsm8k@" + 40 * "c" + "/main/train.parquet"]) == 40 * "c"
-    True
-    """
-    found = {match[1] for address in downloads if (match := _COMMIT.search(address))}
-    return found.pop() if len(found) == 1 else None
 
 
 def _listed(wanted: Any) -> list[Any]:

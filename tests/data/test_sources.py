@@ -14,7 +14,7 @@ from mathrl.core.nouns import Problem
 from mathrl.data import sources as rooms
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key
-from mathrl.data.reading import read_source
+from mathrl.data.reading import Read, input_row, read_source
 from mathrl.data.registry import REGISTRY, benchmark, find
 from mathrl.data.row_formats import to_problem
 from mathrl.data.sources import resolve_benchmark, resolve_named, resolve_source
@@ -106,6 +106,15 @@ def local_repository(folder: Path, rows: list[dict[str, Any]]) -> str:
     return str(folder)
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client takes folders of one name and layout for one data set, whatever is in them."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_the_hubs_client_reads_a_repository_of_the_published_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +127,34 @@ def test_the_hubs_client_reads_a_repository_of_the_published_format(
         name="own", id=repository, subset="main", split="rl", prompt_key="question", answer_rule="hash"
     )
     assert [p.answers for p in problems(resolve_source(own, None))] == [("72",), ("1018",)]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_account_of_the_hub_has_its_commit_its_rows_and_their_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    def account(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        own = HubSource(name="own", id=local_repository(tmp_path / str(number), rows), subset="main",
+                        split="rl", answer_rule="hash")  # fmt: skip
+        read, resolved = Read(), resolve_source(own, None)
+        assert len(list(read_source(resolved, 0, read))) == 2
+        return input_row(resolved, read)
+
+    first, again, other = account(0, GSM8K), account(1, GSM8K), account(2, GSM8K[::-1])
+    assert first["rows"] == 2 and first["commit"] is None, "a folder has no commit"
+    assert first["sha256"] == again["sha256"] != other["sha256"] and len(first["sha256"]) == 64
+    builder = datasets.load_dataset_builder
+
+    def on_the_hub(*words: Any, **more: Any) -> Any:
+        """The client's own builder of a folder, with what it has of the hub: the commit as its hash."""
+        made = builder(*words, **more)
+        made.hash = 40 * "c"
+        return made
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", on_the_hub)
+    assert account(3, GSM8K)["commit"] == 40 * "c"
 
 
 def test_a_hub_that_does_not_answer_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
