@@ -123,8 +123,13 @@ def _legend(axes: Any, models: int, below: float, **style: Any) -> None:
         axes.legend(ncols=max(1, models), loc="upper center", bbox_to_anchor=(0.5, below), **style)
 
 
-def draw_difficulty(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """How many problems have which pass rate; the ends (never and always solved) stand out."""
+def draw_difficulty(
+    rows: Sequence[Mapping[str, Any]], file: Path, summary: Mapping[str, Any] | None = None
+) -> None:
+    """How many problems have which pass rate; the ends (never and always solved) stand out.
+
+    With the summary, the title has the rank agreement with the source's levels too.
+    """
     most = max(int(row["samples"]) for row in rows)
     bins = min(most, 16)
     counts = [0] * (bins + 1)
@@ -136,6 +141,10 @@ def draw_difficulty(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         axes.bar_label(bars, [f"{count:,}" if count else "" for count in counts], fontsize=8, padding=2)
         axes.set_xticks(range(bins + 1), [f"{i / bins:.3g}" for i in range(bins + 1)], fontsize=8)
         title = f"Pass rate over {most} samples, {len(rows):,} problems"
+        if summary and summary["level_agreement"] is not None:
+            levelled = summary["level_agreement_problems"]
+            rho = summary["level_agreement"]
+            title += f"\nAgreement with the levels: Spearman's rho {rho:.2f} (n = {levelled:,})"
         axes.set(xlabel="pass rate (grey: never or always solved, no signal for RL)", ylabel="problems",
                  title=title)  # fmt: skip
 

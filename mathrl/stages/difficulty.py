@@ -84,7 +84,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     summary = summarise(rows) | {"prompts_too_long": len(problems) - len(rows), "measured_before": len(known)}
     with written_aside(report) as folder:
         folder.mkdir()
-        draw_difficulty(rows, folder / "histogram.png")
+        draw_difficulty(rows, folder / "histogram.png", summary)
         shutil.copy(folder / "histogram.png", run.artifacts / "difficulty.png")
     with written_aside(out) as folder:
         folder.mkdir()
