@@ -6,7 +6,7 @@ SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
-.PHONY: help install demo study test lint ui engines doctor parity mutants
+.PHONY: help install demo study test lint ui engines doctor parity mutants faults
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -49,6 +49,9 @@ parity: install  ## Our formulas against verl's and TRL's, in an environment of 
 	@$(BIN)/python -c $(SITE) > $$(.venv-parity/bin/python -c $(SITE))/mathrl.pth
 	.venv-parity/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
+
+faults: install  ## Twenty kills at random moments, each run resumed to the same bits (10 minutes).
+	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py -q -s
 
 mutants: install  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
 	test -x .venv-mutants/bin/python || $(PYTHON) -m venv .venv-mutants

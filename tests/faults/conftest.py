@@ -1,0 +1,64 @@
+"""The workspaces of tests/trainers, with a model to start from, whose stages can be killed at a moment."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.models.base import make_base
+from mathrl.params import load_params
+
+SCRIPT = Path(__file__).with_name("killed_stage.py")
+
+
+@dataclass
+class Breakable:
+    """A workspace; `run` ends with the stage's status and what it wrote on stderr."""
+
+    workspace: Any
+
+    def start(self, stage: str, fault: str = "", **environment: str) -> "subprocess.Popen[str]":
+        own = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        own |= {
+            "MATHRL_HOME": str(self.workspace.folder / "home"), "MATHRL_MIRROR": "none",
+            "PYTHONPATH": str(Path(__file__).parents[2]), "FAULT": fault, "OMP_NUM_THREADS": "1",
+            **environment,
+        }  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), stage], cwd=self.workspace.folder,
+            env={key: value for key, value in own.items() if value}, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, stage: str, fault: str = "", **environment: str) -> tuple[int, str]:
+        process = self.start(stage, fault, **environment)
+        _, errors = process.communicate(timeout=280)
+        return process.returncode, errors
+
+    def output(self, stage: str) -> Any:
+        return self.workspace.output(stage)
+
+
+@pytest.fixture(scope="session")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Breakable]]:
+    file = Path(__file__).parents[1] / "trainers" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("trainer_workspaces", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["trainer_workspaces"] = module
+    spec.loader.exec_module(module)
+    make = next(module.make_workspace.__wrapped__(tmp_path_factory))
+
+    def made(*overrides: str) -> Breakable:
+        workspace = make(*overrides)
+        params = load_params(workspace.folder / "params")
+        make_base(params.model, workspace.folder / "models" / "sft", 0)
+        return Breakable(workspace)
+
+    yield made

@@ -1,0 +1,110 @@
+"""Runs a stage that kills itself, as SIGKILL from outside would, at the n-th time of a moment of its work.
+
+FAULT=moment:n python killed_stage.py STAGE; without FAULT the stage as it is. The other ranks are copies.
+"""
+
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MOMENT, _, TIME = os.environ.get("FAULT", ":0").partition(":")
+left = int(TIME)
+
+
+def die() -> None:
+    if os.environ.get("RANK", "0") == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def due() -> bool:
+    global left
+    left -= 1
+    return left == 0
+
+
+def before(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*given: Any, **named: Any) -> Any:
+        if due():
+            die()
+        return function(*given, **named)
+
+    return wrapped
+
+
+def after(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*given: Any, **named: Any) -> Any:
+        out = function(*given, **named)
+        if due():
+            die()
+        return out
+
+    return wrapped
+
+
+def half(path: Path, data: bytes, whole: Callable[..., Any] = Path.write_bytes) -> int:
+    """Half of the bytes are written when it comes."""
+    if due():
+        with path.open("wb", buffering=0) as stream:
+            stream.write(data[: len(data) // 2])
+        die()
+    return int(whole(path, data))
+
+
+def torn_line(self: Any, step: int, metrics: Any) -> None:
+    with self.path.open("a") as stream:
+        stream.write('{"step": ' + str(step))
+    die()
+
+
+def plant() -> None:
+    from torch.optim import AdamW
+
+    from mathrl.core.metrics import JsonlSink
+    from mathrl.models import export
+    from mathrl.rollout.decode import PackedDecoder
+    from mathrl.rollout.torch_engine import CopyEngine
+    from mathrl.trainers import checkpoint
+    from mathrl.trainers.torch_learner import TorchLearner
+
+    if MOMENT == "rollout":  # between two tokens
+        PackedDecoder.step = before(PackedDecoder.step)  # type: ignore[method-assign]
+    elif MOMENT == "update":  # the gradient is there, nothing has moved
+        TorchLearner.reduce = after(TorchLearner.reduce)  # type: ignore[method-assign]
+    elif MOMENT == "optimizer":  # some weights have moved
+        AdamW.step = after(AdamW.step)  # type: ignore[method-assign]
+    elif MOMENT == "tensors":  # half a checkpoint
+        Path.write_bytes = half  # type: ignore[method-assign, assignment]
+    elif MOMENT == "unnamed":  # a checkpoint without its manifest
+        checkpoint.write_json = before(checkpoint.write_json)
+    elif MOMENT == "named":  # a checkpoint, and one too many old ones
+        checkpoint.write_json = after(checkpoint.write_json)
+    elif MOMENT == "metrics":
+        log = JsonlSink.log
+
+        def log_until_due(self: Any, step: int, metrics: Any) -> None:
+            (torn_line if due() else log)(self, step, metrics)
+
+        JsonlSink.log = log_until_due  # type: ignore[method-assign]
+    elif MOMENT == "sync":  # some of the sampler's weights are new
+        sync = CopyEngine.sync
+
+        def half_synced(self: Any, weights: Any) -> str:
+            some = list(weights)
+            if due():
+                sync(self, some[: len(some) // 2])
+                die()
+            return sync(self, some)
+
+        CopyEngine.sync = half_synced  # type: ignore[method-assign]
+    elif MOMENT == "export":  # the trained model's folder is half there
+        export.write_text = before(export.write_text)
+
+
+if __name__ == "__main__":
+    if MOMENT:
+        plant()
+    runpy.run_module(f"mathrl.stages.{sys.argv[1]}", run_name="__main__")
