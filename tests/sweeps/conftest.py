@@ -66,7 +66,7 @@ class Place:
 
     def run(self, module: str, *words: str, ok: bool = True, **env: str) -> str:
         child = self.start(module, *words, **env)
-        said = child.communicate(timeout=200)[0]
+        said = child.communicate(timeout=300)[0]
         assert not ok or child.returncode == 0, said
         return said
 

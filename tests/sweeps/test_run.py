@@ -29,11 +29,12 @@ from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.worker import sweep_section
 
 Place = Any
+pytestmark = pytest.mark.timeout(600)  # trainers start some ten times; on a busy machine that takes a while
 STEPS = 30
 SWEEP = (sys.executable, "-m", "mathrl.sweeps.run", "run")
 
 
-def wait(until: Callable[[], Any], seconds: float = 90.0) -> Any:
+def wait(until: Callable[[], Any], seconds: float = 240.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := until()):
         assert time.monotonic() < deadline, "it does not happen"
@@ -64,7 +65,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     assert len(leases) == 2 and len(pids) >= 6
     asked = time.monotonic()
     said = first.communicate(timeout=60)[0]
-    assert time.monotonic() - asked < 15 and first.returncode == 130, said
+    assert time.monotonic() - asked < 25 and first.returncode == 130, said
     assert not [pid for pid in pids if psutil.pid_exists(pid)], "nothing of it may live on"
     stopped, before = time.time(), steps_of(runs[1])
     assert [t.state for t in read_study("killed").trials] == [TrialState.RUNNING] * 2
@@ -73,7 +74,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     again = place.start("mathrl.sweeps.run", "run", *words)
     wait(lambda: len(steps_of(runs[1])) > len(before))
     os.kill(read_study("killed").trials[1].user_attrs[LEASE]["worker"][0], signal.SIGKILL)
-    said = again.communicate(timeout=120)[0]
+    said = again.communicate(timeout=240)[0]
     assert again.returncode == 0, said
     trials = read_study("killed").trials
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 2
@@ -121,19 +122,26 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
 
 def test_a_trial_behind_the_others_ends_early_and_the_winner_is_compared(place: Place) -> None:
     words = ["sweep.study=told", "sweep.trials=5", "sweep.workers=2", "sweep.startup_trials=1",
-             "sweep.fresh_seeds=1"]  # fmt: skip
+             "sweep.fresh_seeds=1", "sweep.seeds=2"]  # fmt: skip
     opened = open_study(sweep_section(words))
     params = {"rl.optimizer.muon_lr": 0.02, "rl.kl_coef": 0.05}
     for _ in range(3):  # as if others had done well: what is behind them ends early
         opened.study.add_trial(optuna.trial.create_trial(
             params=params, distributions={k: distribution(axis) for k, axis in opened.sweep.space.items()},
-            value=0.9, intermediate_values=dict.fromkeys(range(1, 7), 0.9), user_attrs={"values": params},
+            value=0.9, intermediate_values=dict.fromkeys(range(1, 13), 0.9), user_attrs={"values": params},
         ))  # fmt: skip
     said = place.run("mathrl.sweeps.run", "run", *words)
     assert "trial 0: dev accuracy" in said, "the present parameters are never ended early"
     assert "trial 4: ended early" in said
-    assert steps_of(opened.folder / "t0000-s0") == [1, 2, 3, 4, 5, 6]
-    assert read_study("told").trials[4].state == TrialState.PRUNED
+    trials, curves = read_study("told").trials, []
+    for seed in (0, 1):
+        rows = (opened.folder / f"t0000-s{seed}" / "metrics.jsonl").read_text().splitlines()
+        curves.append([json.loads(row)["dev/accuracy"] for row in rows])
+    # Reported: of the first seed its accuracy, of the second the mean with what the first came to.
+    seen = [*curves[0], *((curves[0][-1] + now) / 2 for now in curves[1])]
+    assert trials[0].intermediate_values == dict(enumerate(seen, start=1)) and len(seen) == 12
+    assert trials[0].value == seen[-1] and trials[0].user_attrs["scores"] == [each[-1] for each in curves]
+    assert trials[4].state == TrialState.PRUNED and not (opened.folder / "t0004-s1").exists()
     table = (opened.folder / "trials.md").read_text()
     assert "| 4 | ended early |" in table and "| 1 | complete | 0.9 | 0.02 | 0.05 |" in table
 
