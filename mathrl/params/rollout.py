@@ -58,7 +58,7 @@ class Rollout(Section):
     canary_tolerance: float | None = Field(
         None, gt=0,
         description="Mean difference of a probe's log-probs between sampler and trainer, after a sync, that "
-        "stops the run; empty: 0.001 in float32, 0.1 in less.",
+        "stops the run; empty: 0.0001 in float32, 0.05 in less.",
     )  # fmt: skip
     mismatch_limit: float = Field(
         1.05, gt=1, description="Of the mean of exp |log-prob difference| between sampler and trainer."

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.nouns import Completion
+from mathrl.core.overflow import memory_part
 from mathrl.core.seeding import derive_seed
 from mathrl.models.logprobs import takes_packed
 from mathrl.models.packing import rounded_up
@@ -43,14 +44,16 @@ class TorchEngine:
         """See `RolloutEngine.generate`."""
         training = self.model.training
         self.model.eval()
-        at_a_time = max(1, self.rollout.max_sequences // sampling.samples)
+        most = self.rollout.max_sequences
+        at_a_time = max(1, most // sampling.samples)
         # Prompts of similar length together: less padding in the cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         out: list[list[Completion]] = [[] for _ in prompts]
         for number, first in enumerate(range(0, len(order), at_a_time)):
             chosen = order[first : first + at_a_time]
             batch_seed = derive_seed(seed, "batch", number)
-            completions = self._batch([prompts[i] for i in chosen], sampling, batch_seed, on_progress)
+            with memory_part("key-value cache of the roll-outs", f"lower rollout.max_sequences (now {most})"):
+                completions = self._batch([prompts[i] for i in chosen], sampling, batch_seed, on_progress)
             for place, index in enumerate(chosen):
                 out[index] = completions[place * sampling.samples : (place + 1) * sampling.samples]
         self.model.train(training)

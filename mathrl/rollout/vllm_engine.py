@@ -43,10 +43,6 @@ ENVIRONMENT = {
 }
 # A matrix of its own for the head, sent with every sync: a tied one stays the old one in vLLM 0.32 on a CPU.
 UNTIED = {"tie_word_embeddings": False}
-EXACT, ROUNDED = (
-    1e-3,
-    0.1,
-)  # tolerances of mean log-prob differences: float32 differs by 3e-6, bfloat16 by 0.03
 
 _open: "list[VllmEngine]" = []
 
