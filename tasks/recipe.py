@@ -13,6 +13,7 @@ from mathrl.params.form import form_overrides
 from tasks.recipe_graph import ROOT, bring_up_to_date
 from tasks.report import artifact_key
 from tasks.repro import Repro, environment, mirror, running
+from tasks.slots import slot
 from tasks.stages import run_stage, shower
 from tasks.workspace import prepare_recipe
 
@@ -34,6 +35,7 @@ def run_recipe(
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = shower(str(flow_run.name or name), workspace)
     with (
+        slot(),
         mirror(env, workspace.folder),
         running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
     ):

@@ -25,6 +25,7 @@ from mathrl.params.schema import STAGES
 from tasks.inputs import link_inputs
 from tasks.report import artifact_key, health_markdown, report
 from tasks.repro import Repro, environment, mirror, running
+from tasks.slots import slot
 from tasks.workspace import Workspace, prepare
 
 CONSOLE = "MATHRL_CONSOLE"  # set by the command line: output goes to the terminal as it comes
@@ -52,7 +53,7 @@ def run_stages(
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = shower(name, workspace)
     link_inputs(workspace.folder, chain, workspace.params, env)
-    with mirror(env, workspace.folder):
+    with slot(), mirror(env, workspace.folder):
         with running(Repro(workspace.folder, last, env, show)) as repro:
             for stage in chain:
                 run_stage(stage, repro, env["MATHRL_PROGRESS"])
@@ -76,7 +77,7 @@ def run_beside(
     workspace = prepare(stage, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     env = environment(workspace.folder, str(flow_run.id or ""))
     link_inputs(workspace.folder, [stage], workspace.params, env)
-    with mirror(env, workspace.folder):
+    with slot(), mirror(env, workspace.folder):
         _beside(stage, workspace, env, shower(name, workspace))
     report(workspace.folder, stage)
     return str(workspace.folder)

@@ -309,11 +309,14 @@ def ui(
     open_: Annotated[
         bool, typer.Option("--open", help="Let other machines in; both servers need a login.")
     ] = False,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Flows that compute at a time; 2 at first.")
+    ] = None,
 ) -> None:
     """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
     from mathrl.cli.ui import serve
 
-    serve(prefect_port, mlflow_port, host, open_=open_)
+    serve(prefect_port, mlflow_port, host, open_=open_, slots=slots)
 
 
 def main() -> None:

@@ -21,9 +21,12 @@ HOST = "127.0.0.1"
 POOL = "mathrl"
 START_SECONDS = 120.0
 SERVERS = "servers.json"
+SLOTS, DEFAULT_SLOTS = "mathrl-slots", 2
 
 
-def serve(prefect_port: int, mlflow_port: int, host: str = HOST, *, open_: bool = False) -> None:
+def serve(
+    prefect_port: int, mlflow_port: int, host: str = HOST, *, open_: bool = False, slots: int | None = None
+) -> None:
     """Run until Ctrl-C.
 
     Raises:
@@ -59,6 +62,7 @@ def serve(prefect_port: int, mlflow_port: int, host: str = HOST, *, open_: bool 
         _wait(f"{env['PREFECT_API_URL']}/health", "prefect", logs, children)
         _wait(f"{env['MLFLOW_TRACKING_URI']}/health", "mlflow", logs, children)
         _prefect(env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _make_slots(env, slots)
         _prefect(env, "--no-prompt", "deploy", "--all")
         start("worker", "prefect", "worker", "start", "--pool", POOL)
         urls = {"PREFECT_API_URL": env["PREFECT_API_URL"], "MLFLOW_TRACKING_URI": env["MLFLOW_TRACKING_URI"]}
@@ -174,6 +178,16 @@ def _prefect(env: dict[str, str], *words: str) -> None:
     )
     if done.returncode:
         raise UserError(f"prefect {' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
+def _make_slots(env: dict[str, str], wanted: int | None) -> None:
+    """The limit `mathrl-slots`: as wanted, else as it was, else two."""
+    known = subprocess.run([sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS], env=env,
+                           capture_output=True, check=False).returncode == 0  # fmt: skip
+    if not known:
+        _prefect(env, "gcl", "create", SLOTS, "--limit", str(wanted or DEFAULT_SLOTS))
+    elif wanted:
+        _prefect(env, "gcl", "update", SLOTS, "--limit", str(wanted))
 
 
 def _answers(url: str) -> bool:

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_jsonl
 from mathrl.core.metrics import JsonlSink
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
+from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.run import Reward
 from mathrl.params.train import Critic, Optimizer, Rl
@@ -114,6 +116,20 @@ def long(item: Any, right: bool) -> tuple[float, dict[str, float]]:
 
 def sevens(item: Any, right: bool) -> tuple[float, dict[str, float]]:
     return item.response.count("7") / 32, {}
+
+
+def test_the_demo_is_healthy() -> None:
+    """reports/rl/metrics.jsonl of `make demo` as it was when the rules were written (commit 227e3ed)."""
+    rows = list(read_jsonl(Path(__file__).with_name("demo_rl_metrics.jsonl.gz")))
+    params = load_params(Path(__file__).parents[2] / "params")
+    assert examine(rows, params.health, params.rl).report() == {
+        "colour": "green",
+        "steps": 50,
+        "findings": [],
+    }
+    # Its reward is longer responses' at first: no alarm, since accuracy rises with them.
+    assert rows[0]["rollout/length_reward_correlation"] > 0.5
+    assert rows[-1]["response_length"] > 2 * rows[0]["response_length"]
 
 
 # What is done, the rules that must find it, what the run's colour is.
