@@ -7,7 +7,7 @@ counted as left out by its source's own `keep` and `limit`.
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from mathrl.core.errors import UserError
@@ -207,10 +207,11 @@ def _decontaminate(
         if problem.split not in TRAINED:
             kept.append(problem)
             continue
-        ((_, hit),) = find_hits(
-            [problem], index, min_share=how.min_share, skip=same.get(problem.source, frozenset())
-        )
+        ((_, hit),) = find_hits([problem], index, skip=same.get(problem.source, frozenset()))
         if hit is None:
+            kept.append(problem)
+        elif hit.share < how.min_share:
+            out.hits.append(replace(hit, others=()))  # shown, so that a person can judge the threshold
             kept.append(problem)
         else:
             out.hits.append(hit)

@@ -149,13 +149,14 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     where = {row.problem.id: row.problem.source for row in curated.dropped}
     cells: Counter[tuple[str, str]] = Counter()
     for hit in curated.hits:
-        cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
+        if hit.share >= how.min_share:
+            cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
     rule = (
         f"A row of sft or rl goes when it shares {how.ngram} grams in a row with an evaluation question or "
         "answer text (evaluation texts of 3 to "
         f"{how.ngram - 1} grams: as a whole), and the share of its grams is at least {how.min_share:g}. "
-        "Every hit stands in `data/curated/hits.jsonl`, by falling share: low shares are often boilerplate; "
-        "`decontaminate.min_share` lets them stay."
+        "Every hit stands in `data/curated/hits.jsonl`, by falling share, those too that let the row stay "
+        "(`dropped: false`): low shares are often boilerplate, which `decontaminate.min_share` lets stay."
     )
     if curated.generated and not how.within_generator:
         rule += " Problems of one generator are not compared by grams: they share its phrases and all differ."
@@ -164,13 +165,19 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
         rows = ((train, against, f"{count:,}") for (train, against), count in sorted(cells.items()))
         parts += _table(("training source", "evaluation set", "rows hit"), rows)
     else:
-        parts += ["No hit."]
+        parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
     if curated.hits:
-        bands = Counter(min(9, int(hit.share * 10)) for hit in curated.hits)
-        shares = (
-            (f"{b / 10:.1f} to {(b + 1) / 10:.1f}", f"{bands[b]:,}") for b in sorted(bands, reverse=True)
+        went, stay = (
+            Counter(
+                min(9, int(hit.share * 10)) for hit in curated.hits if (hit.share >= how.min_share) == large
+            )
+            for large in (True, False)
         )
-        parts += ["", *_table(("share", "hits"), shares)]
+        shares = (
+            (f"{b / 10:.1f} to {(b + 1) / 10:.1f}", f"{went[b]:,}", f"{stay[b]:,}")
+            for b in sorted(went | stay, reverse=True)
+        )
+        parts += ["", *_table(("share", "rows that went", "rows that stay"), shares)]
     if curated.too_short:
         short = len(curated.too_short)
         parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]

@@ -38,8 +38,10 @@ class Hit:
     ngrams_shared: int
     others: tuple[str, ...] = ()
 
-    def to_row(self) -> dict[str, Any]:
-        return {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
+    def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
+        """A line of a report; `dropped` says whether the share is large enough for the text to go."""
+        shown = {"share": round(self.share, 4), "others": list(self.others)}
+        return {**asdict(self), **shown, "dropped": self.share >= min_share}
 
 
 class EvaluationIndex:

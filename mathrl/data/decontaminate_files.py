@@ -21,6 +21,7 @@ def decontaminate_files(
 ) -> dict[str, Any]:
     """Write the clean rows of `train` as they stand to `output`, and every hit to `report`, strongest first.
 
+    Hits of a smaller share than `min_share` are reported too, with dropped false, and their rows are clean.
     The training text is the row's question, and its solution where it has one. A chat list is its user turns.
 
     Returns:
@@ -50,19 +51,20 @@ def decontaminate_files(
                 problem = _problem(row)
                 texts = [problem.question, *([problem.solution] if problem.solution else [])]
                 found = [hit for text in texts if (hit := index.look_up(problem.id, text))]
-                strong = [hit for hit in found if hit.share >= min_share]
-                if strong:
-                    hits.append(max(strong, key=lambda hit: hit.share))
-                else:
+                strongest = max(found, key=lambda hit: hit.share, default=None)
+                hits.extend([strongest] if strongest else [])
+                if strongest is None or strongest.share < min_share:
                     yield row.values
 
     kept = write_jsonl(output, clean())
     hits.sort(key=lambda hit: -hit.share)
-    write_jsonl(report, (hit.to_row() for hit in hits))
+    write_jsonl(report, (hit.to_row(min_share) for hit in hits))
+    dropped = [hit for hit in hits if hit.share >= min_share]
     return {
-        "rows": counted["rows"], "kept": kept, "dropped": len(hits), "ngram": ngram, "min_share": min_share,
+        "rows": counted["rows"], "kept": kept, "dropped": len(dropped), "hits": len(hits), "ngram": ngram,
+        "min_share": min_share,
         "evaluation_texts": len(index.texts), "too_short": len(index.too_short),
-        "hits_by_file": dict(Counter(homes[hit.eval_id] for hit in hits)),
+        "hits_by_file": dict(Counter(homes[hit.eval_id] for hit in dropped)),
     }  # fmt: skip
 
 

@@ -56,7 +56,12 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
             write_problems(folder / f"{split}.jsonl", problems)
         write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
         write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))
-        write_jsonl(folder / "hits.jsonl", (h.to_row() for h in sorted(curated.hits, key=lambda h: -h.share)))
+        clean = params.curate.decontaminate
+        hits = (
+            hit.to_row(clean.min_share if clean else 0)
+            for hit in sorted(curated.hits, key=lambda h: -h.share)
+        )
+        write_jsonl(folder / "hits.jsonl", hits)
         outputs = {file.name: sha256_jsonl(file) for file in sorted(folder.iterdir())}
         account = curation_report.manifest(curated, planned, params.curate, params.run.seed, outputs)
         write_json(folder / "manifest.json", account)

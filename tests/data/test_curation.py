@@ -262,6 +262,24 @@ def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> Non
     assert all(f"| source_rl | {path} | 1 |" in text for path in sets)
 
 
+def test_a_hit_of_a_small_share_is_shown_and_its_row_stays(tmp_path: Path) -> None:
+    beginning = " ".join(LONG.split()[:10])
+    train = [
+        {"id": "stays", "question": f"{beginning} at the market on each of the seven days", "answer": "1"}
+    ]
+    sources = [file_source(write(tmp_path, "a.jsonl", train), "rl")]
+    against = write(tmp_path, "e.jsonl", [{"id": "e", "question": LONG, "answer": "2"}])
+    params = curate(sources=sources, decontaminate={"files": [against], "min_share": 0.8})
+    planned = curation.plan(params)
+    found = curation.run(params, 0, planned)
+    assert [p.id for p in found.splits["rl"]] == ["stays"] and found.dropped == []
+    assert [(hit.train_id, hit.eval_id) for hit in found.hits] == [("stays", "e")]
+    assert found.hits[0].share < 0.8 and found.hits[0].to_row(0.8)["dropped"] is False
+    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "No hit large enough to drop a row." in text and "| 0.5 to 0.6 | 0 | 1 |" in text
+
+
 def test_a_bad_row_of_a_further_evaluation_file_is_not_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}])
     against = write(

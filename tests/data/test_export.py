@@ -93,6 +93,31 @@ def test_the_command_takes_several_files_after_against(tmp_path: Path) -> None:
     assert [json.loads(line)["id"] for line in clean.read_text().splitlines()] == ["c"]
 
 
+def test_hits_of_a_small_share_are_reported_and_their_rows_stay(tmp_path: Path) -> None:
+    def long(word: str) -> str:
+        return f"{TEN} {' '.join(f'{word}{chr(97 + i)}' for i in range(20))}"
+
+    train = write(
+        tmp_path / "a.jsonl", [{"id": "low", "question": long("x")}, {"id": "high", "question": long("y")}]
+    )
+    against = write(tmp_path / "b.jsonl", [{"id": "e", "question": long("y")}])
+    found = decontaminate_files(
+        train,
+        [against],
+        ngram=10,
+        min_share=0.5,
+        output=tmp_path / "clean.jsonl",
+        report=tmp_path / "hits.jsonl",
+    )
+    assert (found["kept"], found["dropped"], found["hits"]) == (1, 1, 2)
+    assert found["hits_by_file"] == {"b.jsonl": 1}
+    hits = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
+    assert [(hit["train_id"], hit["dropped"], hit["share"]) for hit in hits] == [
+        ("high", True, 1.0), ("low", False, round(10 / 30, 4))
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "clean.jsonl").read_text())["id"] == "low"
+
+
 def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"text": "x"}])
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])
