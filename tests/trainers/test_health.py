@@ -108,6 +108,9 @@ def test_a_healthy_run_raises_nothing(train: Callable[..., Any]) -> None:
     watch = train()
     assert watch.report() == {"colour": "green", "steps": 24, "findings": []}
     assert watch.rows[-1]["reward/accuracy"] > watch.rows[0]["reward/accuracy"] + 0.3, "it did learn"
+    # As the field names them (features.md P7), whatever the algorithm: MLflow's compare page needs no more.
+    assert {"reward/accuracy", "reward/overall", "kl", "actor_loss", "response_length", "entropy",
+            "clip_fraction", "grad_norm", "throughput/tokens_per_second"} <= set(watch.rows[-1])  # fmt: skip
 
 
 def long(item: Any, right: bool) -> tuple[float, dict[str, float]]:
@@ -182,6 +185,24 @@ def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Calla
         train(lr=0.2, health=HEALTH.model_copy(update={"action": "stop"}))
     # A yellow finding does not.
     assert train(max_tokens=1, steps=6, health=HEALTH.model_copy(update={"action": "stop"})).findings
+
+
+def test_a_resumed_run_knows_what_was_found_before(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    def open_sink(resume_after: int | None) -> WatchedSink:
+        return WatchedSink(
+            JsonlSink(tmp_path / "metrics.jsonl", resume_after=resume_after), Health(), RL, told.append
+        )
+
+    first = open_sink(None)
+    for step in range(1, 8):
+        first.log(step, {"reward/accuracy": 0.5, "actor_loss": 99.0 if step in (2, 7) else 0.1})
+    second = open_sink(5)  # step 6 and 7 are done again
+    assert [(each.first, each.last) for each in second.watch.ordered] == [(2, 2)]
+    for step in range(6, 20):
+        second.log(step, {"reward/accuracy": 0.5, "actor_loss": 0.1})
+    assert [each["colour"] for each in told] == ["green", "red", "red", "yellow"]
 
 
 def test_the_probe_measures_the_kl_without_changing_the_run(train: Callable[..., Any]) -> None:
