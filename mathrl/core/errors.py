@@ -1,11 +1,13 @@
 """What a user can cause ends in one clear sentence."""
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Callable
 
 EXIT_USER_ERROR = 2
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OTHER_RANKS_WAIT_SECONDS = 5.0
 
 
@@ -17,12 +19,31 @@ class UserError(ValueError):
 
 
 def exit_on_user_error(main: Callable[[], None]) -> None:
-    """Run `main`; a `UserError` is printed as one line on stderr and ends with exit status 2."""
+    """Run `main`; a `UserError`, and a disk that is full, is one line on stderr and exit status 2."""
     try:
         main()
-    except UserError as error:
+    except Exception as error:
+        if not isinstance(error, UserError) and not is_disk_full(error):
+            raise
         if os.environ.get("RANK", "0") != "0":
             # Rank 0 most often meets the same error, says it, ends, and this process with it: say it once.
             time.sleep(OTHER_RANKS_WAIT_SECONDS)
-        print(f"error: {error}", file=sys.stderr)
+        said = str(error) if isinstance(error, UserError) else _disk_full(error)
+        print(f"error: {said}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether a write found no room: Python's own error, or that of a library which quotes the system's."""
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    return any(os.strerror(number) in str(error) for number in NO_ROOM)
+
+
+def _disk_full(error: Exception) -> str:
+    file = getattr(error, "filename", None) or "a file"
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+    return (
+        f"{file}: no room to write it ({reason}); free some space and run the same command again: what was "
+        "written before is whole, and a run goes on from its last checkpoint"
+    )

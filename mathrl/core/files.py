@@ -36,6 +36,10 @@ def written_aside(target: Path) -> Iterator[Path]:
             _remove(old)
         else:
             aside.replace(target)
+    except OSError as error:
+        if error.filename is None:  # a write does not say of which file it was
+            error.filename = str(target)
+        raise
     finally:
         _remove(aside)
 

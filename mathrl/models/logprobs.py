@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mathrl.core.overflow import memory_part
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.packing import Group, pack
 
@@ -46,9 +47,10 @@ def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) ->
 def _logprobs(
     logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        logits_RV, row_of_N, targets_N, temperature
-    )
+    with memory_part("logits", "lower the stage's tokens_per_microbatch"):
+        found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            logits_RV, row_of_N, targets_N, temperature
+        )
     return found
 
 

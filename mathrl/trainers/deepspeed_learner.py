@@ -192,7 +192,9 @@ def check_rl(params: Rl) -> None:
     if params.export == "best":
         wanted.append("rl.export to last")
     if wanted:
-        raise UserError(f"training.backend deepspeed: set {' and '.join(wanted)}, or training.backend to torch")
+        raise UserError(
+            f"training.backend deepspeed: set {' and '.join(wanted)}, or training.backend to torch"
+        )
 
 
 def check_supported(params: Optimizer, name: str, ema: float | None) -> None:

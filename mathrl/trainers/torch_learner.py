@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.errors import UserError
+from mathrl.core.overflow import memory_part
 from mathrl.params.train import Optimizer
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
@@ -37,11 +38,18 @@ class TorchLearner:
     ) -> None:
         self.model, self.ema, self.name = model, ema, name
         self.backend = backend or Backend(torch.device("cpu"))
-        self.flat = FlatParameters(model)
+        with memory_part("gradients and averaged weights", self._advice()):
+            self.flat = FlatParameters(model)
+            self.averaged = self.flat.weights.clone() if ema else None
         self.optimizer = OptimizerSet(model, self.flat, params, lr, updates)
-        self.averaged = self.flat.weights.clone() if ema else None
         self.best: Tensor | None = None
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
+
+    def _advice(self) -> str:
+        return (
+            f"set training.backend to deepspeed with deepspeed.offload_optimizer, or {self.name}.lora, "
+            "or take a smaller model (model.base)"
+        )
 
     def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
         self.flat.gradients.zero_()
@@ -56,7 +64,8 @@ class TorchLearner:
     def update(self, loss: float) -> None:
         self.norm, self.factor = self.optimizer.clip(), 0.0
         if math.isfinite(self.norm) and math.isfinite(loss):
-            self.factor = self.optimizer.step(self.updates)
+            with memory_part("optimizer states", self._advice()):  # made at the first step
+                self.factor = self.optimizer.step(self.updates)
             if self.averaged is not None and self.ema:
                 self.averaged.lerp_(self.flat.weights, 1 - self.ema)
         else:

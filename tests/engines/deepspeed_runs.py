@@ -141,14 +141,34 @@ def cut_and_resumed(training: Training, state: Path) -> Any:
     return sft(training, state)
 
 
+def with_a_bad_step(training: Training, state: Path) -> Any:
+    """SFT in which one process's loss of the fourth step is not a number."""
+    kept = learners.DeepSpeedLearner.descend, learners.TorchLearner.descend
+
+    def bad(before: Any) -> Any:
+        def descend(self: Any, compute: Any) -> None:
+            broken = self.updates == 3 and self.backend.rank == 1
+            before(self, (lambda: compute() * float("nan")) if broken else compute)
+
+        return descend
+
+    learners.DeepSpeedLearner.descend, learners.TorchLearner.descend = map(bad, kept)  # type: ignore[method-assign]
+    try:
+        return sft(training, state)
+    finally:
+        learners.DeepSpeedLearner.descend, learners.TorchLearner.descend = kept  # type: ignore[method-assign]
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     runs: dict[str, Callable[[Training, Path], Any]] = {
         "sft": sft, "dpo": dpo, "reward_model": reward_model,
         "ppo": lambda training, state: rl(training, state, PPO),
+        "bad": with_a_bad_step,
         "lora": lambda training, state: rl(training, state, RL.model_copy(update={"lora": Lora(r=4)})),
     }  # fmt: skip
     plan = [("sft", mode) for mode in MODES] + [
+        ("bad", "torch"), ("bad", "zero 1"), ("bad", "zero 3"),
         ("dpo", "torch"), ("dpo", "zero 2"), ("reward_model", "torch"), ("reward_model", "zero 3"),
         ("ppo", "torch"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "torch"), ("lora", "zero 3"),
     ]  # fmt: skip

@@ -87,6 +87,17 @@ def test_cut_and_resumed_is_uninterrupted_to_the_bit(found: dict[str, Any], mode
     assert rows == expected and torch.equal(weights, expected_weights)
 
 
+@pytest.mark.parametrize("mode", ["torch", "zero 1", "zero 3"])
+def test_a_gradient_that_is_no_number_is_skipped_and_counted(found: dict[str, Any], mode: str) -> None:
+    weights, rows = found[f"bad, {mode}"]
+    expected_weights, expected = found["bad, torch"]
+    assert [row["skipped_updates"] for row in rows] == [0.0] * 3 + [1.0] * 7
+    assert [row["lr_factor"] == 0 for row in rows].index(True) == 3
+    for row, other in zip(rows[4:], expected[4:], strict=True):
+        assert row == pytest.approx(other, abs=LOSS), row["step"]
+    assert torch.allclose(weights, expected_weights, atol=1e-6) and weights.isfinite().all()
+
+
 def test_in_bfloat16_it_learns_much_the_same(found: dict[str, Any]) -> None:
     _, rows = found["half, zero 2"]
     _, expected = found["sft, torch"]

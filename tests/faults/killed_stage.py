@@ -1,9 +1,11 @@
 """Runs a stage that kills itself, as SIGKILL from outside would, at the n-th time of a moment of its work.
 
 FAULT=moment:n python killed_stage.py STAGE; without FAULT the stage as it is. The other ranks are copies.
+At the moment `full` it is not killed: from then on no file may be larger than 20 kB.
 """
 
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -100,6 +102,16 @@ def plant() -> None:
             return sync(self, some)
 
         CopyEngine.sync = half_synced  # type: ignore[method-assign]
+    elif MOMENT == "full":
+        save = checkpoint.CheckpointFolder.save
+
+        def save_until_due(self: Any, point: Any) -> None:
+            if due():
+                limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+            save(self, point)
+
+        checkpoint.CheckpointFolder.save = save_until_due  # type: ignore[method-assign]
     elif MOMENT == "export":  # the trained model's folder is half there
         export.write_text = before(export.write_text)
 

@@ -87,3 +87,20 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(
     # The runs have something to differ in.
     start = (expected.workspace.folder / "models" / "sft" / "model.safetensors").read_bytes()
     assert weights != start and max(row["grad_norm"] for row in rows) > 0
+
+
+def test_a_full_disk_is_one_sentence_and_costs_nothing(
+    breakable: Callable[..., Any], whole: Callable[..., Any]
+) -> None:
+    overrides = ("run.processes=1", *AHEAD)
+    broken = breakable(*overrides)
+    status, errors = broken.run("rl", "full:2")
+    said = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert status == 2 and len(said) == 1, errors
+    assert "step-00000006.safetensors: no room to write it (File too large)" in said[0]
+    (state,) = (broken.workspace.folder / "home" / "state").glob("rl-*/checkpoints")
+    assert {file.name for file in state.iterdir()} == {"step-00000003.json", "step-00000003.safetensors"}
+    assert not (broken.workspace.folder / "models" / "rl").exists()
+    status, errors = broken.run("rl")
+    assert status == 0, errors
+    assert broken.output("rl") == whole(overrides).output("rl")

@@ -8,6 +8,8 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.params.train import Optimizer
+from mathrl.params.training import Training
+from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
 from mathrl.trainers.torch_learner import TorchLearner
 
@@ -43,6 +45,15 @@ def test_what_is_no_number_changes_nothing_and_ends_after_ten(small: Any, where:
     assert policy.counts == {"updates": 10, "bad": 10} and policy.factor == 0
     with pytest.raises(UserError, match=r"rl: 11 updates .* lower rl\.lr or rl\.optimizer\.muon_lr"):
         policy.update(math.nan if where == "loss" else 1.0)
+
+
+def test_how_many_are_skipped_before_the_end_is_a_parameter(small: Any) -> None:
+    backend = Backend(torch.device("cpu"), Training(most_bad_updates=2))
+    policy = TorchLearner(small.policy()[0], SGD_LIKE, 1e-2, 9, backend=backend)
+    for _ in range(2):
+        policy.update(math.inf)
+    with pytest.raises(UserError, match=r"3 updates .* or raise training\.most_bad_updates"):
+        policy.update(math.inf)
 
 
 def test_the_average_moves_by_one_minus_its_decay(small: Any) -> None:
