@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
 from mathrl.models.scores import prepare
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.train import Optimizer
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
 from mathrl.trainers.optimizer import schedule
@@ -58,6 +58,7 @@ class DeepSpeedLearner:
         )  # fmt: skip
         self.engine = _engine(_Pass(model), optimizer, self._config(), backend)
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
+        self.best: dict[str, Tensor] = {}
         self._gathered = False
 
     def _config(self) -> dict[str, Any]:
@@ -102,12 +103,21 @@ class DeepSpeedLearner:
         factor = schedule(self.params, self.updates, self.planned)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr * factor
-        self.engine.step()  # which skips itself where the gradient is no number
+        if math.isfinite(loss):
+            self.engine.step()  # which skips itself where the gradient is no number
+        else:
+            self.drop()
         self.norm, self.factor = float(self.engine.get_global_grad_norm()), factor
         if not (math.isfinite(self.norm) and math.isfinite(loss)):
             self.factor, self.bad = 0.0, self.bad + 1
             check_bad(self.bad, self.backend.training.most_bad_updates, self.name)
         self.updates += 1
+
+    def drop(self) -> None:
+        # A gradient that is no number is the one that DeepSpeed drops, with all that it keeps of it.
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.backend.device)
+        self.descend(lambda: self.model(input_ids=ids, use_cache=False).logits.sum() * math.nan)
+        self.engine.step()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -131,7 +141,8 @@ class DeepSpeedLearner:
         return nullcontext()
 
     def keep_best(self) -> None:
-        raise AssertionError("refused by check_supported")
+        with self.whole():
+            self.best = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
 
     def finish(self) -> None:
         """Frees optimizer and gradients first, then makes the model's weights whole and plain."""
@@ -150,9 +161,11 @@ class DeepSpeedLearner:
         del self.engine
         for module, weights in plain.items():
             module._parameters = weights
+        if self.best:
+            self.model.load_state_dict(self.best)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {}
+        return {f"{self.name}/best/{name}": value for name, value in self.best.items()}
 
     def write(self, folder: Path) -> None:
         own = folder / self.name
@@ -166,6 +179,9 @@ class DeepSpeedLearner:
         if saved.parts is None or not (saved.parts / self.name).is_dir():
             raise UserError(f"the checkpoint after step {saved.step} is not DeepSpeed's; remove its folder")
         self.engine.load_checkpoint(str(saved.parts), tag=self.name)
+        start = f"{self.name}/best/"
+        kept = {name: value for name, value in saved.tensors.items() if name.startswith(start)}
+        self.best = {name.removeprefix(start): value for name, value in kept.items()}
         self.updates, self.bad = counts["updates"], counts["bad"]
 
     @property
@@ -182,19 +198,6 @@ class _Pass(nn.Module):
 
     def forward(self, compute: Callable[[], Tensor]) -> Tensor:
         return compute()
-
-
-def check_rl(params: Rl) -> None:
-    """Raises UserError: what this backend does not have of the section rl, in one sentence."""
-    wanted = []
-    if params.drop_ratio is not None:
-        wanted.append("rl.drop_ratio to null (a gradient that is reduced cannot be dropped)")
-    if params.export == "best":
-        wanted.append("rl.export to last")
-    if wanted:
-        raise UserError(
-            f"training.backend deepspeed: set {' and '.join(wanted)}, or training.backend to torch"
-        )
 
 
 def check_supported(params: Optimizer, name: str, ema: float | None) -> None:

@@ -60,6 +60,10 @@ class Learner(Protocol):
         """
         ...
 
+    def drop(self) -> None:
+        """Forget the gradient instead of an update."""
+        ...
+
     def whole(self) -> AbstractContextManager[None]:
         """Within it every process has all weights and runs the model at its own pace, without a gradient."""
         ...

@@ -40,7 +40,6 @@ from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.collect import Judge, collect
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.deepspeed_learner import check_rl
 from mathrl.trainers.dev import evaluate_dev
 from mathrl.trainers.learner import make_learner
 from mathrl.trainers.mismatch import check_mismatch
@@ -98,8 +97,6 @@ def train_rl(
         Stopped: after a signal, once the checkpoint is written.
     """
     check_helpers(params, judge, teacher)
-    if backend.plain:
-        check_rl(params)
     if params.lora is not None:
         add_lora(model, params.lora, seed)
     if not (params.kl_coef or params.kl_probe):
@@ -204,7 +201,9 @@ def train_rl(
                         continue
                     figures = update_gradient(policy, params, backend, part, kl_coef)
                     dropped = params.drop_ratio is not None and figures.mean_ratio > params.drop_ratio
-                    if not dropped:
+                    if dropped:
+                        policy.drop()
+                    else:
                         policy.update(figures.loss)
                     counts["trained"] += int(figures.trained)
                     update.add(figures, 0.0 if dropped else policy.norm, dropped)

@@ -73,6 +73,9 @@ class TorchLearner:
             check_bad(self.bad, self.backend.training.most_bad_updates, self.name)
         self.updates += 1
 
+    def drop(self) -> None:
+        """The next update begins with zeros anyway."""
+
     def whole(self) -> AbstractContextManager[None]:
         return nullcontext()
 

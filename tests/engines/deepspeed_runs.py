@@ -42,6 +42,9 @@ PPO = RL.model_copy(update={
     "advantage": "gae", "critic": Critic(optimizer=CriticOptimizer(**ADAM.model_dump())), "kl_coef": 0.1,
     "minibatches": 2,
 })  # fmt: skip
+DROP = RL.model_copy(update={
+    "minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "eval_every": 1, "lr": 0.03,
+})  # fmt: skip
 PROBE = [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((20,), ((9, 3),))]
 MODES = {
     "torch": Training(),
@@ -164,13 +167,14 @@ def main(out: Path) -> None:
     runs: dict[str, Callable[[Training, Path], Any]] = {
         "sft": sft, "dpo": dpo, "reward_model": reward_model,
         "ppo": lambda training, state: rl(training, state, PPO),
-        "bad": with_a_bad_step,
+        "bad": with_a_bad_step, "drop": lambda training, state: rl(training, state, DROP),
         "lora": lambda training, state: rl(training, state, RL.model_copy(update={"lora": Lora(r=4)})),
     }  # fmt: skip
     plan = [("sft", mode) for mode in MODES] + [
         ("bad", "torch"), ("bad", "zero 1"), ("bad", "zero 3"),
         ("dpo", "torch"), ("dpo", "zero 2"), ("reward_model", "torch"), ("reward_model", "zero 3"),
         ("ppo", "torch"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "torch"), ("lora", "zero 3"),
+        ("drop", "torch"), ("drop", "zero 2"), ("drop", "zero 3"),
     ]  # fmt: skip
     found: dict[str, Any] = {}
     rank = Backend(torch.device("cpu")).rank

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mathrl.core.errors import UserError
-from mathrl.params.train import Optimizer, Rl
-from mathrl.trainers.deepspeed_learner import check_rl, check_supported
+from mathrl.params.train import Optimizer
+from mathrl.trainers.deepspeed_learner import check_supported
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -61,7 +61,8 @@ def found(out: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("sft", "zero 1"), ("sft", "zero 2"), ("sft", "zero 3"), ("sft", "offloaded"), ("dpo", "zero 2"),
-     ("reward_model", "zero 3"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "zero 3")],
+     ("reward_model", "zero 3"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "zero 3"),
+     ("drop", "zero 2"), ("drop", "zero 3")],
 )  # fmt: skip
 def test_every_figure_of_every_step_is_that_of_the_torch_backend(
     found: dict[str, Any], name: str, mode: str
@@ -74,6 +75,11 @@ def test_every_figure_of_every_step_is_that_of_the_torch_backend(
     assert torch.allclose(weights, expected_weights, atol=1e-6)
     # There is something to differ in: a step moves weights and losses by a thousand times the tolerance.
     assert all(row["grad_norm"] > 1e-2 for row in expected)
+    if name == "drop":
+        dropped = sum(row["dropped_minibatches"] for row in expected)
+        assert 0 < dropped < 12, "of twelve"
+        accuracies = [row["dev/accuracy"] for row in expected]
+        assert accuracies.index(max(accuracies)) < 2, "the best weights are not the last"
     if name == "sft":
         losses = [row["loss"] for row in expected]
         assert min(abs(a - b) for a, b in itertools.pairwise(losses)) > 100 * LOSS
@@ -140,6 +146,3 @@ def test_what_it_does_not_have_is_refused_with_what_to_set() -> None:
     with pytest.raises(UserError, match=r"set rl\.optimizer\.type to adamw and rl\.ema to null"):
         check_supported(Optimizer(type="muon"), "rl", 0.9)
     check_supported(Optimizer(type="adamw"), "rl", None)
-    with pytest.raises(UserError, match=r"rl\.drop_ratio to null .* and rl\.export to last"):
-        check_rl(Rl(drop_ratio=5.0, export="best"))
-    check_rl(Rl())
