@@ -29,8 +29,10 @@ from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.worker import sweep_section
 
 Place = Any
-pytestmark = pytest.mark.timeout(600)  # trainers start some ten times; on a busy machine that takes a while
-STEPS = 30
+# The studies of one test are looked at by the next. Trainers start some ten times: slow on a busy machine.
+pytestmark = [pytest.mark.xdist_group("sweeps"), pytest.mark.timeout(600)]
+STUDY, STEPS = "killed", 30
+TOLD = {"rl.optimizer.muon_lr": 0.02, "rl.kl_coef": 0.05}
 SWEEP = (sys.executable, "-m", "mathrl.sweeps.run", "run")
 
 
@@ -51,44 +53,67 @@ def steps_of(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> None:
-    words = ["sweep.study=killed", "sweep.trials=2", "sweep.workers=2", f"rl.steps={STEPS}",
-             "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.eval_every=2"]  # fmt: skip
-    folder = place.home / "sweeps" / "killed"
-    runs = [folder / f"t{number:04d}-s0" for number in range(2)]
+    """Two seeds a trial. Trials 1 and 2 are told as if they had done well: what is behind them ends early."""
+    words = [f"sweep.study={STUDY}", "sweep.trials=4", "sweep.startup_trials=1", "sweep.seeds=2",
+             "sweep.fresh_seeds=1", f"rl.steps={STEPS}", "rl.eval_samples=1", "rl.checkpoint_every=3",
+             "rl.eval_every=2"]  # fmt: skip
+    opened = open_study(sweep_section(words))
+    for _ in range(2):
+        opened.study.add_trial(optuna.trial.create_trial(
+            params=TOLD, distributions={k: distribution(axis) for k, axis in opened.sweep.space.items()},
+            value=0.9, intermediate_values=dict.fromkeys(range(2, 2 * STEPS + 1, 2), 0.9),
+            user_attrs={"values": TOLD},
+        ))  # fmt: skip
+    runs = [opened.folder / f"t0000-s{seed}" for seed in range(2)]
+
+    def lease() -> Any:
+        return read_study(STUDY).trials[0].user_attrs[LEASE]
 
     # Stopped as a cancelled flow does it: the guard's standard input is closed.
     first = place.start("tasks.guard", *SWEEP, *words)
-    wait(lambda: all(len(steps_of(run)) > 2 for run in runs))
-    leases = [trial.user_attrs[LEASE] for trial in read_study("killed").trials]
-    pids = [pid for lease in leases for pid, _ in (lease["worker"], *lease["below"])]
-    assert len(leases) == 2 and len(pids) >= 6
+    wait(lambda: len(steps_of(runs[0])) > 2)
+    pids = [pid for pid, _ in (lease()["worker"], *lease()["below"])]
+    assert len(pids) >= 3
     asked = time.monotonic()
     said = first.communicate(timeout=60)[0]
     assert time.monotonic() - asked < 25 and first.returncode == 130, said
     assert not [pid for pid in pids if psutil.pid_exists(pid)], "nothing of it may live on"
-    stopped, before = time.time(), steps_of(runs[1])
-    assert [t.state for t in read_study("killed").trials] == [TrialState.RUNNING] * 2
+    stopped, before = time.time(), steps_of(runs[0])
+    assert read_study(STUDY).trials[0].state == TrialState.RUNNING
 
-    # Started again; now a worker is killed, and the other takes over its trial.
-    again = place.start("mathrl.sweeps.run", "run", *words)
-    wait(lambda: len(steps_of(runs[1])) > len(before))
-    os.kill(read_study("killed").trials[1].user_attrs[LEASE]["worker"][0], signal.SIGKILL)
-    said = again.communicate(timeout=240)[0]
+    # Started again, with two workers; one is killed, and the other takes over its trial.
+    again = place.start("mathrl.sweeps.run", "run", *words, "sweep.workers=2")
+    wait(lambda: len(steps_of(runs[0])) > len(before))
+    os.kill(lease()["worker"][0], signal.SIGKILL)
+    said = again.communicate(timeout=400)[0]
     assert again.returncode == 0, said
-    trials = read_study("killed").trials
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 2
-    for number, (trial, run) in enumerate(zip(trials, runs, strict=True)):
+    assert said.count("\ntrial ") == 2 and "trial 3: ended early" in said, said
+    trials = read_study(STUDY).trials
+    done = TrialState.COMPLETE
+    assert [trial.state for trial in trials] == [done, done, done, TrialState.PRUNED]
+    assert max(trials[3].intermediate_values) == 2 and not (opened.folder / "t0003-s1").exists()
+
+    # Trial 0 is never ended early, has every step once, and was resumed, not begun anew.
+    curves = []
+    for run in runs:
         assert steps_of(run) == list(range(1, STEPS + 1)), "a step that is lost, or done twice"
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert rows[0]["at"] < stopped, "it resumed, and did not begin anew"
-        curve = {row["step"]: row["dev/accuracy"] for row in rows if "dev/accuracy" in row}
-        assert trial.intermediate_values == curve and trial.value == curve[STEPS]
-        assert len(list((place.home / "records").glob(f"killed-t{number:04d}-s0-*"))) == 1
+        curves.append([row["dev/accuracy"] for row in rows_of(run) if "dev/accuracy" in row])
+        assert len(list((place.home / "records").glob(f"{STUDY}-{run.name}-*"))) == 1
         assert not (run / "model").exists() and (run / "report" / "curve.png").exists()
-    assert len([line for line in said.splitlines() if line.startswith("trial ")]) == 2, said
-    assert not list((place.home / "state").glob("killed-*"))
-    assert {file.name for file in folder.glob("*.png")} >= {"best.png", "slices.png"}
+    assert rows_of(runs[0])[0]["at"] < stopped
+    # Reported: of the first seed its accuracy, of the second the mean with what the first came to.
+    seen = [*curves[0], *((curves[0][-1] + now) / 2 for now in curves[1])]
+    assert trials[0].intermediate_values == dict(zip(range(2, 2 * STEPS + 1, 2), seen, strict=True))
+    assert trials[0].value == seen[-1] and trials[0].user_attrs["scores"] == [each[-1] for each in curves]
+    assert not list((place.home / "state").glob(f"{STUDY}-*"))
+    table = (opened.folder / "trials.md").read_text()
+    assert "| 3 | ended early |" in table and "| 1 | complete | 0.9 | 0.02 | 0.05 |" in table
+    assert {file.name for file in opened.folder.glob("*.png")} >= {"best.png", "slices.png"}
 
 
 def test_mlflow_has_one_run_a_trial_under_the_studys(
@@ -98,73 +123,60 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
     from mathrl.tracking.client import connect
     from mathrl.tracking.mirror import sync
 
-    if not (place.home / "sweeps" / "killed").exists():
+    if not (place.home / "sweeps" / STUDY).exists():
         pytest.skip("the study of the test above")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     sync()
     client, experiment = connect()
-    runs = {run.info.run_id: run for run in client.search_runs([experiment])}
-    (study,) = [run for run in runs.values() if run.data.tags.get("mathrl.role") == "study"]
-    assert study.info.run_name.startswith("sweep killed-") and "sweep.trials" in study.data.params
-    below = [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == study.info.run_id]
-    assert sorted(run.info.run_name for run in below) == [f"killed/t{number:04d}" for number in range(2)]
-    trials = read_study("killed").trials
-    for run in below:
-        trial = trials[int(run.info.run_name[-4:])]
+    runs = client.search_runs([experiment])
+
+    def below(run: Any) -> dict[str, Any]:
+        parent = run.info.run_id
+        return {r.info.run_name: r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent}
+
+    (study,) = [run for run in runs if run.data.tags.get("mathrl.role") == "study"]
+    assert study.info.run_name.startswith(f"sweep {STUDY}-") and "sweep.trials" in study.data.params
+    found = below(study)
+    assert set(found) == {f"{STUDY}/t0000", f"{STUDY}/t0003"}
+    for name, outcome, seeds in (("t0000", "complete", 2), ("t0003", "ended early", 1)):
+        run, trial = found[f"{STUDY}/{name}"], read_study(STUDY).trials[int(name[1:])]
         assert run.data.params["rl.kl_coef"] == json.dumps(trial.user_attrs["values"]["rl.kl_coef"])
-        assert run.data.metrics["final/dev/accuracy"] == trial.value
-        assert (run.info.status, run.data.tags["mathrl.outcome"]) == ("FINISHED", "complete")
+        assert (run.info.status, run.data.tags["mathrl.outcome"]) == ("FINISHED", outcome)
         curve = client.get_metric_history(run.info.run_id, "dev/accuracy")
         assert {point.step: point.value for point in curve} == trial.intermediate_values
-        (seed,) = [r for r in runs.values() if r.data.tags.get("mlflow.parentRunId") == run.info.run_id]
-        assert seed.info.run_name == f"{run.info.run_name}-s0" and "reward/accuracy" in seed.data.metrics
+        assert set(below(run)) == {f"{STUDY}/{name}-s{seed}" for seed in range(seeds)}
+        assert all("reward/accuracy" in each.data.metrics for each in below(run).values())
+    assert found[f"{STUDY}/t0000"].data.metrics["final/dev/accuracy"] == read_study(STUDY).trials[0].value
 
 
-def test_a_trial_behind_the_others_ends_early_and_the_winner_is_compared(place: Place) -> None:
-    words = ["sweep.study=told", "sweep.trials=5", "sweep.workers=2", "sweep.startup_trials=1",
-             "sweep.fresh_seeds=1", "sweep.seeds=2"]  # fmt: skip
-    opened = open_study(sweep_section(words))
-    params = {"rl.optimizer.muon_lr": 0.02, "rl.kl_coef": 0.05}
-    for _ in range(3):  # as if others had done well: what is behind them ends early
-        opened.study.add_trial(optuna.trial.create_trial(
-            params=params, distributions={k: distribution(axis) for k, axis in opened.sweep.space.items()},
-            value=0.9, intermediate_values=dict.fromkeys(range(1, 13), 0.9), user_attrs={"values": params},
-        ))  # fmt: skip
-    said = place.run("mathrl.sweeps.run", "run", *words)
-    assert "trial 0: dev accuracy" in said, "the present parameters are never ended early"
-    assert "trial 4: ended early" in said
-    trials, curves = read_study("told").trials, []
-    for seed in (0, 1):
-        rows = (opened.folder / f"t0000-s{seed}" / "metrics.jsonl").read_text().splitlines()
-        curves.append([json.loads(row)["dev/accuracy"] for row in rows])
-    # Reported: of the first seed its accuracy, of the second the mean with what the first came to.
-    seen = [*curves[0], *((curves[0][-1] + now) / 2 for now in curves[1])]
-    assert trials[0].intermediate_values == dict(enumerate(seen, start=1)) and len(seen) == 12
-    assert trials[0].value == seen[-1] and trials[0].user_attrs["scores"] == [each[-1] for each in curves]
-    assert trials[4].state == TrialState.PRUNED and not (opened.folder / "t0004-s1").exists()
-    table = (opened.folder / "trials.md").read_text()
-    assert "| 4 | ended early |" in table and "| 1 | complete | 0.9 | 0.02 | 0.05 |" in table
-
+def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
+    if not (place.home / "sweeps" / STUDY).exists():
+        pytest.skip("the study of the test above")
+    opened = read_study(STUDY)
+    folder = place.home / "sweeps" / STUDY
+    words = [f"sweep.study={STUDY}", "sweep.seeds=2", "sweep.fresh_seeds=1", "sweep.workers=2",
+             f"rl.steps={STEPS}", "rl.eval_samples=1", "rl.checkpoint_every=3",
+             "rl.eval_every=2"]  # fmt: skip
     said = place.run("mathrl.sweeps.run", "compare", *words)
-    found = json.loads((opened.folder / "comparison.json").read_text())
+    found = json.loads((folder / "comparison.json").read_text())
     assert found["winner"] == 1 and found["seeds"] == [1000] and found["problems"] == 16
     assert found["verdict"] in said and list(found["models"]) == ["present parameters", "winner"]
     tests = {json.loads(line)["id"] for line in Path("data/splits/test.jsonl").read_text().splitlines()}
     for number in (0, 1):
-        file = opened.folder / f"t{number:04d}-test-s1000" / "report" / "responses.jsonl"
+        file = folder / f"t{number:04d}-test-s1000" / "report" / "responses.jsonl"
         assert {json.loads(line)["problem_id"] for line in file.read_text().splitlines()} == tests
-        assert not (opened.folder / f"t{number:04d}-fresh-s1000" / "model").exists()
+        assert not (folder / f"t{number:04d}-fresh-s1000" / "model").exists()
 
     run = CliRunner().invoke
-    shown = run(app, ["sweep", "show", "--study", "told"]).output
-    assert "| 4 | ended early |" in shown and f"on test: {found['verdict']}" in shown
-    promoted = run(app, ["sweep", "promote", "--study", "told"]).output
+    shown = run(app, ["sweep", "show", "--study", STUDY]).output
+    assert "| 3 | ended early |" in shown and f"on test: {found['verdict']}" in shown
+    promoted = run(app, ["sweep", "promote", "--study", STUDY]).output
     assert "+  muon_lr: 0.02" in promoted and "+kl_coef: 0.05" in promoted and "git commit" in promoted
     rl = load_params().rl
     assert (rl.optimizer.muon_lr, rl.kl_coef) == (0.02, 0.05)
     assert "# GRPO" in Path("params/rl.yaml").read_text()
     # A promoted winner does not change what trial 0 was: the study goes on.
-    assert open_study(sweep_section(words)).present == opened.present
+    assert open_study(sweep_section(words)).present == opened.user_attrs["mathrl"]["present"]
 
 
 def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> None:
