@@ -112,11 +112,9 @@ class Live:
         file.unlink(missing_ok=True)
 
     def refresh(self) -> None:
-        try:
-            state = json.loads(self.file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+        state = self._state()
+        if state is None:
             return
-        self.record = Path(state["record"]) if state.get("record") else None
         share = min(100.0, 100.0 * state["done"] / max(1, state["total"] or 0))
         left = state["seconds_left"]
         text = f"{state['title']}: {state['done']:.0f}"
@@ -126,10 +124,19 @@ class Live:
         self._show_health()
 
     def finish(self) -> None:
+        self._state()
         if self.artifact is not None:
             self._show(100.0, f"{self.stage}: done")
-            self._show_health()
+        self._show_health()
         self.file.unlink(missing_ok=True)
+
+    def _state(self) -> Any:
+        try:
+            state = json.loads(self.file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+        self.record = Path(state["record"]) if state.get("record") else None
+        return state
 
     def _show(self, share: float, text: str) -> None:
         def send() -> None:

@@ -32,6 +32,8 @@ FIGURES = {"pass_at_1": 0.5, "pass_at_1_low": 0.4, "pass_at_1_high": 0.6, "pass_
            "samples": 8, "truncated_share": 0.0,
            "no_answer_share": 0.1, "by_level": {}, "by_subject": {}}  # fmt: skip
 
+FINDING = {"rule": "truncated", "colour": "yellow", "first": 5, "last": 6, "evidence": "10 % | cut off",
+           "cause": "no room", "remedy": "more room"}  # fmt: skip
 RESPONSE = {"problem_id": "p1", "benchmark": "test", "question": "1+1=", "answers": ["2"], "extracted": "2",
             "response": "<script>document.title='run'</script>", "sample": 0, "length": 2, "truncated": False,
             "rule": "answer_tag"}  # fmt: skip
@@ -75,6 +77,8 @@ def work(run: StageRun) -> None:
             write_jsonl(folder / "responses.jsonl", responses)
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")
+    if STAGE == "rl":
+        run.health({"colour": "yellow", "steps": 6, "findings": [FINDING]})
     run.summary({"loss": 0.1})
 
 

@@ -1,6 +1,7 @@
 """The flow, `dvc repro` and MLflow together, on one checkout; each test goes on from the one before."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
     for part in ("pass@1", "0.400 to 0.600", "maj@8", "rl is better than sft", "mathrl-chain version 1",
                  "reports/rl/curve.png", "make ui"):  # fmt: skip
         assert part in done.stdout
+    with sqlite3.connect(checkout.home / "prefect" / "prefect.db") as database:
+        artifacts = dict(database.execute("select key, data from artifact"))
+    assert "rl-health" in artifacts and "10 % \\\\| cut off" in artifacts["rl-health"]
+    assert "register-" in artifacts["report"] and "report.html" in artifacts["report"]
     names = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
     assert names == ["base", "sft", "rl", "more_sft"]
 
@@ -92,6 +97,8 @@ def test_the_metrics_of_a_run_are_those_of_its_record_once_each(checkout: Checko
     history = rl["client"].get_metric_history(rl["id"], "reward/accuracy")
     assert [(each.step, each.value) for each in history] == [(step, step / 10) for step in range(1, 7)]
     assert rl["metrics"]["odd_at_name"] == 1.0
+    assert rl["tags"]["health"] == "yellow"
+    assert rl["tags"]["health.truncated"] == "step 5 to 6: 10 % | cut off; cause: no room"
     files = {file.path for file in rl["client"].list_artifacts(rl["id"])}
     assert {"rl_curve.png", "examples_table.json"} <= files
     table = rl["client"].download_artifacts(rl["id"], "examples_table.json", str(checkout.home))
