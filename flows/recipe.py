@@ -7,6 +7,7 @@ from prefect import flow
 from flows.form import (
     PARAMS,
     EvaluateForm,
+    HealthForm,
     ModelForm,
     Preset,
     PromptForm,
@@ -38,6 +39,7 @@ def recipe(
     reward: RewardForm = None,
     rollout: RolloutForm = None,
     training: TrainingForm = None,
+    health: HealthForm = None,
     sft: SftForm = None,
     rl: RlForm = None,
     evaluate: EvaluateForm = None,
@@ -62,6 +64,7 @@ def recipe(
         "reward": reward,
         "rollout": rollout,
         "training": training,
+        "health": health,
         "sft": sft,
         "rl": rl,
         "evaluate": evaluate,

@@ -4,6 +4,7 @@ from prefect import flow
 
 from flows.form import (
     DifficultyForm,
+    HealthForm,
     MixForm,
     ModelForm,
     Preset,
@@ -31,6 +32,7 @@ def rl(
     reward: RewardForm = None,
     rollout: RolloutForm = None,
     training: TrainingForm = None,
+    health: HealthForm = None,
     sft: SftForm = None,
     difficulty: DifficultyForm = None,
     mix: MixForm = None,
@@ -54,6 +56,7 @@ def rl(
         "reward": reward,
         "rollout": rollout,
         "training": training,
+        "health": health,
         "sft": sft,
         "difficulty": difficulty,
         "mix": mix,

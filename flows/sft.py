@@ -4,6 +4,7 @@ from prefect import flow
 
 from flows.form import (
     CurateForm,
+    HealthForm,
     ModelForm,
     Preset,
     PromptForm,
@@ -21,6 +22,7 @@ def sft(
     model: ModelForm = None,
     prompt: PromptForm = None,
     training: TrainingForm = None,
+    health: HealthForm = None,
     curate: CurateForm = None,
     sft: SftForm = None,
     overrides: list[str] = [],  # noqa: B006 - Prefect's form shows the default
@@ -40,6 +42,7 @@ def sft(
         "model": model,
         "prompt": prompt,
         "training": training,
+        "health": health,
         "curate": curate,
         "sft": sft,
     }
