@@ -38,7 +38,7 @@ class Breakable:
 
     def run(self, stage: str, fault: str = "", **environment: str) -> tuple[int, str]:
         process = self.start(stage, fault, **environment)
-        _, errors = process.communicate(timeout=280)
+        _, errors = process.communicate(timeout=900)
         return process.returncode, errors
 
     def output(self, stage: str) -> Any:

@@ -1,0 +1,98 @@
+"""The MLflow server dies in the middle of a run and is down at its end: each step arrives once."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEPS = 60  # seconds of work, so that the server dies within them
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come in {seconds} s"
+        time.sleep(0.2)
+
+
+def serve(folder: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
+         "--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'served.db'}",
+         "--artifacts-destination", str(folder / "artifacts")],
+        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+    def answers() -> bool:
+        try:
+            return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).read() == b"OK")
+        except OSError:
+            return False
+
+    wait_for(answers, 200, "the server")
+    return server
+
+
+def end(server: "subprocess.Popen[bytes]") -> None:
+    os.killpg(server.pid, 9)
+    server.wait()
+
+
+@pytest.mark.timeout(900)
+def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    broken = breakable("run.processes=1", f"rl.steps={STEPS}", "rl.eval_every=0")
+    folder = broken.workspace.folder
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    own = {
+        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MATHRL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "MATHRL_MIRROR": "",
+    }  # fmt: skip
+    env = {key: value for key, value in (os.environ | own).items() if value}
+    server = serve(tmp_path, port, env)
+    try:
+        # A mirror that has sent some steps when the server dies, and goes on to the run's end.
+        process = broken.start("rl", **own)
+
+        def sent() -> int:
+            files = list((folder / "home" / "records").glob("rl-*/mirror.json"))
+            return int(json.loads(files[0].read_text()).get("step") or 0) if files else 0
+
+        wait_for(lambda: sent() >= 1 or process.poll() is not None, 250, "the first step in MLflow")
+        end(server)
+        at_the_death = sent()
+        _, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors
+        assert 1 <= at_the_death < STEPS and errors.count("`mathrl sync` uploads") == 1, errors
+        assert (folder / "models" / "rl" / "model.safetensors").exists()
+
+        server = serve(tmp_path, port, env)
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", "from mathrl.cli import main; main()", "sync"], cwd=folder, env=env,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        import mlflow
+
+        client = mlflow.MlflowClient(own["MLFLOW_TRACKING_URI"])
+        experiment = client.get_experiment_by_name("mathrl")
+        runs = client.search_runs([experiment.experiment_id], "tags.`dvc.stage` = 'rl'")
+        assert [run.info.status for run in runs] == ["FINISHED"]
+        points = client.get_metric_history(runs[0].info.run_id, "response_length")
+        assert sorted(point.step for point in points) == list(range(1, STEPS + 1)), "each step once"
+        rows = {row["step"]: row["response_length"] for row in broken.output("rl")[1]}
+        assert {point.step: point.value for point in points} == pytest.approx(rows)
+    finally:
+        end(server)
