@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,9 +162,10 @@ class Pool:
             for server in self.servers:
                 server.newest = False
             self._revive(wait=False)
-            for server in self.alive():
-                if not server.newest:
-                    server.alive = self._send(server)
+            behind = [server for server in self.alive() if not server.newest]
+            with ThreadPoolExecutor(max(1, len(behind))) as workers:
+                for server, taken in zip(behind, workers.map(self._send, behind), strict=True):
+                    server.alive = taken
             if not self.alive():
                 self._revive(wait=True)
 
