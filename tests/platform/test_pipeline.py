@@ -1,5 +1,6 @@
 """The flow, `dvc repro` and MLflow together, on one checkout; each test goes on from the one before."""
 
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
@@ -48,14 +49,20 @@ def test_a_secret_of_the_environment_is_written_nowhere(checkout: Checkout) -> N
     names = {str(file.relative_to(checkout.folder)) for file in files}
     assert {".mathrl/mlflow.db", "dvc.lock"} <= names and any("run.json" in name for name in names)
     assert any("prefect" in name for name in names) and any("report.html" in name for name in names)
-    assert [str(file) for file in files if PLANTED.encode() in file.read_bytes()] == []
+    found = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # a server's database still tidies up beside itself
+            if PLANTED.encode() in file.read_bytes():
+                found.append(str(file))
+    assert found == []
 
 
 def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert "up to date" in checkout.repro().stdout
     assert "up to date" in checkout.repro("controls/dvc.yaml:controls").stdout
     status = checkout.git("status", "--porcelain").splitlines()
-    assert {line[3:] for line in status} == {"data/", "models/", "reports/", "dvc.lock", "controls/dvc.lock"}
+    new = {"data/.gitignore", "models/", "reports/", "dvc.lock", "controls/dvc.lock"}
+    assert {line[3:] for line in status} == new
 
 
 def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:

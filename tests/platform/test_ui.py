@@ -109,6 +109,8 @@ def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Serve
     assert set(servers.deployments()) == {
         "pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe", "sweep"
     }  # fmt: skip
+    named = {each["name"]: each["parameters"] for each in servers.post("/deployments/filter", {})}
+    assert named["study"] == {"recipe": "study"}
     done = servers.checkout.mathrl(*servers.words, ok=False)
     assert done.returncode == 2
     assert done.stderr.strip() == (
