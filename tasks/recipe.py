@@ -9,10 +9,11 @@ from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from tasks.recipe_graph import ROOT, bring_up_to_date
 from tasks.report import artifact_key
-from tasks.repro import Repro, environment, mirror, running
+from tasks.repro import Repro, environment, running
 from tasks.slots import slot
 from tasks.stages import run_stage, shower
 from tasks.workspace import prepare_recipe
@@ -36,7 +37,7 @@ def run_recipe(
     show = shower(str(flow_run.name or name), workspace)
     with (
         slot(),
-        mirror(env, workspace.folder),
+        mirroring(env, workspace.folder),
         running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
     ):
         while (step := repro.upcoming()) is not None:

@@ -162,22 +162,3 @@ def running(repro: Repro) -> Iterator[Repro]:
         yield repro
     finally:
         repro.stop()
-
-
-@contextmanager
-def mirror(env: dict[str, str], workspace: Path) -> Iterator[None]:
-    """One process that mirrors the stages' records to MLflow while a flow runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mathrl.tracking.mirror"], cwd=workspace, env=env, stdin=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
-    env["MATHRL_MIRROR"] = str(process.pid)
-    try:
-        yield
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()

@@ -20,11 +20,12 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from mathrl.core.errors import UserError
+from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from mathrl.params.schema import STAGES
 from tasks.inputs import link_inputs
 from tasks.report import artifact_key, health_markdown, report
-from tasks.repro import Repro, environment, mirror, running
+from tasks.repro import Repro, environment, running
 from tasks.slots import slot
 from tasks.workspace import Workspace, prepare
 
@@ -53,7 +54,7 @@ def run_stages(
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = shower(name, workspace)
     link_inputs(workspace.folder, chain, workspace.params, env)
-    with slot(), mirror(env, workspace.folder):
+    with slot(), mirroring(env, workspace.folder):
         with running(Repro(workspace.folder, last, env, show)) as repro:
             for stage in chain:
                 run_stage(stage, repro, env["MATHRL_PROGRESS"])
@@ -77,7 +78,7 @@ def run_beside(
     workspace = prepare(stage, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     env = environment(workspace.folder, str(flow_run.id or ""))
     link_inputs(workspace.folder, [stage], workspace.params, env)
-    with slot(), mirror(env, workspace.folder):
+    with slot(), mirroring(env, workspace.folder):
         _beside(stage, workspace, env, shower(name, workspace))
     report(workspace.folder, stage)
     return str(workspace.folder)

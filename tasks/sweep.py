@@ -17,10 +17,11 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from mathrl.core.errors import UserError
+from mathrl.core.mirroring import mirroring
 from mathrl.core.places import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
-from tasks.repro import environment, mirror
+from tasks.repro import environment
 from tasks.stages import Live, shower
 from tasks.workspace import Workspace
 
@@ -39,7 +40,7 @@ def run_sweep(section: BaseModel | None, overrides: Sequence[str], *, compare: b
     folder = home() / "sweeps" / params.sweep.study
     env = environment(root, str(flow_run.id or ""))
     show = shower(str(flow_run.name or "sweep"), Workspace(root, params))
-    with mirror(env, root):
+    with mirroring(env, root):
         try:
             follow("compare" if compare else "run", given, root, env, show)
         finally:

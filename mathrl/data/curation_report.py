@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from mathrl.core.files import write_text
 from mathrl.core.nouns import Problem
 from mathrl.data.curation import SPLITS, Curated, Plan
 from mathrl.data.grams import grams
+from mathrl.data.markdown import cell, table
 from mathrl.params.data import Curate
 
 EXAMPLES = 3
@@ -60,7 +61,7 @@ def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str
         "`data/curated/dropped.jsonl` and `rejected.jsonl`."
     )
     parts = ["# Curation report", "", summary, "", "## Rows in and out of each step", ""]
-    parts += _table(
+    parts += table(
         ("step", "in", "out", "gone because"),
         ((s.name, f"{s.rows_in:,}", f"{s.rows_out:,}",
           ", ".join(f"{reason} {count:,}" for reason, count in s.reasons.most_common()) or "")
@@ -69,14 +70,14 @@ def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str
     parts += ["", "## What came out", ""]
     sources = sorted({p.source for rows in curated.splits.values() for p in rows})
     counts = {split: Counter(p.source for p in rows) for split, rows in curated.splits.items()}
-    parts += _table(
+    parts += table(
         ("source", *SPLITS),
         [*((name, *(f"{counts[s][name]:,}" for s in SPLITS)) for name in sources),
          ("all", *(f"{len(curated.splits[s]):,}" for s in SPLITS))],
     )  # fmt: skip
     parts += ["", "![levels](levels.png)", "", "![lengths](lengths.png)", ""]
     parts += ["## Sources and licences", ""]
-    parts += _table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
+    parts += table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
     parts += [
         "",
         *_duplicates(curated, curate),
@@ -87,7 +88,7 @@ def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str
         parts += [
             "## Bad rows",
             "",
-            *_table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20])),
+            *table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20])),
         ]
         if len(curated.rejected) > 20:
             parts += ["", f"And {len(curated.rejected) - 20:,} more, in `data/curated/rejected.jsonl`."]
@@ -163,7 +164,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     parts = ["## Overlap with evaluation sets", "", rule, ""]
     if cells:
         rows = ((train, against, f"{count:,}") for (train, against), count in sorted(cells.items()))
-        parts += _table(("training source", "evaluation set", "rows hit"), rows)
+        parts += table(("training source", "evaluation set", "rows hit"), rows)
     else:
         parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
     if curated.hits:
@@ -177,7 +178,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
             (f"{b / 10:.1f} to {(b + 1) / 10:.1f}", f"{went[b]:,}", f"{stay[b]:,}")
             for b in sorted(went | stay, reverse=True)
         )
-        parts += ["", *_table(("share", "rows that went", "rows that stay"), shares)]
+        parts += ["", *table(("share", "rows that went", "rows that stay"), shares)]
     if curated.too_short:
         short = len(curated.too_short)
         parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]
@@ -192,18 +193,9 @@ def _dropped_examples(curated: Curated, seed: int) -> list[str]:
     for reason, rows in sorted(by_reason.items()):
         parts += [f"## Dropped: {reason} ({len(rows):,})", ""]
         for row in random.Random(seed).sample(rows, min(EXAMPLES, len(rows))):
-            parts += [f"- `{row.problem.id}` for `{row.other}` ({_cell(row.detail)})", "",
-                      f"  > {_cell(row.problem.question)[:300]}", ""]  # fmt: skip
+            parts += [f"- `{row.problem.id}` for `{row.other}` ({cell(row.detail)})", "",
+                      f"  > {cell(row.problem.question)[:300]}", ""]  # fmt: skip
     return parts
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return [*lines, *("| " + " | ".join(_cell(str(c)) for c in row) + " |" for row in rows)]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mathrl.core.files import write_text
+from mathrl.data.markdown import cell, table
 from mathrl.data.page_files import Page
 from mathrl.data.pages import Collected, domains
 from mathrl.params.pages import Pages
@@ -54,7 +55,7 @@ def write_report(folder: Path, out: Collected, pages: Sequence[Page], how: Pages
         f"{len(out.rounds)}, less {len(out.hits):,} that share an n-gram with an evaluation set "
         f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",
         "", "## Rounds", "",
-        *_table(
+        *table(
             ("round", "positives", "negatives", "collected", "new", "domains promoted", "pages they add",
              "precision", "recall"),
             ((r.number, f"{r.positives:,}", f"{r.negatives:,}", f"{len(r.collected):,}", f"{r.new_share:.1%}",
@@ -64,7 +65,7 @@ def write_report(folder: Path, out: Collected, pages: Sequence[Page], how: Pages
         "", f"Precision and recall are of {len(out.held_out):,} labelled pages that no round was trained on.",
         "", "![rounds](rounds.png)", "", "## Domains", "",
         f"Promoted: more than {how.domain_share:.0%} of the domain's pages collected in a round.", "",
-        *_table(
+        *table(
             ("domain", "pages", "collected by round", "kept", "promoted in", "made positives"),
             ((host, f"{d['pages']:,}", ", ".join(f"{n:,}" for n in d["collected"]), f"{d['kept']:,}",
               ", ".join(map(str, d["promoted_in_rounds"])), f"{d['pages_made_positives']:,}")
@@ -87,17 +88,8 @@ def _boundary(out: Collected, pages: Sequence[Page]) -> list[str]:
         parts += [f"{title}:", ""]
         for i in map(int, numbers):
             parts += [f"- `{pages[i].host}{pages[i].path}` ({out.scores[i]:.2f})", "",
-                      f"  > {_cell(pages[i].text[:600])[:300]}", ""]  # fmt: skip
+                      f"  > {cell(pages[i].text[:600])[:300]}", ""]  # fmt: skip
     return parts
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return [*lines, *("| " + " | ".join(_cell(str(c)) for c in row) + " |" for row in rows)]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _share(value: float | None) -> str:

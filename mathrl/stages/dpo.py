@@ -3,13 +3,11 @@
 Resumes bit for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.core.files import read_jsonl, write_jsonl, written_aside
+from mathrl.core.files import read_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, rank
-from mathrl.core.metrics import without_timings
 from mathrl.stages.entry import StageRun
 
 PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"accuracy": "pairs ordered right",
@@ -26,7 +24,7 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.trainers.backend import Backend, choose_device
-    from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.curves import report_curves
     from mathrl.trainers.fit import hold_out
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
 
@@ -50,10 +48,13 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     export_model(network, tokenizer, model, card)
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
-        told = without_timings(run.record / "metrics.jsonl")
-        write_jsonl(folder / "metrics.jsonl", told)
-        draw_curves(told, PANELS, folder / "curve.png", "Direct preference optimisation")
-        shutil.copy(folder / "curve.png", run.artifacts / "dpo_curve.png")
+        report_curves(
+            run.record / "metrics.jsonl",
+            folder,
+            run.artifacts / f"{run.name}_curve.png",
+            PANELS,
+            "Direct preference optimisation",
+        )
     for file in data:
         run.dataset("pairs", file)
     run.summary({**figures, "pairs": float(len(pairs))})

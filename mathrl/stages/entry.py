@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +25,11 @@ from mathrl.core.hashing import digest, digest_path
 from mathrl.core.hosts import launch_on_hosts
 from mathrl.core.launch import rank
 from mathrl.core.metrics import JsonlSink
+from mathrl.core.mirroring import mirroring
 from mathrl.core.places import code_version, home, state_root
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.schema import READS, STAGES
 
-MIRROR = "MATHRL_MIRROR"  # set by whoever already runs a mirror process
-MIRROR_PATIENCE_SECONDS = 60.0
 EXIT_STOPPED, EXIT_INTERRUPTED = 75, 130
 
 
@@ -144,7 +142,7 @@ def _run(
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
             sweep=os.environ.get("MATHRL_SWEEP", ""), trial=os.environ.get("MATHRL_TRIAL", ""),
         )  # fmt: skip
-        with _mirror():
+        with mirroring():
             try:
                 work(run)
             except BaseException as error:
@@ -197,27 +195,6 @@ def _open_record(name: str, key: str) -> Path:
             (record / "artifacts").mkdir(parents=True, exist_ok=True)
             return record
     raise UserError(f"{root}: ten thousand runs of {name}-{key}; remove old ones")
-
-
-@contextmanager
-def _mirror() -> Iterator[None]:
-    """A mirror process of the stage's own, unless the flow that started the stage has one."""
-    if os.environ.get(MIRROR):
-        yield
-        return
-    command = [sys.executable, "-m", "mathrl.tracking.mirror"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    mirror = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
-    try:
-        yield
-    finally:
-        assert mirror.stdin is not None
-        mirror.stdin.close()  # the signal to upload the rest and end
-        try:
-            mirror.wait(timeout=MIRROR_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            mirror.kill()
-            print("MLflow did not take everything in time; `mathrl sync` uploads the rest", file=sys.stderr)
 
 
 def _status(error: BaseException) -> str:

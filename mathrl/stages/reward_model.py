@@ -4,14 +4,12 @@ From a causal LM's folder a new scorer is made; from a reward model's it is refr
 bit from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.files import read_json, read_jsonl, write_jsonl, written_aside
+from mathrl.core.files import read_json, read_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, rank
-from mathrl.core.metrics import without_timings
 from mathrl.params import Params
 from mathrl.stages.entry import StageRun
 
@@ -32,7 +30,7 @@ def train(
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_tokenizer
     from mathrl.trainers.backend import Backend, choose_device
-    from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.curves import report_curves
     from mathrl.trainers.fit import hold_out
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
@@ -65,10 +63,13 @@ def train(
     export_model(scorer, tokenizer, model, card)
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
-        told = without_timings(run.record / "metrics.jsonl")
-        write_jsonl(folder / "metrics.jsonl", told)
-        draw_curves(told, PANELS, folder / "curve.png", f"Reward model, on {what}")
-        shutil.copy(folder / "curve.png", run.artifacts / f"{run.name}_curve.png")
+        report_curves(
+            run.record / "metrics.jsonl",
+            folder,
+            run.artifacts / f"{run.name}_curve.png",
+            PANELS,
+            f"Reward model, on {what}",
+        )
     for file in data:
         run.dataset("labels", file)
     run.summary({**figures, "items": float(len(items))})

@@ -5,14 +5,12 @@ measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothi
 for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
+from mathrl.core.files import read_json, write_json, written_aside
 from mathrl.core.launch import launch_ranks, rank
-from mathrl.core.metrics import without_timings
 from mathrl.core.problems import read_problems
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.stages.entry import StageRun, run_stage
@@ -67,7 +65,7 @@ def reinforce(
     from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.collect import Judge
-    from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.curves import report_curves
     from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
     from mathrl.trainers.rl import train_rl
@@ -120,13 +118,16 @@ def reinforce(
     )  # fmt: skip
     with written_aside(report) as folder:
         folder.mkdir()
-        rows = without_timings(run.record / "metrics.jsonl")
-        write_jsonl(folder / "metrics.jsonl", rows)
+        rows = report_curves(
+            run.record / "metrics.jsonl",
+            folder,
+            run.artifacts / f"{run.name}_curve.png",
+            PANELS,
+            "Reinforcement learning with verifiable rewards",
+        )
         watch = examine(rows, params.health, how)
         write_json(folder / "health.json", watch.report())
         run.health(watch.report())
-        draw_curves(rows, PANELS, folder / "curve.png", "Reinforcement learning with verifiable rewards")
-        shutil.copy(folder / "curve.png", run.artifacts / "rl_curve.png")
     for file in data:
         run.dataset("mixture", file)
     run.summary({"dev/accuracy": result.dev_accuracy or 0.0, "sampled_tokens": float(result.sampled_tokens)})

@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.files import write_json, written_aside
 from mathrl.core.launch import launch_ranks, rank
-from mathrl.core.metrics import without_timings
 from mathrl.core.problems import read_problems
 from mathrl.stages.entry import StageRun, run_stage
 
@@ -37,7 +36,7 @@ def fine_tune(
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
     from mathrl.trainers.backend import Backend, choose_device
-    from mathrl.trainers.curves import draw_curves
+    from mathrl.trainers.curves import report_curves
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.sft import train_sft
@@ -79,13 +78,16 @@ def fine_tune(
             shutil.copytree(start, folder)
     with written_aside(report) as folder:
         folder.mkdir()
-        rows = without_timings(run.record / "metrics.jsonl")
-        write_jsonl(folder / "metrics.jsonl", rows)
+        rows = report_curves(
+            run.record / "metrics.jsonl",
+            folder,
+            run.artifacts / f"{run.name}_curve.png",
+            PANELS,
+            "Supervised fine-tuning",
+        )
         watch = examine(rows, params.health, None)
         write_json(folder / "health.json", watch.report())
         run.health(watch.report())
-        draw_curves(rows, PANELS, folder / "curve.png", "Supervised fine-tuning")
-        shutil.copy(folder / "curve.png", run.artifacts / "sft_curve.png")
     for file in data:
         run.dataset("sft", file)
     if params.sft.steps:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from optuna.trial import TrialState
 
 from mathrl.core.errors import EXIT_USER_ERROR, UserError, exit_on_user_error
+from mathrl.core.mirroring import mirroring
 from mathrl.core.places import home, state_root, tracking_uri
 from mathrl.core.progress import progress
 from mathrl.sweeps.compare import compare as compare_winner
@@ -22,7 +23,6 @@ from mathrl.sweeps.report import write_report
 from mathrl.sweeps.study import Opened, open_study
 from mathrl.sweeps.worker import sweep_section
 
-MIRROR = "MATHRL_MIRROR"
 POLL_SECONDS = 1.0
 
 
@@ -67,26 +67,11 @@ def _ended(opened: Opened) -> int:
 
 @contextmanager
 def mirrored() -> Iterator[None]:
-    """One process that mirrors all records to MLflow, unless there is one already."""
-    if os.environ.get(MIRROR):
-        yield
-        return
+    """One process that mirrors all records to MLflow, wherever the trials run."""
     os.environ |= {"MATHRL_HOME": str(home()), "MATHRL_STATE": str(state_root()),
                    "MLFLOW_TRACKING_URI": tracking_uri()}  # fmt: skip
-    mirror = subprocess.Popen(
-        [sys.executable, "-m", "mathrl.tracking.mirror"], stdin=subprocess.PIPE, start_new_session=True
-    )
-    os.environ[MIRROR] = str(mirror.pid)
-    try:
+    with mirroring():
         yield
-    finally:
-        del os.environ[MIRROR]
-        assert mirror.stdin is not None
-        mirror.stdin.close()
-        try:
-            mirror.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            mirror.kill()
 
 
 def compare(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> None:

@@ -1,5 +1,6 @@
 """Metrics over steps as pictures."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+
+from mathrl.core.files import write_jsonl
+from mathrl.core.metrics import without_timings
 
 COLOURS = ("#1f5fa8", "#c2571a", "#3c8031", "#7b3fa0")
 
@@ -37,3 +41,16 @@ def draw_curves(
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def report_curves(
+    metrics: Path, folder: Path, copy: Path, panels: Sequence[Mapping[str, str]], title: str
+) -> list[dict[str, Any]]:
+    """The rows of `metrics` without timings into `folder`, as metrics.jsonl and as curve.png, which is copied
+    to `copy` too; returns the rows.
+    """
+    rows = without_timings(metrics)
+    write_jsonl(folder / "metrics.jsonl", rows)
+    draw_curves(rows, panels, folder / "curve.png", title)
+    shutil.copy(folder / "curve.png", copy)
+    return rows

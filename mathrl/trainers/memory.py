@@ -18,11 +18,11 @@ from mathrl.models.shape import Shape
 from mathrl.params.lora import Lora
 from mathrl.params.schema import Params
 from mathrl.params.train import Optimizer
+from mathrl.trainers.deepspeed_learner import BUCKET
 
 GIB = 1 << 30
 # Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
-BUCKET = 50_000_000  # elements, as DeepSpeed is told
 # Measured on a CPU (benchmarks/memory.py): glibc's heap holds so much more than is in use, in pieces.
 HEAP_KEPT = 0.8
 Stage = Literal["sft", "rl"]

@@ -51,18 +51,15 @@ def advise(
     `resolved` gives the parameters with overrides, or None where they do not fit together. Settings are added
     in their order until the run fits; then each that is not needed is taken back.
     """
-    if planned(params).peak <= room:
-        return []
     chosen: list[str] = []
-    for setting in settings(params, stage):
+    peak, more = planned(params).peak, iter(settings(params, stage))
+    while peak > room:
+        setting = next(more, None)
+        if setting is None:
+            return None
         tried = resolved([*chosen, setting])
-        if tried is None or planned(tried).peak > planned(resolved(chosen) or params).peak:
-            continue
-        chosen.append(setting)
-        if planned(tried).peak <= room:
-            break
-    else:
-        return None
+        if tried is not None and planned(tried).peak <= peak:
+            chosen, peak = [*chosen, setting], planned(tried).peak
     for setting in list(chosen):
         without = [each for each in chosen if each != setting]
         tried = resolved(without)

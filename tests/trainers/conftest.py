@@ -86,6 +86,24 @@ def small() -> Any:
     return module
 
 
+@pytest.fixture
+def scorer(small: Any) -> Any:
+    """A head of random weights, and a trunk sharp enough that each place has a score of its own."""
+    import torch  # here: stages that run as processes are all that most of these tests need
+
+    from mathrl.models.scores import make_scorer
+
+    policy, _ = small.policy()
+    for weight in policy.parameters():
+        if weight.dim() > 1:
+            weight.data.mul_(6)
+    made = make_scorer(policy)
+    made.score.weight.data.copy_(
+        torch.randn(made.score.weight.shape, generator=torch.Generator().manual_seed(4))
+    )
+    return made
+
+
 @pytest.fixture(scope="session")
 def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Workspace]]:
     def make(*overrides: str) -> Workspace:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from mathrl.core.nouns import Completion, Graded, Problem
-from mathrl.models.scores import make_scorer
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import Reward, RewardInput
@@ -24,17 +23,10 @@ CUT = ((False, True), (False, False))
 
 
 @pytest.fixture
-def scorer(small: Any) -> Any:
-    policy, _ = small.policy()
-    for weight in policy.parameters():
-        if weight.dim() > 1:
-            weight.data.mul_(6)
-    made = make_scorer(policy)
-    made.score.weight.data.copy_(
-        torch.randn(made.score.weight.shape, generator=torch.Generator().manual_seed(4))
-    )
-    made.config.reward_mean, made.config.reward_std = 0.5, 2.0
-    return made
+def scorer(scorer: Any) -> Any:
+    """With the scale of its training set."""
+    scorer.config.reward_mean, scorer.config.reward_std = 0.5, 2.0
+    return scorer
 
 
 @pytest.fixture

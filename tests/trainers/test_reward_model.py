@@ -38,20 +38,6 @@ GROUPS = [Group((7, 10, 5), ((5, 9, 11, 2), (3, 2))), Group((8, 4, 6, 9), ((12, 
 PLACES = [(1, 3), (1,), (0, 1, 2)]
 
 
-@pytest.fixture
-def scorer(small: Any) -> Any:
-    """A head of random weights, and a trunk sharp enough that each place has a score of its own."""
-    policy, _ = small.policy()
-    for weight in policy.parameters():
-        if weight.dim() > 1:
-            weight.data.mul_(6)
-    made = make_scorer(policy)
-    made.score.weight.data.copy_(
-        torch.randn(made.score.weight.shape, generator=torch.Generator().manual_seed(4))
-    )
-    return made
-
-
 def plainly(scorer: Any, groups: list[Group], places: list[tuple[int, ...]], shift: int = 0) -> torch.Tensor:
     """The output of a plain forward at each place of each response, which has read that token too."""
     responses = [(group.prompt, response) for group in groups for response in group.responses]

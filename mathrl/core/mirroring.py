@@ -1,0 +1,39 @@
+"""The process that uploads stages' records to MLflow, beside whoever runs stages: one at a time."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+MIRROR = "MATHRL_MIRROR"  # set by whoever already runs a mirror process
+PATIENCE_SECONDS = 60.0
+
+
+@contextmanager
+def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Iterator[None]:
+    """Run a mirror with this environment, in this folder, unless the environment says that there is one.
+
+    `env` says so meanwhile, to the stages that are started with it. At the end the mirror uploads the rest.
+    """
+    if env.get(MIRROR):
+        yield
+        return
+    mirror = subprocess.Popen(
+        [sys.executable, "-m", "mathrl.tracking.mirror"], cwd=folder, stdin=subprocess.PIPE,
+        env={key: value for key, value in env.items() if key not in ("RANK", "WORLD_SIZE")},
+        start_new_session=True,
+    )  # fmt: skip
+    env[MIRROR] = str(mirror.pid)
+    try:
+        yield
+    finally:
+        del env[MIRROR]
+        assert mirror.stdin is not None
+        mirror.stdin.close()  # the signal to upload the rest and end
+        try:
+            mirror.wait(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            mirror.kill()
+            print("MLflow did not take everything in time; `mathrl sync` uploads the rest", file=sys.stderr)
