@@ -6,7 +6,7 @@ SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
-.PHONY: help install demo study test lint ui engines doctor parity mutants faults
+.PHONY: help install demo study test lint docs ui engines doctor parity mutants faults
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +32,9 @@ lint: install  ## ruff, mypy strict, import floors.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: install  ## The documentation as a site, build/site/index.html; a broken link is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 study: install  ## Five questions on the small model, three seeds (an hour); writes docs/study.md.
 	@$(BIN)/mathrl recipe study

@@ -23,7 +23,10 @@ class RowSource(Section):
     """What files and hub data sets share: which fields hold what."""
 
     name: str = Field(min_length=1, description="Name in reports and mixtures.")
-    format: Literal["fields", "rlinf", "verl", "multiple_choice"] = "fields"
+    format: Literal["fields", "rlinf", "verl", "multiple_choice"] = Field(
+        "fields",
+        description="fields: as the keys below say; rlinf, verl, multiple_choice: rows of that shape.",
+    )
     prompt_key: str = Field(
         "question", description="Field with the problem's text; Body+Question joins two, 0.value goes inside."
     )
@@ -81,6 +84,8 @@ class NearDuplicates(Section):
 
 
 class Deduplicate(Section):
+    """Which questions count as the same (docs/curation.md)."""
+
     exact: bool = Field(True, description="Drop questions equal after normalisation.")
     near: NearDuplicates | None = Field(None, description="Also drop near-duplicates.")
 
@@ -108,7 +113,9 @@ class Curate(Section):
     sources: tuple[Source, ...] = Field(min_length=1, description="Where problems come from.")
     on_bad_row: Literal["stop", "reject"] = Field("stop", description="reject: to rejected.jsonl, with why.")
     deduplicate: Deduplicate = Deduplicate()
-    decontaminate: Decontaminate | None = Decontaminate()
+    decontaminate: Decontaminate | None = Field(
+        Decontaminate(), description="Drop training texts that evaluation texts share; empty: none."
+    )
     dev_share: float = Field(
         0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when dev is empty."
     )

@@ -52,4 +52,6 @@ class Pages(Section):
     )
     ngram: int = Field(2, ge=1, le=3, description="The classifier sees 1 to so many grams in a row.")
     epochs: int = Field(20, ge=1, description="Passes of the classifier over its texts.")
-    decontaminate: PagesClean | None = PagesClean()
+    decontaminate: PagesClean | None = Field(
+        PagesClean(), description="Drop pages that evaluation texts share; empty: none."
+    )

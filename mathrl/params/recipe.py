@@ -14,6 +14,7 @@ from mathrl.params.section import Section
 SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
+START = "The step whose model it starts from, or base."
 
 
 class _Step(Section):
@@ -42,7 +43,7 @@ class SftStep(_OnProblems):
     """Supervised fine-tuning on splits and on what sample steps kept."""
 
     stage: Literal["sft"]
-    start: str = "base"
+    start: str = Field("base", description=START)
     data: Names = Field(("sft",), min_length=1, description="Splits, or sample steps.")
 
 
@@ -50,7 +51,7 @@ class DifficultyStep(_OnProblems):
     """Pass rates of a model on a split."""
 
     stage: Literal["difficulty"]
-    start: str
+    start: str = Field(description=START)
     data: str = Field("rl", description="A split.")
 
 
@@ -66,7 +67,7 @@ class RlStep(_OnProblems):
     """Reinforcement learning on splits or mixtures."""
 
     stage: Literal["rl"]
-    start: str
+    start: str = Field(description=START)
     data: Names = Field(("rl",), min_length=1, description="Splits, or mix steps.")
     difficulty: str | None = Field(None, description="Refuse to start below rl.min_pass_at_8 of this step.")
     reward_model: str | None = Field(None, description="Its scores take the place of the rule's rewards.")
@@ -80,7 +81,7 @@ class SampleStep(_OnProblems):
     """Graded samples of a model: responses to imitate, preference pairs, labels of steps."""
 
     stage: Literal["sample"]
-    start: str
+    start: str = Field(description=START)
     data: Names = Field(("rl",), min_length=1, description="Splits, or mix steps.")
 
 
@@ -88,7 +89,7 @@ class DpoStep(_Step):
     """Direct preference optimisation on the pairs of sample steps."""
 
     stage: Literal["dpo"]
-    start: str
+    start: str = Field(description=START)
     data: Names = Field(min_length=1, description="Sample steps.")
 
 
@@ -128,14 +129,16 @@ class Recipe(Section):
                start="sft"), "test": EvaluateStep(stage="evaluate", models=("sft", "rl"))})
     """
 
-    description: str = Field(min_length=1)
+    description: str = Field(min_length=1, description="One line for the list of recipes.")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="Every step is run once a seed; empty: once, with run.seed of params/."
     )
     set: Names = Field((), description="Dotted overrides of params/ for every step.")
     overrides: Names = Field((), description="Over the steps' own: what a run was started with (--set).")
     curated: str | None = Field(None, description="The curate step whose splits the steps read.")
-    steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(min_length=1)
+    steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
+        min_length=1, description="By name; each begins with its stage."
+    )
 
 
 def recipe_names(folder: Path = FOLDER) -> list[str]:

@@ -70,9 +70,9 @@ Template = Literal["plain", "r1_zero", "boxed", "chat"]
 class PromptRoute(Section):
     """What the prompts of one task or source have instead; empty: as the others."""
 
-    template: Template | None = None
-    system: str | None = None
-    instruction: str | None = None
+    template: Template | None = Field(None, description="As prompt.template.")
+    system: str | None = Field(None, description="As prompt.system.")
+    instruction: str | None = Field(None, description="As prompt.instruction.")
 
 
 class Prompt(Section):
@@ -111,7 +111,9 @@ class RewardPart(Section):
 class SecondGrader(Section):
     """Another grader that runs beside the first on a sample of responses."""
 
-    type: Literal["math_verify", "llm"] = "math_verify"
+    type: Literal["math_verify", "llm"] = Field(
+        "math_verify", description="math_verify: Math-Verify; llm: a model behind the endpoint."
+    )
     share: float = Field(0.01, ge=0, le=1, description="Share of the responses that it judges too.")
     endpoint: str | None = Field(None, description="OpenAI-compatible URL, for the type llm.")
     model: str | None = Field(None, description="Model name at the endpoint.")

@@ -67,7 +67,7 @@ class Simulation(Section):
         True, description="Asynchronous: new weights reach responses under way; else those are waited for."
     )
     steps: int = Field(12, ge=2, description="Steps to simulate; the first is not counted.")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="Of the drawn lengths.")
 
     @model_validator(mode="after")
     def _parts(self) -> "Simulation":

@@ -23,40 +23,40 @@ class LogUniform(_Range):
     """A number on a logarithmic scale, such as a learning rate."""
 
     kind: Literal["log"]
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
+    low: float = Field(gt=0, description="Least value.")
+    high: float = Field(gt=0, description="Largest value.")
 
 
 class Uniform(_Range):
     """A number."""
 
     kind: Literal["uniform"]
-    low: float
-    high: float
+    low: float = Field(description="Least value.")
+    high: float = Field(description="Largest value.")
 
 
 class Integer(_Range):
     """A whole number; both ends are possible."""
 
     kind: Literal["int"]
-    low: int
-    high: int
-    step: int = Field(1, ge=1)
+    low: int = Field(description="Least value.")
+    high: int = Field(description="Largest value.")
+    step: int = Field(1, ge=1, description="From one value to the next.")
 
 
 class Categorical(Section):
     """One of several values."""
 
     kind: Literal["choice"]
-    values: tuple[Choice, ...] = Field(min_length=2)
+    values: tuple[Choice, ...] = Field(min_length=2, description="Two or more of them.")
 
 
 class ZeroOrLog(_Range):
     """Exactly 0, or a number on a logarithmic scale, such as the weight of the KL."""
 
     kind: Literal["zero_or_log"]
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
+    low: float = Field(gt=0, description="Least value above 0.")
+    high: float = Field(gt=0, description="Largest value.")
     zero_share: float = Field(0.25, gt=0, lt=1, description="Share of the random trials that have 0.")
 
 

@@ -13,10 +13,12 @@ class Optimizer(Section):
 
     type: Literal["adamw", "muon"] = Field("muon", description="muon: on hidden matrices, AdamW elsewhere.")
     muon_lr: float = Field(0.02, ge=0, le=1, description="Learning rate of Muon.")
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the mean of gradients.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW: decay of the mean of their squares.")
+    eps: float = Field(1e-8, gt=0, description="AdamW: added to the root of that mean.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Times the learning rate, taken off the weights a step."
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty: no clipping.")
     warmup_steps: int = Field(10, ge=0, description="Linear warm-up.")
     schedule: Literal["constant", "linear", "flat_linear", "cosine"] = Field(

@@ -1,0 +1,89 @@
+"""The pages of the site that are made while it is built; mkdocs.yml names this file as its hook.
+
+- index.md and reference/house.md are the README, before and from its heading "The house".
+- reference/parameters.md is written from the schema, reference/commands.md from the command line.
+- A link that leaves docs/ (../params/sweep.yaml) leads to a page of the site that shows that file; a link to
+  a folder leads to the README.md in it. So the same link works on the site and beside the files.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from command_reference import command_reference
+from mkdocs.structure.files import File, Files, InclusionLevel
+from parameter_reference import parameter_reference
+
+ROOT = Path(__file__).parents[1]
+HEADING = "\n## The house\n"
+LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
+SHOWN = "repository"  # the folder of the site with the files of the repository that pages link to
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here, and those of the linked files."""
+    start, _, house = (ROOT / "README.md").read_text(encoding="utf-8").partition(HEADING)
+    made = {
+        "index.md": from_readme(start, "index.md"),
+        "reference/house.md": "# The house\n" + from_readme(house, "reference/house.md"),
+        "reference/parameters.md": parameter_reference(),
+        "reference/commands.md": command_reference(),
+    }
+    pages = dict(made)
+    for file in files.documentation_pages():
+        pages[file.src_uri] = Path(file.abs_src_path).read_text(encoding="utf-8")
+    for outside in sorted({name for page, text in pages.items() for name in linked_outside(page, text)}):
+        made[f"{SHOWN}/{outside}.md"] = shown(ROOT / outside, outside)
+    for name, text in made.items():
+        file = File.generated(config, name, content=text)
+        file.inclusion = InclusionLevel.NOT_IN_NAV if name.startswith(SHOWN) else InclusionLevel.INCLUDED
+        files.append(file)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links that leave docs/, and links to folders, lead to pages of the site."""
+
+    def to_page(found: "re.Match[str]") -> str:
+        before, link, anchor, after = found.groups(default="")
+        target = resolved(page.file.src_uri, link)
+        if target.startswith("../"):
+            target = f"{SHOWN}/{target[3:]}.md"
+        elif (ROOT / "docs" / target).is_dir():
+            target += "/README.md"
+        else:
+            return found.group(0)
+        here = posixpath.dirname(page.file.src_uri) or "."
+        return before + posixpath.relpath(target, here) + anchor + after
+
+    return LINK.sub(to_page, markdown)
+
+
+def from_readme(text: str, page: str) -> str:
+    """A part of the README as a page: its links start at the repository's top, a page's where the page is."""
+
+    def moved(found: "re.Match[str]") -> str:
+        before, link, anchor, after = found.groups(default="")
+        inside = posixpath.relpath(link, "docs")  # ../params/x.yaml for a file that is not a page
+        return before + posixpath.relpath(inside, posixpath.dirname(page) or ".") + anchor + after
+
+    return LINK.sub(moved, text)
+
+
+def linked_outside(page: str, text: str) -> list[str]:
+    """The files outside docs/ that a page links to, by their path from the repository's top."""
+    targets = [resolved(page, found.group(2)) for found in LINK.finditer(text)]
+    return [target[3:] for target in targets if target.startswith("../")]
+
+
+def resolved(page: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+
+
+def shown(file: Path, name: str) -> str:
+    """A page that shows a file: markdown as itself, anything else as code."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        return text
+    return f"# {name}\n\n```{file.suffix[1:]}\n{text}```\n"

@@ -1,0 +1,163 @@
+"""What the pages name exists: commands and their options, parameters, presets, recipes, targets, files."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.main import get_command
+
+from mathrl.cli.main import app
+from mathrl.core.errors import UserError
+from mathrl.params.load import SECTIONS, load_params, preset_names
+from mathrl.params.recipe import recipe_names
+from mathrl.params.schema import Params
+from mathrl.params.section import Section
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
+    for file in (ROOT / "README.md", ROOT / "mlflow" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.M | re.S)
+INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n)+")
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+PARAMETER = re.compile(rf"(?<![\w./-])(?:{'|'.join(SECTIONS)})\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w/(])")
+FILES = ("py", "yaml", "json", "jsonl", "md", "png", "svg", "txt", "html", "log")
+PLACE = re.compile(
+    r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|recipes|docs)(?:/[\w.-]+)+\.[a-z]+"
+)
+
+
+def blocks(text: str) -> Iterator[str]:
+    """The code of a page: fenced (but for python, yaml and what a run printed) and indented."""
+    for _, language, code in FENCED.findall(text):
+        if language in ("", "sh", "bash"):
+            yield code
+    for code in INDENTED.findall(FENCED.sub("\n", text)):
+        yield code
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words after `mathrl` of each command in a block."""
+    for line in code.replace("\\\n", " ").splitlines():
+        if not re.search(r"(?:^|[\s;&(])mathrl [a-z-]", line):
+            continue
+        lexed = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars="|;&()<>")
+        lexed.whitespace_split = True
+        words: list[str] | None = None
+        for word in [*lexed, ";"]:
+            if set(word) <= set("|;&()<>"):
+                if words is not None:
+                    yield words
+                words = None
+            elif words is not None:
+                words.append(word)
+            elif word == "mathrl":
+                words = []
+
+
+def spoken(text: str) -> list[list[str]]:
+    """Commands named in running text: `mathrl plan --simulate`; their arguments may be missing."""
+    return [
+        span.split()[1:] for span in SPAN.findall(FENCED.sub("\n", text)) if re.match(r"mathrl [a-z]", span)
+    ]
+
+
+def found_command(words: list[str]) -> tuple[Any, list[str]]:
+    command: Any = get_command(app)
+    rest = list(words)
+    while rest and hasattr(command, "commands"):
+        name = rest.pop(0)
+        assert name in command.commands, f"no command mathrl {' '.join(words)}"
+        command = command.commands[name]
+    return command, rest
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_blocks_parse(page: str) -> None:
+    for block in blocks(PAGES[page]):
+        for words in commands(block):
+            command, rest = found_command(words)
+            if hasattr(command, "commands"):
+                continue
+            given = command.make_context(command.name, list(rest)).params
+            preset, overrides = given.get("preset"), given.get("set_") or []
+            if preset is not None and "PRESET" not in preset:
+                assert preset in preset_names(ROOT / "params"), words
+            if command.name == "recipe" and given["name"] is not None:
+                assert given["name"] in (*recipe_names(ROOT / "params"), "NAME"), words
+            if command.name != "recipe" and preset != "PRESET":
+                try:
+                    load_params(ROOT / "params", preset=preset, overrides=overrides)
+                except UserError as error:
+                    pytest.fail(f"mathrl {' '.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_running_text_exist(page: str) -> None:
+    for words in spoken(PAGES[page]):
+        command, rest = found_command(words)
+        options = {name for each in command.params for name in each.opts}
+        assert {word for word in rest if word.startswith("--")} <= options | {"--help"}, f"mathrl {words}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_parameters_that_are_named_exist(page: str) -> None:
+    code = [
+        *SPAN.findall(PAGES[page]),
+        *(code for _, _, code in FENCED.findall(PAGES[page])),
+        *blocks(PAGES[page]),
+    ]
+    for named in {each for text in code for each in PARAMETER.findall(text)}:
+        if named.split(".")[-1] not in FILES:
+            assert known(named), f"{page}: no parameter {named}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_make_targets_that_are_named_exist(page: str) -> None:
+    text = PAGES[page]
+    code = [*SPAN.findall(text), *(code for _, _, code in FENCED.findall(text)), *blocks(text)]
+    made = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    for each in code:
+        assert set(re.findall(r"(?:^|&& |; )make ([a-z]+)", each, re.M)) <= made, f"{page}: {each}"
+    for named in {place for each in SPAN.findall(text) for place in PLACE.findall(each)}:
+        assert (ROOT / named).exists() or "NAME" in named, f"{page}: no file {named}"
+
+
+def test_the_checks_see_what_is_wrong() -> None:
+    page = (
+        "x\n\n```sh\nA=1 mathrl run rl --set rl.lr=1e-3 && mathrl sweep show  # why\n```\n\n"
+        "    mathrl plan \\\n      --gpus 2\n\nand `mathrl lineage --dataset`\n"
+    )
+    assert [words for block in blocks(page) for words in commands(block)] == [
+        ["run", "rl", "--set", "rl.lr=1e-3"], ["sweep", "show"], ["plan", "--gpus", "2"],
+    ]  # fmt: skip
+    assert spoken(page) == [["lineage", "--dataset"]]
+    assert known("rl.critic.optimizer.muon_lr") and known("curate.sources.0.path") and known("mix.components")
+    assert known("register.name") and not known("rl.learning_rate") and not known("sft.optimizer.lr")
+    with pytest.raises(AssertionError):
+        found_command(["runn", "rl"])
+
+
+def known(dotted: str) -> bool:
+    """Whether the schema has this parameter: in a section, within lists, mappings and choices of sections."""
+    first, *rest = dotted.split(".")
+    kinds: list[Any] = [
+        each.annotation for name, each in Params.model_fields.items() if (each.alias or name) == first
+    ]
+    for name in rest:
+        if not name.isdigit():
+            inner = [section for kind in kinds for section in _sections(kind)]
+            if not inner:
+                return any("dict" in str(kind) for kind in kinds)  # options, whose keys are free
+            kinds = [each.model_fields[name].annotation for each in inner if name in each.model_fields]
+    return bool(kinds)
+
+
+def _sections(kind: Any) -> list[type[Section]]:
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return [kind]
+    return [each for inner in get_args(kind) for each in _sections(inner)]
