@@ -1,4 +1,4 @@
-"""The code of docs/extend works: its files and diffs go into a copy of the repository, its checks run there."""
+"""The code of docs/extend works: its files and diffs go into a copy of the repository; its checks run."""
 
 import re
 import subprocess
