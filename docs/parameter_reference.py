@@ -15,11 +15,11 @@ from mathrl.params.section import Section
 from mathrl.params.simulate import Simulation
 
 FOLDER = Path(__file__).parents[1] / "params"
-HEAD = ["| parameter | what it takes | default | |", "|---|---|---|---|"]
+HEAD = ["| parameter | |", "|---|---|"]
 INTRODUCTION = """# Parameters
 
 Every parameter, written from the schema while this site is built. A section is a file of `params/`.
-The column *default* has the value of that file, or the schema's where the file is silent. `mathrl run STAGE
+Defaults are the values of that file, or the schema's where the file is silent. `mathrl run STAGE
 --set section.field=value` goes over both; a preset (`--preset NAME`) lies between them. The value is YAML:
 `null` is empty, `[a, b]` a list, `{a: 1}` a mapping. What does not fit is refused before anything runs.
 """
@@ -98,7 +98,7 @@ def _rows(
             .replace("|", "\\|")
             .replace("<", "&lt;")
         )
-        yield f"| `{key}` | {_takes(info)} | {_default(default)} | {about} |"
+        yield f"| `{key}` | {about}<br><small>{_takes(info)}; {_default(default)}</small> |"
         if isinstance(default, Section):
             yield from _rows(key, type(default), default, used)
 
@@ -158,13 +158,13 @@ def _default(value: Any) -> str:
     if repr(value) == "PydanticUndefined":
         return "required"
     if value is None or value in ((), {}, ""):
-        return "empty"
+        return "default: empty"
     if isinstance(value, Section):
-        return f"{type(value).__name__}, below"
-    if isinstance(value, tuple | dict) and _sections_in(value):
-        return "as in the file"
-    text = json.dumps(value, ensure_ascii=False)
-    return f"`{text}`" if len(text) <= 60 else "as in the file"
+        return f"default: {type(value).__name__}, as follows"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) > 60 or (isinstance(value, tuple | dict) and _sections_in(value)):
+        return "default: as in the file"
+    return f"default: `{text}`"
 
 
 def _sections_in(value: Any) -> bool:

@@ -17,6 +17,7 @@ from parameter_reference import parameter_reference
 
 ROOT = Path(__file__).parents[1]
 HEADING = "\n## The house\n"
+CELL_CODE = re.compile(r"(<td[^>]*>)(.*?)(?=</td>)", re.S), re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 SHOWN = "repository"  # the folder of the site with the files of the repository that pages link to
 
@@ -58,6 +59,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return before + posixpath.relpath(target, here) + anchor + after
 
     return LINK.sub(to_page, markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Long names in tables may break after a point, an underscore or a stroke, so that a phone shows them."""
+    cell, code = CELL_CODE
+
+    def breakable(found: "re.Match[str]") -> str:
+        inside = code.sub(lambda name: re.sub(r"([._/=])(?=\w)", r"\1<wbr>", name.group()), found.group(2))
+        return found.group(1) + inside
+
+    return cell.sub(breakable, output)
 
 
 def from_readme(text: str, page: str) -> str:

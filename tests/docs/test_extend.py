@@ -1,4 +1,4 @@
-"""The code of docs/extend works: its files and diffs go into a copy of the repository; its checks run."""
+"""The code of docs/extend and of the tutorials works: files, diffs and checks in a copy of the repository."""
 
 import re
 import subprocess
@@ -36,6 +36,10 @@ def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
             elif language == "python":
                 checks.append(f"# {page.name}\n{code}")
     assert len(checks) == 6
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+        for language, _, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+            checks += [f"# {page.name}\n{code}"] * (language == "python")
+    assert len(checks) == 7
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(checks)], cwd=tmp_path, capture_output=True, text=True, check=False,
         timeout=200,
