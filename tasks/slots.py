@@ -16,7 +16,7 @@ SLOTS = "mathrl-slots"
 @contextmanager
 def slot() -> Iterator[None]:
     """Wait until a slot is free and hold it; a flow that dies gives it back when its lease ends."""
-    if not os.environ.get("PREFECT_API_URL"):
+    if not os.environ.get("PREFECT_API_URL") or os.environ.get("MATHRL_OWN_SERVER"):
         yield
         return
     with concurrency(SLOTS, occupy=1):

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -21,21 +22,43 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.places import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
+from mathrl.params.load import preset_file, read_yaml
 from tasks.repro import environment
 from tasks.stages import Live, shower
-from tasks.workspace import Workspace
+from tasks.workspace import Workspace, prepare
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
 
-def run_sweep(section: BaseModel | None, overrides: Sequence[str], *, compare: bool) -> str:
-    """Run the study of params/sweep.yaml with overrides, in the checkout; returns the study's folder.
+def workspace(preset: str | None, *, allow_dirty: bool = False) -> Path:
+    """The checkout; of a preset the worktree where `mathrl run mix --preset` makes what trials start from."""
+    return prepare("mix", preset, (), allow_dirty=allow_dirty).folder
+
+
+def named(preset: str | None, overrides: Sequence[str], root: Path) -> list[str]:
+    """The overrides with a study of the preset's name, where neither they nor the preset name one.
+
+    >>> named(None, ["rl.steps=5"], Path("."))
+    ['rl.steps=5']
+    """
+    own = read_yaml(preset_file(root / "params", preset)).get("sweep", {}) if preset else {}
+    if preset is None or "study" in own or any(each.startswith("sweep.study=") for each in overrides):
+        return list(overrides)
+    return [f"sweep.study={re.sub('[^a-z0-9_-]+', '-', preset.lower())}", *overrides]
+
+
+def run_sweep(
+    preset: str | None, section: BaseModel | None, overrides: Sequence[str], *, compare: bool,
+    allow_dirty: bool,
+) -> str:  # fmt: skip
+    """Run the study of params/sweep.yaml with overrides, in the checkout or a preset's worktree; returns the
+    study's folder.
 
     Raises:
         UserError: wrong parameters, or a study that stopped with an error.
     """
-    root = main_checkout()
-    given = [*form_overrides({"sweep": section}), *overrides]
+    given = named(preset, [*form_overrides({"sweep": section}), *overrides], main_checkout())
+    root = workspace(preset, allow_dirty=allow_dirty)
     params = load_params(root / "params", overrides=[each for each in given if each.startswith("sweep.")])
     folder = home() / "sweeps" / params.sweep.study
     env = environment(root, str(flow_run.id or ""))

@@ -12,7 +12,7 @@ from pathlib import Path
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
-from mathrl.core.places import main_checkout
+from mathrl.core.places import WORKTREE_NOTE, main_checkout
 from mathrl.params import Params, load_params, write_params
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe import load_recipe
@@ -29,7 +29,7 @@ CODE = (
     "constraints.txt",
     "pyproject.toml",
 )
-NOTE = ".mathrl-run.json"
+NOTE = WORKTREE_NOTE
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def lineage(model: str | None, dataset: str | None, output: Path | None) -> None
             raise UserError("--output draws a model's way back; with --dataset there is no picture")
         _forward(dataset)
         return
-    back = way_back(*connect(), str(model))
+    back = way_back(connect(), str(model))
     print(told(back))
     if output is not None:
         write_text(output, page(back))
@@ -88,7 +88,7 @@ def _complete(back: Back) -> str:
 def _forward(dataset: str) -> None:
     path = Path(dataset)
     digest = digest_path(path) if path.exists() else dataset
-    steps, models = way_forward(*connect(), digest)
+    steps, models = way_forward(connect(), digest)
     print(f"{dataset}, digest {digest}")
     for step in steps:
         print(f"  {'  ' * step.depth}{step.stage}  run {step.run}")

@@ -19,7 +19,7 @@ def promote(model: str, benchmark: str | None, preset: str | None, overrides: Se
 
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides)
-    done, said = through_gate(*connect(), model, benchmark or params.evaluate.benchmarks[0], params)
+    done, said = through_gate(connect(), model, benchmark or params.evaluate.benchmarks[0], params)
     print(said)
     if not done:
         sys.exit(1)
@@ -29,4 +29,4 @@ def rollback(model: str) -> None:
     """Print which version is champion again."""
     from mathrl.stages.promote import rollback as back
 
-    print(back(connect()[0], model))
+    print(back(connect(), model))

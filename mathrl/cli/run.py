@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.cli.own_server import own_server
 from mathrl.core.errors import UserError
 from mathrl.core.places import home, main_checkout, shown, tracking_uri
 from mathrl.params import Params, load_params
@@ -22,8 +23,6 @@ QUIET = {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     # A failed stage says so itself; the flow would repeat it as a traceback.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
-    # The first start makes a database; on a busy machine that takes longer than Prefect's 20 s.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
 }
 
 
@@ -56,11 +55,14 @@ def call_flow(module: str, name: str | None = None, **given: Any) -> str:
     """Call a flow in this terminal, with the servers of `mathrl ui` where they answer; what it returns."""
     os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ["MATHRL_CONSOLE"] = "1"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ephemeral server is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends what it started
     _use_running_servers()
     home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
-    return str(getattr(importlib.import_module(f"flows.{module}"), name or module)(**given))
+    with own_server() as ready:
+        flow = getattr(importlib.import_module(f"flows.{module}"), name or module)
+        ready()
+        return str(flow(**given))
 
 
 def dry(stage: str, preset: str | None, overrides: Sequence[str]) -> None:
@@ -114,7 +116,7 @@ def _model(params: Params) -> str:
 
 
 def _use_running_servers() -> None:
-    """The servers of `mathrl ui`, when they answer; else an ephemeral Prefect and the local MLflow file."""
+    """The servers of `mathrl ui`, when they answer; else a Prefect of our own and the local MLflow file."""
     from mathrl.cli.ui import answering
 
     for variable, url in answering().items():

@@ -16,6 +16,10 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="sweep.key=value, or any other parameter, for every trial; repeatable."),
 ]
+Preset = Annotated[
+    str | None, typer.Option(help="A file of params/presets: a sweep in its worktree under runs/.")
+]
+Dirty = Annotated[bool, typer.Option("--allow-dirty", help="A preset despite uncommitted code.")]
 
 
 @sweep.command()
@@ -24,16 +28,19 @@ def run(
     trials: Annotated[int | None, typer.Option(help="Trials in all.")] = None,
     hours: Annotated[float | None, typer.Option(help="No trial is begun later than this.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at a time on this machine.")] = None,
+    preset: Preset = None,
     set_: Set = None,
+    allow_dirty: Dirty = False,
 ) -> None:
     """Run a study, or go on with it; params/sweep.yaml says what is varied."""
-    _flow(_overrides(study, set_, trials=trials, hours=hours, workers=workers), compare=False)
+    given = _overrides(study, set_, trials=trials, hours=hours, workers=workers)
+    _flow(preset, given, compare=False, allow_dirty=allow_dirty)
 
 
 @sweep.command()
-def compare(study: Study = None, set_: Set = None) -> None:
+def compare(study: Study = None, preset: Preset = None, set_: Set = None, allow_dirty: Dirty = False) -> None:
     """Run the winner and the present parameters anew on fresh seeds and compare them on test."""
-    _flow(_overrides(study, set_), compare=True)
+    _flow(preset, _overrides(study, set_), compare=True, allow_dirty=allow_dirty)
 
 
 @sweep.command()
@@ -61,7 +68,8 @@ def promote(study: Study = None) -> None:
         raise UserError(f"study {name} has no complete trial yet: mathrl sweep run")
     known = opened.user_attrs["mathrl"]
     typer.echo(f"trial {winner.number}: dev accuracy {winner.value:.4f}")
-    diff = write(winner.user_attrs["values"])
+    preset = known.get("preset")
+    diff = write(winner.user_attrs["values"], preset=preset or None)
     typer.echo(diff or "params/ has these values already; nothing to write")
     if known["facts"]["sweep.set"]:
         typer.echo(f"every trial also had, not written: {', '.join(known['facts']['sweep.set'])}")
@@ -93,15 +101,21 @@ def _overrides(study: str | None, set_: list[str] | None, **given: float | None)
     return [*(set_ or []), *(f"sweep.{key}={value}" for key, value in named.items() if value is not None)]
 
 
-def _flow(overrides: list[str], *, compare: bool) -> None:
+def _flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> None:
     from mathrl.cli.run import call_flow
     from mathrl.core.places import main_checkout
     from mathrl.sweeps.study import open_study
     from mathrl.sweeps.worker import sweep_section
+    from tasks.sweep import named, workspace
 
-    os.chdir(main_checkout())
-    open_study(sweep_section(overrides))  # before any server is started
-    typer.echo(f"everything: {call_flow('sweep', overrides=overrides, compare=compare)}")
+    root = main_checkout()
+    os.chdir(root)
+    given = named(preset, overrides, root)
+    os.chdir(workspace(preset, allow_dirty=allow_dirty))
+    open_study(sweep_section(given))  # before any server is started
+    os.chdir(root)
+    more: dict[str, Any] = {"compare": compare, "allow_dirty": allow_dirty}
+    typer.echo(f"everything: {call_flow('sweep', preset=preset, overrides=overrides, **more)}")
 
 
 def _existing(study: str | None) -> tuple[Any, str, Any]:

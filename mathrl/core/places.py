@@ -4,6 +4,7 @@ All are under `home()`: the folder .mathrl of the main checkout, shared by every
 $MATHRL_HOME.
 """
 
+import json
 import os
 import subprocess
 import urllib.parse
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
+
+WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides, and when it was made
 
 
 @cache
@@ -43,6 +46,15 @@ def code_version() -> dict[str, Any]:
     return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
 
 
+def workspace_preset() -> str:
+    """The preset that the current folder, a worktree under runs/, was made for; "" elsewhere."""
+    try:
+        said = json.loads(Path(WORKTREE_NOTE).read_text(encoding="utf-8"))["overrides"]
+    except FileNotFoundError:
+        return ""
+    return next((each.removeprefix("preset ") for each in said if each.startswith("preset ")), "")
+
+
 def home() -> Path:
     given = os.environ.get("MATHRL_HOME")
     return Path(given).absolute() if given else main_checkout() / ".mathrl"
@@ -57,7 +69,17 @@ def state_root() -> Path:
 def tracking_uri() -> str:
     """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
-    return given if given else f"sqlite:///{home() / 'mlflow.db'}"
+    return with_driver(given) if given else f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def with_driver(uri: str) -> str:
+    """A database's address with the driver that is installed: SQLAlchemy 2.1 would take psycopg 3.
+
+    >>> with_driver("postgresql://me@host/runs"), with_driver("http://host:5000")
+    ('postgresql+psycopg2://me@host/runs', 'http://host:5000')
+    """
+    scheme, rest = uri.partition("://")[::2]
+    return f"postgresql+psycopg2://{rest}" if scheme in ("postgresql", "postgres") else uri
 
 
 def shown(uri: str) -> str:

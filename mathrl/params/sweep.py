@@ -1,8 +1,8 @@
 """The section of sweeps: what is varied, how it is judged, how long it may take."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mathrl.params.section import Section
 
@@ -69,7 +69,8 @@ class Sweep(Section):
     study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name; its folder bears it.")
     space: dict[str, Axis] = Field(
         default_factory=dict,
-        description="What is varied, by dotted key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}.",
+        description="What is varied, by dotted key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}; "
+        "null leaves one out.",
     )
     set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
     trials: int | None = Field(12, ge=1, description="Trials in all, the first included; empty: no end.")
@@ -103,6 +104,12 @@ class Sweep(Section):
         "data/curated/test.jsonl", min_length=1, description="Only for the comparison with the winner."
     )
     fresh_seeds: int = Field(3, ge=1, description="New runs of winner and present parameters each, on test.")
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _without(cls, space: Any) -> Any:
+        """A preset leaves out what params/sweep.yaml varies by null."""
+        return {k: v for k, v in space.items() if v is not None} if isinstance(space, dict) else space
 
     @model_validator(mode="after")
     def _fit(self) -> "Sweep":

@@ -10,8 +10,8 @@ from mathrl.core.files import read_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, rank
 from mathrl.stages.entry import StageRun
 
-PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"accuracy": "pairs ordered right",
-          "dev/accuracy": "dev pairs"}, {"margin": "margin", "dev/margin": "dev margin"})  # fmt: skip
+PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"judged_right": "pairs ordered right",
+          "dev/judged_right": "dev pairs"}, {"margin": "margin", "dev/margin": "dev margin"})  # fmt: skip
 
 
 def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, report: Path) -> None:

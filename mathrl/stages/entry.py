@@ -26,7 +26,7 @@ from mathrl.core.hosts import launch_on_hosts
 from mathrl.core.launch import rank
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
-from mathrl.core.places import code_version, home, state_root
+from mathrl.core.places import code_version, home, state_root, workspace_preset
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.schema import READS, STAGES
 
@@ -60,10 +60,16 @@ class StageRun:
         """Final figures, shown with the MLflow run."""
         self._note(summary={**self.facts.get("summary", {}), **figures})
 
-    def dataset(self, name: str, path: Path) -> None:
-        """An input of the run that MLflow shows as a dataset, with its digest."""
-        known = {**self.facts.get("datasets", {}), name: {"path": str(path), "digest": digest_path(path)}}
-        self._note(datasets=known)
+    def dataset(self, name: str, path: Path, digest: str = "") -> None:
+        """An input of the run that MLflow shows as a dataset, with its digest, if it is not its file's."""
+        each = {"path": str(path), "digest": digest or digest_path(path)}
+        self._note(datasets={**self.facts.get("datasets", {}), name: each})
+
+    def measured(self, models: Mapping[str, Path], dataset: str) -> None:
+        """The summary's figures LABEL/… are of these model folders, on the dataset of this name."""
+        self._note(
+            measured={"models": {name: str(path) for name, path in models.items()}, "dataset": dataset}
+        )
 
     def health(self, report: Mapping[str, Any]) -> None:
         """What `mathrl.trainers.health` says of the run so far; the flow and MLflow show it live."""
@@ -135,8 +141,8 @@ def _run(
         every = load_params().model_dump(mode="json", by_alias=True) if step else shown
         every = {section: every[section] for stage in STAGES for section in READS[stage]}
         run._note(
-            stage=name, name=step or name, recipe=recipe, key=key, status="running", pid=os.getpid(),
-            started=time.time(), params=own,
+            stage=name, name=step or name, recipe=recipe, preset=workspace_preset(), key=key,
+            status="running", pid=os.getpid(), started=time.time(), params=own,
             pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=code_version(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),

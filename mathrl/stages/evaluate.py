@@ -12,7 +12,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
-from mathrl.core.hashing import digest_path
+from mathrl.core.hashing import digest, digest_path
 from mathrl.core.launch import launch_ranks, rank, world_size
 from mathrl.core.nouns import Problem
 from mathrl.core.progress import progress
@@ -52,6 +52,9 @@ def measure(
     found: dict[str, list[Evaluated]] = {}
     for benchmark in params.evaluate.benchmarks:
         problems = benchmark_problems(benchmark, params, test)
+        if benchmark != TEST:
+            asked = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
+            run.dataset(benchmark, INPUTS / "evaluate", digest(asked))
         found[benchmark] = _evaluate_all(models, problems, benchmark, params, few_shot, run.state)
     if rank() != 0:
         return
@@ -69,6 +72,7 @@ def measure(
             shutil.copy(file, run.artifacts / file.name)
     write_json(run.artifacts / "examples.json", told)
     write_json(summary_file, summary)
+    run.measured(models, headline)
     run.summary(flat(summary))
 
 

@@ -63,7 +63,7 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
         against.append("the training data could not be checked against the benchmark: this version's curated "
                        "files are not here; bring them back with git checkout, dvc checkout")  # fmt: skip
     elif evidence.hits:
-        against.append(f"{evidence.hits} training problems share text with the benchmark; decontaminate")
+        against.append(f"{evidence.hits} training problems share text with the benchmark: decontaminate them")
     else:
         found.append("no training problem shares text with the benchmark")
     if evidence.alignment is None:
@@ -80,7 +80,7 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
     return against, found
 
 
-def promote(client: Any, experiment: str, text: str, benchmark: str, params: Params) -> tuple[bool, str]:
+def promote(client: Any, text: str, benchmark: str, params: Params) -> tuple[bool, str]:
     """Whether the version that `text` names is now champion, and the decision in a sentence.
 
     Raises:
@@ -90,7 +90,7 @@ def promote(client: Any, experiment: str, text: str, benchmark: str, params: Par
         text += "@candidate"
     version = find_registered(client, text)
     name, number = version.name, str(version.version)
-    back = way_back(client, experiment, f"{name}:{number}")
+    back = way_back(client, f"{name}:{number}")
     history = champions(client, name)
     if history[-1:] == [number]:
         raise UserError(f"{name} version {number} is the champion already")

@@ -112,8 +112,7 @@ def mlflow_record(text: str) -> Path | None:
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
     from mathrl.tracking.lineage import find_run
 
-    client, experiment = connect()
-    run = find_run(client, experiment, text)
+    run = find_run(connect(), text)
     if run is None:
         return None
     name = str(run.data.tags.get("mathrl.record", ""))

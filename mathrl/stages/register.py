@@ -24,10 +24,10 @@ def work(run: StageRun) -> None:
 
     wanted, digest, summary = run.params.register_, digest_path(MODEL), read_json(SUMMARY)
     figures = summary["models"]["rl"]
-    client, experiment = connect()
+    client = connect()
     version = find_version(client, wanted.name, digest)
     if version is None:
-        run_id, _ = Upload(client, experiment).start(run.facts, run.record.name)
+        run_id, _ = Upload(client).start(run.facts, run.record.name)
         tags = {
             "mathrl.digest": digest,
             "dvc.md5": dvc_md5(str(MODEL)),

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
+from mathrl.core.places import WORKTREE_NOTE
 from mathrl.evaluation.responses import common_problems, read_run
 from mathrl.evaluation.runs import compare_runs
 from mathrl.evaluation.summary import values_of
@@ -60,7 +61,7 @@ def pipeline_material(root: Path) -> Material:
     """Of the default pipeline in a checkout or in a run under runs/."""
     stages = [root / "reports" / name for name in ("sft", "rl")]
     summary, responses = root / "reports" / "summary.json", root / "reports" / "evaluate" / "responses.jsonl"
-    note = root / ".mathrl-run.json"
+    note = root / WORKTREE_NOTE
     said = read_json(note) if note.is_file() else {}
     overrides = [str(each) for each in said.get("overrides", ())]
     return Material(
@@ -200,7 +201,14 @@ def cards(material: Material) -> list[tuple[str, str, str]]:
             found.append(("problems", str(after["problems"]), f"{after['samples']} responses each"))
     for each in material.trained:
         last = each.rows[-1]
-        figure = next((n for n in ("dev/accuracy", "reward/accuracy", "dev/loss", "loss") if n in last), None)
+        figure = next(
+            (
+                n
+                for n in ("dev/accuracy", "reward/accuracy", "dev/judged_right", "dev/loss", "loss")
+                if n in last
+            ),
+            None,
+        )
         note = f"{figure} {last[figure]:.3f} at the end" if figure else ""
         found.append((f"steps of {each.name}", f"{last['step']:,.0f}", note))
     return found

@@ -16,6 +16,7 @@ Models = Mapping[str, Mapping[str, Any]]
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("Loss", {"loss": "training", "dev/loss": "dev"}),
     ("Accuracy", {"reward/accuracy": "roll-outs", "dev/accuracy": "dev"}),
+    ("Pairs or steps judged right", {"judged_right": "training", "dev/judged_right": "dev"}),
     ("Reward", {"reward/overall": "overall"}),
     ("Response length, tokens", {"response_length": "roll-outs", "dev/response_length": "dev"}),
     ("Entropy, nats a token", {"entropy": "entropy"}),
@@ -34,7 +35,7 @@ NO_PARTS = ("reward/overall", "reward/overall_std", "reward/accuracy")
 # How many examples of which kind are shown, and what of each response.
 SHOWN = {"became right": 6, "became wrong": 3, "stayed wrong": 2, "stayed right": 1}
 FIELDS = ("correct", "length", "truncated", "extracted", "response")
-ZERO_TO_ONE = ("Accuracy", "Shares")
+ZERO_TO_ONE = ("Accuracy", "Pairs or steps judged right", "Shares")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mathrl.params import Params
 from mathrl.stages.entry import StageRun
 
 PANELS = ({"loss": "training loss", "dev/loss": "dev loss"},
-          {"accuracy": "right", "dev/accuracy": "dev: right"})  # fmt: skip
+          {"judged_right": "right", "dev/judged_right": "dev: right"})  # fmt: skip
 
 
 def train(

@@ -12,26 +12,26 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.params.load import FOLDER, load_params
+from mathrl.params.load import FOLDER, load_params, preset_file
 from mathrl.sweeps.space import override
 
 
-def promote(values: Mapping[str, Any], folder: Path = FOLDER) -> str:
-    """Write dotted values into the section files and return the diff; empty where nothing differs.
+def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None = None) -> str:
+    """Write dotted values into the section files, or into the preset that the study was of, and return the
+    diff; empty where nothing differs.
 
     The files are written only once all of them are known to fit the schema.
 
     Raises:
         UserError: the values do not fit the other parameters as they are now.
     """
-    load_params(folder, overrides=[override(key, value) for key, value in values.items()])
-    by_section: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
+    load_params(folder, preset=preset, overrides=[override(key, value) for key, value in values.items()])
+    by_file: dict[Path, dict[str, Any]] = {preset_file(folder, preset): dict(values)} if preset else {}
+    for key, value in {} if preset else values.items():
         section, _, rest = key.partition(".")
-        by_section.setdefault(section, {})[rest] = value
+        by_file.setdefault(folder / f"{section}.yaml", {})[rest] = value
     diff = ""
-    for section, changes in by_section.items():
-        file = folder / f"{section}.yaml"
+    for file, changes in by_file.items():
         before = file.read_text(encoding="utf-8")
         after = edited(before, changes, str(file))
         if after != before:

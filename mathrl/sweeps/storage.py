@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
-from mathrl.core.places import home
+from mathrl.core.places import home, with_driver
 from mathrl.params.sweep import Sweep
 
 STORAGE = "MATHRL_SWEEP_STORAGE"
@@ -66,10 +66,11 @@ def alone(sweep: Sweep) -> Iterator[None]:
 
 def _url() -> str:
     url = os.environ.get(STORAGE, "")
-    if not url.startswith("postgresql"):
-        raise UserError(f"sweep.storage is environment: put a postgresql:// URL into ${STORAGE}")
-    # The driver is named, since SQLAlchemy 2.1 would take psycopg 3.
-    return url.replace("postgresql://", "postgresql+psycopg2://", 1)
+    if not url.startswith("postgres"):
+        raise UserError(
+            f"sweep.storage is environment: put postgresql://USER:PASSWORD@HOST:PORT/DATABASE into ${STORAGE}"
+        )
+    return with_driver(url)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
+from mathrl.core.places import workspace_preset
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.space import check_space, encode, trial_params
@@ -48,7 +49,12 @@ def open_study(sweep: Sweep) -> Opened:
         study.pruner = _pruner(sweep, params.rl.steps, params.rl.eval_every)
         facts = _facts(sweep, params.model_dump(mode="json", by_alias=True))
         if known is None:
-            known = {"present": present, "facts": facts, "begun": digest([sweep.study, time.time_ns()])[:6]}
+            known = {
+                "preset": workspace_preset(),
+                "present": present,
+                "facts": facts,
+                "begun": digest([sweep.study, time.time_ns()])[:6],
+            }
             study.set_user_attr("mathrl", known)
         elif known["facts"] != facts:
             differ = sorted(k for k in {**known["facts"], **facts} if known["facts"].get(k) != facts.get(k))
@@ -93,9 +99,8 @@ def _facts(sweep: Sweep, params: Mapping[str, Any]) -> dict[str, Any]:
         facts |= {f"{section}.{name}": value for name, value in params[section].items()}
     for file in (sweep.start, *sweep.data, sweep.dev, sweep.examples):
         if not Path(file).exists():
-            raise UserError(
-                f"{file}: not there yet; `mathrl run mix` or `dvc repro mix` makes the usual inputs"
-            )
+            preset = f" --preset {workspace_preset()}" if workspace_preset() else ""
+            raise UserError(f"{file}: not there yet; `mathrl run mix{preset}` makes the usual inputs")
         facts[file] = digest_path(Path(file))
     if Path(sweep.test).exists() and digest_path(Path(sweep.test)) == digest_path(Path(sweep.dev)):
         raise UserError(f"{sweep.dev} holds the test problems of {sweep.test}: trials must not see them")

@@ -21,8 +21,8 @@ QUIET = {
 }
 
 
-def connect() -> tuple[Any, str]:
-    """A client of the tracking store and the experiment's id; the store is made where it is a local file.
+def connect() -> Any:
+    """A client of the tracking store, which is made where it is a local file.
 
     Raises:
         UserError: the server does not answer.
@@ -35,17 +35,35 @@ def connect() -> tuple[Any, str]:
     mlflow.set_tracking_uri(uri)
     home().mkdir(parents=True, exist_ok=True)
     try:
-        # One at a time: the first client makes the tables of a local file, and the experiment is made once.
-        with FileLock(home() / "tracking.lock"):
+        with FileLock(home() / "tracking.lock"):  # one at a time: the first makes the tables of a local file
             client = mlflow.MlflowClient(uri)
-            found = client.get_experiment_by_name(EXPERIMENT)
-            if found:
-                return client, str(found.experiment_id)
-            made = client.create_experiment(EXPERIMENT, artifact_location=_artifacts(uri), tags=KIND)
-            return client, str(made)
+        experiment(client)
+        return client
+    except ModuleNotFoundError as error:  # a database's driver
+        raise UserError(
+            f"MLflow at {shown(uri)}: {error.name} is missing: pip install -c constraints.txt -e '.[s3]'; "
+            "the address is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        ) from None
     except mlflow.exceptions.MlflowException as error:
         said = str(error).replace(uri, shown(uri))
         raise UserError(f"MLflow at {shown(uri)} refused: {said}; see MLFLOW_TRACKING_URI") from None
+
+
+def experiment(client: Any, question: str = "") -> str:
+    """The id of a question's experiment, made where it is not there: `mathrl` is the pipeline's,
+    `mathrl/study` a recipe's, `mathrl/preset gsm8k` a preset's, `mathrl/sweep demo` a sweep's."""
+    name = f"{EXPERIMENT}/{question}" if question else EXPERIMENT
+    with FileLock(home() / "tracking.lock"):
+        found = client.get_experiment_by_name(name)
+        if found:
+            return str(found.experiment_id)
+        return str(client.create_experiment(name, artifact_location=_artifacts(tracking_uri()), tags=KIND))
+
+
+def experiments(client: Any) -> list[str]:
+    """The ids of all of mathrl's experiments: lineage does not end at a question."""
+    found = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT}%'")
+    return [str(each.experiment_id) for each in found if each.name.split("/")[0] == EXPERIMENT]
 
 
 def check_answers(uri: str) -> None:

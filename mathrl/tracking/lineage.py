@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.tracking.client import experiments
 
 PAGE = 1000
 GIVEN = "data/inputs/"  # files from outside the checkout: sources, which no stage made
@@ -87,7 +88,7 @@ def find_registered(client: Any, text: str) -> Any:
     raise UserError(f"{name} has no version {wanted!r}; there are: {known}")
 
 
-def find_run(client: Any, experiment: str, text: str) -> Any | None:
+def find_run(client: Any, text: str) -> Any | None:
     """The run of this id, or the newest of this name."""
     from mlflow.exceptions import MlflowException
 
@@ -98,12 +99,12 @@ def find_run(client: Any, experiment: str, text: str) -> Any | None:
             return None
     quoted = text.replace("'", "")
     found = client.search_runs(
-        [experiment], f"attributes.run_name = '{quoted}'", order_by=["start_time DESC"], max_results=1
+        experiments(client), f"attributes.run_name = '{quoted}'", order_by=["start_time DESC"], max_results=1
     )
     return found[0] if found else None
 
 
-def way_back(client: Any, experiment: str, text: str) -> Back:
+def way_back(client: Any, text: str) -> Back:
     """Walk from a registered version to runs that read nothing.
 
     Raises:
@@ -121,7 +122,7 @@ def way_back(client: Any, experiment: str, text: str) -> Back:
         step = replace(_step(run), depth=depth)
         steps[step.run] = step
         for path, digest in step.inputs.items():
-            maker = _maker(client, experiment, run, path, digest)
+            maker = _maker(client, run, path, digest)
             if maker is None:
                 unexplained.append((step.run, path, digest))
                 continue
@@ -132,7 +133,7 @@ def way_back(client: Any, experiment: str, text: str) -> Back:
                 list(steps.values()), edges, unexplained)  # fmt: skip
 
 
-def way_forward(client: Any, experiment: str, digest: str) -> tuple[list[Step], list[Reached]]:
+def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
     """The runs that read the bytes of `digest`, directly or by what others made of them, and the registered
     versions that they led to.
 
@@ -141,7 +142,7 @@ def way_forward(client: Any, experiment: str, digest: str) -> tuple[list[Step], 
     Raises:
         UserError: no run read or made bytes of this digest.
     """
-    runs = [_step(run) for run in _every_run(client, experiment)]
+    runs = [_step(run) for run in _every_run(client)]
     begun = {
         (path, value)
         for run in runs
@@ -174,19 +175,19 @@ def way_forward(client: Any, experiment: str, digest: str) -> tuple[list[Step], 
     return list(steps.values()), sorted(reached, key=lambda each: (each.name, int(each.version)))
 
 
-def _maker(client: Any, experiment: str, reader: Any, path: str, digest: str) -> Any | None:
+def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
     """The run that made what `reader` read: the one it was linked to, else any with the digest."""
     linked = reader.data.tags.get(f"made_by.{path}")
     if linked:
         return client.get_run(linked)
-    found = client.search_runs([experiment], f"tags.`output.{path}` = '{digest}'", max_results=1)
+    found = client.search_runs(experiments(client), f"tags.`output.{path}` = '{digest}'", max_results=1)
     return found[0] if found else None
 
 
-def _every_run(client: Any, experiment: str) -> Iterable[Any]:
-    token = None
+def _every_run(client: Any) -> Iterable[Any]:
+    token, everywhere = None, experiments(client)
     while True:
-        page = client.search_runs([experiment], max_results=PAGE, page_token=token)
+        page = client.search_runs(everywhere, max_results=PAGE, page_token=token)
         yield from page
         token = page.token
         if not token:

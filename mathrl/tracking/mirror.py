@@ -6,6 +6,7 @@ was down is sent by the next mirror. A record is locked by the mirror that has i
 """
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -18,8 +19,8 @@ from filelock import FileLock, Timeout
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.places import home
-from mathrl.tracking.client import connect
-from mathrl.tracking.upload import Upload
+from mathrl.tracking.client import connect, experiment
+from mathrl.tracking.upload import Upload, question
 
 EVERY_SECONDS = 1.0
 
@@ -46,6 +47,8 @@ class Mirror:
         self.records = home() / "records"
         self.locks: dict[Path, FileLock] = {}
         self.done: dict[Path, int] = {}  # complete records, with the time of their run.json
+        self.read: dict[Path, tuple[float, int]] = {}  # a run's start, and how many bytes of its metrics
+        self.machines: dict[Path, Any] = {}  # what logs cpu, memory, disk, network and GPUs, by record
         self.upload: Upload | None = None
         self.said = False
 
@@ -53,7 +56,7 @@ class Mirror:
         """Bring every record up to date; returns how many are now complete in MLflow."""
         for record, written in self._open_records():
             try:
-                self.upload = self.upload or Upload(*connect())
+                self.upload = self.upload or Upload(connect())
             except Exception as error:  # the tracker must never stop a run, whatever it raises
                 self._say(error)
                 break
@@ -102,23 +105,40 @@ class Mirror:
         assert self.upload is not None
         if "run_id" not in known:
             known["run_id"], known["parent"] = self.upload.start(facts, record.name)
-            known["experiment"] = self.upload.experiment
+            known["experiment"] = experiment(self.upload.client, question(facts))
             write_json(record / "mirror.json", known)
         elif "complete" in known:
             self.upload.reopen(known["run_id"])
             del known["complete"]
-        known["step"] = self.upload.metrics(
-            known["run_id"], _whole_rows(record / "metrics.jsonl"), after=known.get("step")
-        )
+        began, read = self.read.get(record, (0.0, 0))
+        # A run that goes on writes its file anew, so it is read from its start again.
+        rows, read = new_rows(record / "metrics.jsonl", read if began == facts.get("started") else 0)
+        known["step"] = self.upload.metrics(known["run_id"], rows, after=known.get("step"))
+        self.read[record] = facts.get("started", 0.0), read
         if facts.get("health", {}) != known.get("health", {}):
             self.upload.health(known["run_id"], facts["health"])
             known["health"] = facts["health"]
         write_json(record / "mirror.json", known)
+        if status == "running" and facts["stage"] != "trial" and record not in self.machines:
+            self.machines[record] = _watched_machine(known["run_id"])
         if status != "running":
+            if record in self.machines:
+                self.machines.pop(record).finish()
             self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")
             known["complete"] = facts.get("started")
             write_json(record / "mirror.json", known)
             self._finish(record, written)
+
+
+def _watched_machine(run_id: str) -> Any:
+    """MLflow's own monitor, begun: a sample each ten seconds, as system/cpu_utilization_percentage …"""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    # It tells of its starts and ends, and of a server that is away, which the mirror says once.
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
+    monitor = SystemMetricsMonitor(run_id, resume_logging=True)
+    monitor.start()
+    return monitor
 
 
 def sync() -> int:
@@ -143,14 +163,18 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _whole_rows(file: Path) -> list[dict[str, Any]]:
+def new_rows(file: Path, read: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole rows after the first `read` bytes of a metrics file, and how many bytes are read then.
+
+    A file that is shorter than that was begun anew. The last line may be half written yet.
+    """
     if not file.exists():
-        return []
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):  # the last line may be half written yet
-            rows.append(json.loads(line))
-    return rows
+        return [], 0
+    with file.open("rb") as stream:
+        stream.seek(read if read <= file.stat().st_size else 0)
+        start = stream.tell()
+        whole, newline, _ = stream.read().rpartition(b"\n")
+    return [json.loads(line) for line in whole.splitlines()], start + len(whole) + len(newline)
 
 
 def _alive(pid: int) -> bool:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.tracking.models import log_model
+
 
 def find_version(client: Any, name: str, digest: str) -> str | None:
     """The version of the registered model `name` whose bytes have this digest."""
@@ -15,7 +17,10 @@ def find_version(client: Any, name: str, digest: str) -> str | None:
 
 
 def register_version(client: Any, name: str, run_id: str, folder: Path, tags: Mapping[str, str]) -> str:
-    """Upload a Hugging Face folder to the run and make it the newest version of `name`."""
+    """Upload a Hugging Face folder to its logged model and make that the newest version of `name`.
+
+    `tags` hold its `mathrl.digest`; `run_id` is the run that registers it.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
@@ -23,8 +28,12 @@ def register_version(client: Any, name: str, run_id: str, folder: Path, tags: Ma
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    client.log_artifacts(run_id, str(folder), "model")
-    version = client.create_model_version(name, f"runs:/{run_id}/model", run_id, tags=dict(tags))
+    place = client.get_run(run_id).info.experiment_id
+    model = log_model(client, place, str(folder), tags["mathrl.digest"], run_id)
+    client.log_model_artifacts(model.model_id, str(folder))
+    version = client.create_model_version(
+        name, f"models:/{model.model_id}", run_id, tags=dict(tags), model_id=model.model_id
+    )
     return str(version.version)
 
 

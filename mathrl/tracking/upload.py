@@ -16,16 +16,18 @@ from filelock import FileLock
 
 from mathrl.core.files import read_json
 from mathrl.core.places import home
+from mathrl.tracking.client import experiment, experiments
+from mathrl.tracking.models import log_model, model_paths
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 METRICS_A_CALL = 900
 
 
 class Upload:
-    """Calls of one MLflow client on one experiment."""
+    """Calls of one MLflow client; `everywhere` are the experiments in which makers are looked for."""
 
-    def __init__(self, client: Any, experiment: str) -> None:
-        self.client, self.experiment = client, experiment
+    def __init__(self, client: Any) -> None:
+        self.client, self.everywhere = client, experiments(client)
 
     def start(self, facts: Mapping[str, Any], record: str) -> tuple[str, str]:
         """The MLflow run of a record and its parent's; both are made only where they do not exist yet."""
@@ -34,13 +36,15 @@ class Upload:
             above, parent = self.start(read_json(trial), facts["trial"])
         else:
             above = parent = ""
+        place = experiment(self.client, question(facts))
+        self.everywhere = experiments(self.client)
         with FileLock(home() / "tracking.lock"):
-            parent = parent or self._parent(facts)
+            parent = parent or self._parent(facts, place)
             found = self._find(f"tags.`mathrl.record` = '{record}'")
             if found:
                 return found.info.run_id, parent
             run = self.client.create_run(
-                self.experiment, run_name=_label(facts), start_time=_milliseconds(facts["started"]),
+                place, run_name=_label(facts), start_time=_milliseconds(facts["started"]),
                 tags={"mlflow.parentRunId": above or parent, "mathrl.record": record, **_tags(facts)},
             )  # fmt: skip
         run_id = str(run.info.run_id)
@@ -89,9 +93,11 @@ class Upload:
         self, run_id: str, parent: str, facts: Mapping[str, Any], status: str, artifacts: Path
     ) -> None:
         """Final figures, files, output digests, status."""
-        for name, value in facts.get("summary", {}).items():
-            self.client.log_metric(run_id, _name(f"final/{name}"), value)
         self._log_datasets(run_id, facts)  # those that the stage named on its way
+        if status == "finished":
+            self._log_models(run_id, facts)
+        else:
+            self._log_figures(run_id, facts, {f"final/{k}": v for k, v in facts.get("summary", {}).items()})
         self._link_makers(parent, facts["inputs"], run_id)  # a maker that was not uploaded at the start
         self._describe(parent)
         for path, digest in facts.get("outputs", {}).items():
@@ -110,7 +116,59 @@ class Upload:
         if not facts.get("trial"):  # one that was ended early says nothing of its study
             self.client.set_terminated(parent, STATUS[status], end)
 
-    def _parent(self, facts: Mapping[str, Any]) -> str:
+    def _log_models(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        """The models that the stage made and measured, and its figures bound to them and to their data."""
+        from mlflow.entities import LoggedModelInput, LoggedModelOutput
+
+        run = self.client.get_run(run_id)
+        inputs, outputs = run.inputs.model_inputs, run.outputs.model_outputs if run.outputs else []
+        params = flatten({facts["stage"]: facts["params"].get(facts["stage"], {})})
+        made = {
+            path: log_model(self.client, run.info.experiment_id, path, digest, run_id, _origin(facts), params)
+            for path, digest in model_paths(facts.get("outputs", {})).items()
+        }
+        steps = max((metric.step for metric in run.data._metric_objs), default=0)
+        new = [each.model_id for each in made.values()]
+        known = {each.model_id for each in outputs}
+        if links := [LoggedModelOutput(each, steps) for each in dict.fromkeys(new) if each not in known]:
+            self.client.log_outputs(run_id, links)
+        final = {f"final/{name}": value for name, value in facts.get("summary", {}).items()}
+        # The last one is what the stage is about: sft makes models/base on its way.
+        self._log_figures(run_id, facts, final, model=new[-1] if new else None)
+
+        measured = facts.get("measured", {})
+        known = {each.model_id for each in inputs}
+        for place, (label, path) in enumerate(measured.get("models", {}).items()):
+            digest = facts["inputs"][path]
+            model = log_model(self.client, run.info.experiment_id, path, digest, run_id)
+            if model.model_id not in known:
+                self.client.log_inputs(run_id, models=[LoggedModelInput(model.model_id)])
+                known.add(model.model_id)
+            figures = {name.removeprefix(f"{label}/"): value for name, value in facts["summary"].items()
+                       if name.startswith(f"{label}/")}  # fmt: skip
+            # One step each, so that the run's own pass_at_1 is that of the last model.
+            self._log_figures(run_id, facts, figures, model.model_id, measured["dataset"], place)
+
+    def _log_figures(
+        self, run_id: str, facts: Mapping[str, Any], figures: Mapping[str, float], model: str | None = None,
+        dataset: str | None = None, step: int = 0,
+    ) -> None:  # fmt: skip
+        """Metrics, bound to a model and a dataset where these are told."""
+        from mlflow.entities import Metric
+
+        at, named = _milliseconds(facts.get("ended", facts["started"])), _datasets(facts)
+        batch = []
+        for name, value in figures.items():
+            data = dataset or next(
+                (path for path in named if "/dev" in name and path.endswith("dev.jsonl")), None
+            )
+            bound = {"model_id": model} if model else {}
+            bound |= {"dataset_name": data, "dataset_digest": named[data]} if model and data in named else {}
+            batch.append(Metric(_name(name), value, at, step, **bound))
+        for start in range(0, len(batch), METRICS_A_CALL):
+            self.client.log_batch(run_id, metrics=batch[start : start + METRICS_A_CALL])
+
+    def _parent(self, facts: Mapping[str, Any], place: str) -> str:
         study, pipeline = facts.get("sweep"), facts["pipeline"]
         role, known_by = ("study", study) if study else ("pipeline", pipeline)
         name = f"sweep {study}" if study else f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}"
@@ -119,7 +177,7 @@ class Upload:
             return str(found.info.run_id)
         tags = {f"mathrl.{role}": known_by, "mathrl.role": role, **_origin(facts)}
         run = self.client.create_run(
-            self.experiment, run_name=name, start_time=_milliseconds(facts["started"]), tags=tags
+            place, run_name=name, start_time=_milliseconds(facts["started"]), tags=tags
         )
         self._log_params(run.info.run_id, facts["pipeline_params"])
         return str(run.info.run_id)
@@ -144,7 +202,10 @@ class Upload:
         """The parent's note: a link to each stage's run, wherever it was made."""
         tags = self.client.get_run(parent).data.tags
         stages = {name.removeprefix("stage."): run for name, run in tags.items() if name.startswith("stage.")}
-        lines = [f"- [{name}](#/experiments/{self.experiment}/runs/{run})" for name, run in stages.items()]
+        lines = [
+            f"- [{name}](#/experiments/{self.client.get_run(run).info.experiment_id}/runs/{run})"
+            for name, run in stages.items()
+        ]
         self.client.set_tag(
             parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines)
         )
@@ -159,15 +220,12 @@ class Upload:
     def _log_datasets(self, run_id: str, facts: Mapping[str, Any]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        named = {path: digest for path, digest in facts["inputs"].items() if path.startswith("data/")} | {
-            name: each["digest"] for name, each in facts.get("datasets", {}).items()
-        }
         inputs = [
             DatasetInput(
                 Dataset(name=path, digest=digest, source_type="dvc", source=json.dumps({"path": path})),
                 [InputTag("mlflow.data.context", facts["stage"])],
             )
-            for path, digest in named.items()
+            for path, digest in _datasets(facts).items()
         ]
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
@@ -183,7 +241,7 @@ class Upload:
         self.client.log_artifacts(run_id, str(artifacts))
 
     def _find(self, query: str) -> Any | None:
-        found = self.client.search_runs([self.experiment], query, max_results=1)
+        found = self.client.search_runs(self.everywhere, query, max_results=1)
         return found[0] if found else None
 
 
@@ -196,6 +254,20 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             out[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return out
+
+
+def question(facts: Mapping[str, Any]) -> str:
+    """What names the run's experiment: a sweep, a recipe, a preset; "" for the pipeline."""
+    if facts.get("sweep"):
+        return f"sweep {facts['sweep'].rpartition('-')[0]}"
+    preset = facts.get("preset")
+    return str(facts.get("recipe") or (f"preset {preset}" if preset else ""))
+
+
+def _datasets(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Names of what the stage read and named as data, with their digests."""
+    read = {path: digest for path, digest in facts["inputs"].items() if path.startswith("data/")}
+    return read | {name: each["digest"] for name, each in facts.get("datasets", {}).items()}
 
 
 def _tags(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -76,7 +76,7 @@ def train_dpo(
 
 
 def pair_loss(model: Any, params: Dpo, items: Sequence[Item]) -> tuple[Tensor, dict[str, float]]:
-    """The summed loss of the pairs and its figures; accuracy: the share with a positive margin."""
+    """The summed loss of the pairs and its figures; judged_right: the share with a positive margin."""
     chosen_P, rejected_P = response_sums(model, items, params.length_normalised).unbind(1)
     reference_P2 = torch.tensor([item.values for item in items], device=chosen_P.device)
     reference_chosen_P, reference_rejected_P = reference_P2.unbind(1)
@@ -87,7 +87,7 @@ def pair_loss(model: Any, params: Dpo, items: Sequence[Item]) -> tuple[Tensor, d
     margin_P = margin_P.detach()
     figures = {
         "loss": float(loss_P.detach().sum()),
-        "accuracy": float((margin_P > 0).sum()),
+        "judged_right": float((margin_P > 0).sum()),
         "margin": float(margin_P.sum()),
         "logprobs/chosen": float(chosen_P.detach().sum()),
         "logprobs/rejected": float(rejected_P.detach().sum()),

@@ -108,7 +108,7 @@ def train_reward_model(
 
 
 def items_loss(scorer: Any, end_token: int, items: Sequence[Item]) -> tuple[Tensor, dict[str, float]]:
-    """The summed loss of pairs or of labelled steps; accuracy: ordered right, or on its label's side."""
+    """The summed loss of pairs or of labelled steps; judged_right: ordered right, or on its label's side."""
     scores = scores_after(scorer, [item.group for item in items], _places(items), end_token)
     if items[0].places:
         labels_M = torch.tensor([value for item in items for value in item.values], device=scores.device)
@@ -116,7 +116,7 @@ def items_loss(scorer: Any, end_token: int, items: Sequence[Item]) -> tuple[Tens
     else:
         chosen_P, rejected_P = scores.view(-1, 2).unbind(1)
         loss, right = bradley_terry_loss(chosen_P, rejected_P).sum(), chosen_P > rejected_P
-    return loss, {"loss": float(loss.detach()), "accuracy": float(right.sum())}
+    return loss, {"loss": float(loss.detach()), "judged_right": float(right.sum())}
 
 
 def _places(items: Sequence[Item]) -> list[Sequence[int]]:

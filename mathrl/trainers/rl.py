@@ -125,6 +125,7 @@ def train_rl(
     checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
     done, kl_coef, counts = 0, params.kl_coef, {"sampled": 0, "trained": 0, "exported": 0}
     dev_accuracy: float | None = None
+    mismatch = 1.0  # what was warned of last
     saved = checkpoints.latest()
     if saved is not None:
         policy.load(saved, saved.values["policy"])
@@ -251,7 +252,7 @@ def train_rl(
                 row |= sync()
             if metrics is not None:
                 metrics.log(done, row)
-            check_mismatch(row, sampler.engine.rollout, done)
+            mismatch = check_mismatch(row, sampler.engine.rollout, done, mismatch)
             bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
             if last or rollouts.stopping or done % params.checkpoint_every == 0:
                 save()

@@ -129,20 +129,20 @@ def test_the_model_is_registered_with_its_alias_and_lineage(checkout: Checkout) 
 
 def test_the_way_back_from_the_registered_model_is_complete(checkout: Checkout) -> None:
     (run,) = runs_by_name(checkout)["register"]
-    client, experiment = run["client"], run["run"].info.experiment_id
-    back = way_back(client, experiment, "mathrl-chain@candidate")
+    client = run["client"]
+    back = way_back(client, "mathrl-chain@candidate")
     assert sorted(step.stage for step in back.steps) == sorted(STAGES) and back.unexplained == []
     edges = {(maker, reader) for maker, _, reader in back.edges}
     for step in back.steps:  # whoever reads something is joined to its maker
         assert bool(step.inputs) == any(reader == step.run for _, reader in edges)
         assert step.commit == checkout.git("rev-parse", "HEAD") and step.params
     curated = next(step for step in back.steps if step.stage == "curate")
-    readers, models = way_forward(client, experiment, curated.outputs["data/curated/rl.jsonl"])
+    readers, models = way_forward(client, curated.outputs["data/curated/rl.jsonl"])
     assert [(each.name, each.version, each.made) for each in models] == [("mathrl-chain", "1", True)]
     assert {"difficulty", "mix", "rl"} <= {step.stage for step in readers}
-    found = find_run(client, experiment, "rl")
+    found = find_run(client, "rl")
     assert found.info.run_id == runs_by_name(checkout)["rl"][0]["id"]
-    assert find_run(client, experiment, found.info.run_id).info.run_name == "rl"
+    assert find_run(client, found.info.run_id).info.run_name == "rl"
 
 
 def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checkout: Checkout) -> None:

@@ -117,7 +117,7 @@ def server(postgres: str, s3: str, tmp_path: Path) -> Iterator[tuple[str, subpro
 def test_runs_go_to_postgresql_and_files_to_s3(
     server: tuple[str, subprocess.Popen[bytes]], s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mathrl.tracking.client import connect
+    from mathrl.tracking.client import connect, experiment
 
     url, process = server
     command = Path(f"/proc/{process.pid}/cmdline").read_text()
@@ -126,8 +126,8 @@ def test_runs_go_to_postgresql_and_files_to_s3(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
-    client, experiment = connect()
-    run = client.create_run(experiment).info.run_id
+    client = connect()
+    run = client.create_run(experiment(client)).info.run_id
     client.log_metric(run, "reward/accuracy", 0.5, step=3)
     (tmp_path / "report.html").write_text("<p>hello</p>")
     client.log_artifact(run, str(tmp_path / "report.html"))

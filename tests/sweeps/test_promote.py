@@ -54,3 +54,16 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
     with pytest.raises(UserError, match="clip_low"):
         promote({"rl.kl_coef": 0.1, "rl.clip_low": 1.5})
     assert (tmp_path / "params" / "rl.yaml").read_text() == before
+
+
+def test_the_winner_of_a_presets_study_goes_into_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    monkeypatch.chdir(tmp_path)
+    name = "qwen2.5-0.5b-gsm8k"
+    diff = promote({"rl.lr": 3e-06, "rl.clip_high": 0.28}, preset=name)
+    assert f"+++ b/params/presets/{name}.yaml" in diff and diff.count("+++") == 1
+    assert "+  lr: 3.0e-06 " in diff and "# verl actor.optim.lr" in diff, "the comment stays"
+    rl = load_params(preset=name).rl
+    assert (rl.lr, rl.clip_high) == (3e-06, 0.28) and load_params().rl == load_params(ROOT / "params").rl

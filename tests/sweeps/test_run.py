@@ -121,15 +121,15 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the study above, uploaded late: the seeds' runs find their trials all the same."""
-    from mathrl.tracking.client import connect
+    from mathrl.tracking.client import connect, experiments
     from mathrl.tracking.mirror import sync
 
     if not (place.home / "sweeps" / STUDY).exists():
         pytest.skip("the study of the test above")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     sync()
-    client, experiment = connect()
-    runs = client.search_runs([experiment])
+    client = connect()
+    runs = client.search_runs(experiments(client))
 
     def below(run: Any) -> dict[str, Any]:
         parent = run.info.run_id

@@ -1,7 +1,10 @@
 """The search space against the schema, and values on their way from Optuna to an override and back."""
 
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,11 @@ import optuna
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.params import load_params
+from mathrl.params import load_params, write_params
 from mathrl.params.form import form_overrides, section_form
 from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
 from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of
+from tasks.sweep import named
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
@@ -158,3 +162,48 @@ def test_a_space_from_the_form_is_sent_whole(tmp_path: Path) -> None:
     assert list(found.space) == ["rl.lr"] and found.trials == 3 and found.set == ("rl.steps=2",)
     rl = section_form("rl").model_validate({"lr": 2e-4, "optimizer": {"muon_lr": 0.02}})
     assert form_overrides({"rl": rl}) == ["rl.lr=0.0002", "rl.optimizer.muon_lr=0.02"]
+
+
+@pytest.mark.parametrize("preset", ["qwen2.5-0.5b-gsm8k"])
+def test_the_space_of_a_preset_fits_it(preset: str, tmp_path: Path) -> None:
+    """As in the worktree of `mathrl sweep run --preset`: its params/ has the preset merged."""
+    shutil.copytree(PARAMS, tmp_path / "params")
+    before, after = load_params(PARAMS), load_params(PARAMS, preset=preset)
+    write_params(before, after, tmp_path / "params")
+    section = load_params(tmp_path / "params").sweep
+    present = check_space(section, tmp_path / "params")
+    assert present["rl.lr"] == after.rl.lr and "rl.optimizer.muon_lr" not in present, "null leaves it out"
+    assert "rl.optimizer.muon_lr" in before.sweep.space
+
+
+def test_a_study_of_a_preset_bears_its_name_unless_one_is_given() -> None:
+    name = "qwen2.5-0.5b-gsm8k"
+    assert named(name, ["rl.steps=5"], ROOT) == ["sweep.study=qwen2-5-0-5b-gsm8k", "rl.steps=5"]
+    assert named(name, ["sweep.study=mine"], ROOT) == ["sweep.study=mine"]
+    assert named(None, [], ROOT) == []
+    assert load_params(PARAMS, overrides=named(name, [], ROOT)).sweep.study == "qwen2-5-0-5b-gsm8k"
+
+
+def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(tmp_path: Path) -> None:
+    root = tmp_path / "checkout"
+    shutil.copytree(PARAMS, root / "params")
+    (root / "params/presets/tiny.yaml").write_text("rl: {lr: 0.0123}\nsweep: {study: small}\n")
+    (root / ".gitignore").write_text("/runs/\n/.mathrl/\n")
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
+    ):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MATHRL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", "from mathrl.cli import main; main()", "sweep", "run", "--preset", "tiny"],
+        cwd=root, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "models/sft: not there yet; `mathrl run mix --preset tiny` makes the usual inputs" in done.stderr
+    (worktree,) = (root / "runs").iterdir()
+    there = load_params(worktree / "params")
+    assert worktree.name.startswith("mix-preset_tiny") and (there.rl.lr, there.sweep.study) == (
+        0.0123,
+        "small",
+    )

@@ -31,7 +31,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.client, self.experiment = connect()
+        self.client = connect()
         self.runs: dict[str, str] = {}
 
     def digest(self, path: str) -> str:
@@ -50,7 +50,7 @@ class Store:
                 "outputs": {path: self.digest(path) for path in outputs - {"reports"}},
                 "datasets": SOURCES if stage == "curate" else {},
             }  # fmt: skip
-            upload = Upload(self.client, self.experiment)
+            upload = Upload(self.client)
             run, parent = upload.start(facts, f"{stage}-{lr}")
             (self.root / "none").mkdir(exist_ok=True)
             upload.finish(run, parent, facts, "finished", self.root / "none")
@@ -76,7 +76,7 @@ def test_every_registered_version_goes_back_to_the_sources(store: Store) -> None
     versions = store.client.search_model_versions()
     assert len(versions) == 2
     for version in versions:
-        back = way_back(store.client, store.experiment, f"{version.name}:{version.version}")
+        back = way_back(store.client, f"{version.name}:{version.version}")
         assert back.unexplained == [], "every input has a run that made it"
         assert {step.stage for step in back.steps} == set(CHAIN), "and each stage is there once"
         assert len(back.steps) == len(CHAIN)
@@ -93,16 +93,16 @@ def test_every_registered_version_goes_back_to_the_sources(store: Store) -> None
 def test_an_input_that_nobody_made_is_said(store: Store) -> None:
     sft = store.runs["sft 0.1"]
     store.client.set_tag(sft, "input.data/other.jsonl", "dead")
-    back = way_back(store.client, store.experiment, "chain")
+    back = way_back(store.client, "chain")
     assert back.unexplained == [(sft, "data/other.jsonl", "dead")]
     assert "not complete" in told(back) and "data/other.jsonl (dead)" in told(back)
     store.client.delete_tag(sft, "input.data/other.jsonl")
-    assert "complete: 7 runs" in told(way_back(store.client, store.experiment, "chain"))
+    assert "complete: 7 runs" in told(way_back(store.client, "chain"))
 
 
 def test_forward_tells_what_a_model_was_made_from_and_what_it_was_measured_with(store: Store) -> None:
     def reached(digest: str) -> tuple[set[str], list[tuple[str, bool]]]:
-        steps, models = way_forward(store.client, store.experiment, digest)
+        steps, models = way_forward(store.client, digest)
         return {step.stage for step in steps}, [(model.version, model.made) for model in models]
 
     both = [("1", True), ("2", True)]
@@ -123,7 +123,7 @@ def test_the_command_draws_a_page_that_loads_nothing(
     lineage("chain@candidate", None, tmp_path / "way.html")
     assert "chain version 1" in capsys.readouterr().out
     drawn = (tmp_path / "way.html").read_text()
-    assert drawn == page(way_back(store.client, store.experiment, "chain:1"))
+    assert drawn == page(way_back(store.client, "chain:1"))
     assert drawn.count("<rect") == len(CHAIN) and "src=" not in drawn and "<script" not in drawn
     lineage(None, str(store.root / "data" / "mixture"), None)
     assert "chain version 2: made from it" in capsys.readouterr().out

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-OPEN = "from mathrl.tracking.client import connect; print(connect()[1])"
+from mathrl.tracking.mirror import new_rows
+
+OPEN = "from mathrl.tracking.client import connect, experiment; print(experiment(connect()))"
 
 
 def test_the_first_clients_of_a_new_store_do_not_trip_one_another(tmp_path: Path) -> None:
@@ -20,3 +22,16 @@ def test_the_first_clients_of_a_new_store_do_not_trip_one_another(tmp_path: Path
     said = [client.communicate(timeout=100) for client in clients]
     assert [out.strip() for out, _ in said] == [b"1"] * 3, b"\n".join(err for _, err in said).decode()
     assert (tmp_path / "home" / "mlflow.db").is_file()
+
+
+def test_a_metrics_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    assert new_rows(file, 0) == ([], 0)
+    file.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    rows, read = new_rows(file, 0)
+    assert [row["step"] for row in rows] == [1, 2] and read == 24
+    assert new_rows(file, read) == ([], 24), "half a line waits"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    assert new_rows(file, read) == ([{"step": 3}], 36)
+    file.write_text('{"step": 1}\n')
+    assert new_rows(file, 36) == ([{"step": 1}], 12), "begun anew"

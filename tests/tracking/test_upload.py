@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.cli.ui import _store
 from mathrl.core.errors import UserError
-from mathrl.tracking.client import check_answers, shown
+from mathrl.core.places import tracking_uri
+from mathrl.sweeps.storage import _url
+from mathrl.tracking.client import check_answers, connect, shown
 from mathrl.tracking.upload import flatten
 
 
@@ -23,6 +26,23 @@ def test_a_password_is_never_shown() -> None:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
     assert "make ui" in str(caught.value)
+
+
+def test_a_postgresql_address_names_the_driver_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy 2.1 reads postgresql:// as psycopg 3, which is not installed: both readers name psycopg2."""
+    for given in (
+        "postgresql://me:secret@h/d",
+        "postgres://me:secret@h/d",
+        "postgresql+psycopg2://me:secret@h/d",
+    ):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+        assert tracking_uri() == _store() == "postgresql+psycopg2://me:secret@h/d"
+        monkeypatch.setenv("MATHRL_SWEEP_STORAGE", given)
+        assert _url() == tracking_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:9/d")
+    with pytest.raises(UserError, match=r"psycopg is missing: .*address is postgresql://USER") as caught:
+        connect()
+    assert "secret" not in str(caught.value)
 
 
 def test_a_local_file_always_answers(tmp_path: Path) -> None:

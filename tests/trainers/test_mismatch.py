@@ -1,5 +1,7 @@
 """Sampler against trainer: the gate on their log-probs, and how far apart they are as a histogram."""
 
+import math
+
 import pytest
 import torch
 
@@ -20,6 +22,21 @@ def test_the_gate_is_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     check_mismatch({"rollout/logprob_alignment": 1.051}, Rollout(), 3)
     assert "warning: step 3" in capsys.readouterr().err
     check_mismatch({"rollout/logprob_alignment": 1.3}, Rollout(mismatch_limit=1.4, on_mismatch="stop"), 3)
+
+
+def test_a_warning_is_said_once_until_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    said, lines = 1.0, []
+    for step, value in enumerate((1.06, 1.07, 1.04, 1.06, 1.13, 1.2, 1.03, 1.02, 1.06, 1.0), start=1):
+        said = check_mismatch({"rollout/logprob_alignment": value}, Rollout(), step, said)
+        lines += [(step, line) for line in capsys.readouterr().err.splitlines()]
+    # 4 flickers; 5 is more than twice as far from 1 as 1; 8 is back by half the limit; 9 is anew.
+    assert [(step, "warning" in line) for step, line in lines] == [
+        (1, True), (5, True), (8, False), (9, True), (10, False)
+    ]  # fmt: skip
+    assert "is 1.0200, well again" in lines[2][1]
+    said = check_mismatch({"rollout/logprob_alignment": math.nan}, Rollout(), 1)
+    check_mismatch({"rollout/logprob_alignment": math.nan}, Rollout(), 2, said)
+    assert capsys.readouterr().err.count("is nan") == 1
 
 
 def test_rollouts_of_older_weights_are_judged_by_the_probe() -> None:

@@ -93,7 +93,7 @@ def test_sums_and_the_loss_are_those_of_plain_forwards(small: Any) -> None:
     loss, figures = pair_loss(model, PARAMS.model_copy(update={"label_smoothing": 0.2}), known)
     assert loss.item() == pytest.approx(sum(losses), abs=1e-4)
     assert figures["margin"] == pytest.approx(sum(margins), abs=1e-4)
-    assert figures["accuracy"] == sum(margin > 0 for margin in margins)
+    assert figures["judged_right"] == sum(margin > 0 for margin in margins)
     assert figures["logprobs/chosen"] == pytest.approx(sum(own[0] for own in expected), abs=1e-3)
     # The reference's sums the other way round are another loss.
     swapped = [Item(item.group, item.values[::-1]) for item in known]
@@ -105,8 +105,8 @@ def test_it_starts_at_no_margin_and_learns_one(small: Any, tmp_path: Path) -> No
     rows = without_timings(tmp_path / "metrics.jsonl")
     assert rows[0]["margin"] == pytest.approx(0, abs=1e-5)
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
-    assert rows[-1]["margin"] > 1 and rows[-1]["accuracy"] == 1.0 and rows[-1]["loss"] < 0.3
-    assert figures["dev/accuracy"] == 1.0 and [row["step"] for row in rows if "dev/loss" in row] == [
+    assert rows[-1]["margin"] > 1 and rows[-1]["judged_right"] == 1.0 and rows[-1]["loss"] < 0.3
+    assert figures["dev/judged_right"] == 1.0 and [row["step"] for row in rows if "dev/loss" in row] == [
         5,
         10,
         12,
@@ -147,7 +147,7 @@ def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(
         assert (".lora_" in name) == weight.requires_grad
         if ".lora_" not in name:
             assert torch.equal(weight, own[name.replace(".base_layer.", ".")])
-    assert figures["dev/margin"] > 0.3 and figures["dev/accuracy"] == 1.0
+    assert figures["dev/margin"] > 0.3 and figures["dev/judged_right"] == 1.0
     items = tokenize_pairs(rows_of(small), Prompt(), small.TOKENIZER)
     with adapters_off(model):
         off = response_sums(model, items, mean=False)

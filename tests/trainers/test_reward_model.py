@@ -65,7 +65,7 @@ def test_the_loss_of_pairs_is_that_of_plain_scores_at_the_last_tokens(scorer: An
     loss, figures = items_loss(scorer, 2, items)
     expected = math.log(1 + math.exp(b - a)) + math.log(1 + math.exp(d - c))
     assert loss.item() == pytest.approx(expected, abs=1e-3)
-    assert figures["accuracy"] == (a > b) + (c > d)
+    assert figures["judged_right"] == (a > b) + (c > d)
 
 
 def test_the_loss_of_steps_is_the_cross_entropy_at_their_ends(scorer: Any) -> None:
@@ -81,7 +81,7 @@ def test_the_loss_of_steps_is_the_cross_entropy_at_their_ends(scorer: Any) -> No
     )
     loss, figures = items_loss(scorer, 2, items)
     assert loss.item() == pytest.approx(expected, abs=1e-3)
-    assert figures["accuracy"] == sum((s > 0) == (y > 0.5) for s, y in zip(scores, labels, strict=True))
+    assert figures["judged_right"] == sum((s > 0) == (y > 0.5) for s, y in zip(scores, labels, strict=True))
     assert [item.weight for item in items] == [2, 1]
 
 
@@ -132,7 +132,7 @@ def test_it_learns_and_leaves_the_mean_and_deviation_of_its_scores(
     scorer, figures = train(small, items, tmp_path, PARAMS.model_copy(update={"steps": 60, "lora": lora}))
     rows = without_timings(tmp_path / "metrics.jsonl")
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5), "a new head scores 0"
-    assert figures["accuracy"] > 0.9 and figures["dev/accuracy"] > 0.9 and rows[-1]["loss"] < 0.3
+    assert figures["judged_right"] > 0.9 and figures["dev/judged_right"] > 0.9 and rows[-1]["loss"] < 0.3
     groups = [item.group for item in split(items)[0]]
     places = [item.places or (len(r) - 1,) for item in split(items)[0] for r in item.group.responses]
     scores = scores_after(scorer, groups, places, 2).tolist()
@@ -179,7 +179,7 @@ def test_a_mean_of_steps_counts_each_step_once(small: Any, tmp_path: Path) -> No
     )  # fmt: skip
     (row,) = without_timings(state / "metrics.jsonl")
     assert row["loss"] == pytest.approx(math.log(2), abs=1e-5)
-    assert row["accuracy"] == 0.25  # a score of 0 says wrong: right of the one step alone
+    assert row["judged_right"] == 0.25  # a score of 0 says wrong: right of the one step alone
     plain = make_scorer(small.policy()[0])
     scores = [plain(input_ids=torch.tensor([ids])).logits[0, 1:, 0] for ids in ([7, 3, 4, 5], [7, 9])]
     labels = torch.tensor([1.0, 1.0, 1.0, 0.0])

@@ -1,0 +1,209 @@
+"""What orchestration and tracking cost: the demo's stages bare, under DVC, under Prefect + DVC + MLflow.
+
+    python benchmarks/overhead.py [--ways bare dvc first later small] [--set rl.steps=5]
+
+Each way computes every stage anew, in a clone of this checkout's HEAD of its own:
+
+    bare    the stages' commands one after another, no tracking
+    dvc     `dvc repro`, no tracking
+    first   `mathrl run pipeline`, nothing there before: Prefect's and MLflow's databases are made
+    later   `mathrl run pipeline` again, in another clone, with the databases of `first`
+    small   what has nothing to compute: `dvc repro`, `mathrl run pipeline` and `mathrl --help`, best of three
+
+"outside" is the wall time that no stage was at work (from its record: after its imports, until its outputs
+are digested), so it does not hold how fast the stages happened to compute. The stages' own seconds differ by
+chance from way to way, and by what the mirror and the server take from them while they compute; "tools" is
+the processor time of all processes that are not stages, and "a second of rl" their share while RL trained,
+from which the cost of an hour's run follows: the fixed part and 3600 times that share.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+WAYS = ("bare", "dvc", "first", "later", "small")
+# What a process is, by what its command line has; the first that fits.
+KINDS = (("mirror", "mathrl.tracking.mirror"), ("stages", "mathrl.stages."), ("prefect server", "prefect"),
+         ("dvc", "dvc repro"), ("guard", "tasks.guard"))  # fmt: skip
+EVERY = 1.0
+
+
+class Meter(threading.Thread):
+    """Processor seconds of a process and all it starts, by kind, sampled: [(time, {kind: seconds})]."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.seen, self.samples = pid, {}, []  # type: ignore[var-annotated]
+
+    def run(self) -> None:
+        while psutil.pid_exists(self.pid):
+            try:
+                root = psutil.Process(self.pid)
+                for each in [root, *root.children(recursive=True)]:
+                    self._look(each, root)
+            except psutil.NoSuchProcess:
+                return
+            sums: dict[str, float] = {}
+            for kind, seconds in self.seen.values():
+                sums[kind] = sums.get(kind, 0.0) + seconds
+            self.samples.append((time.time(), sums))
+            time.sleep(EVERY)
+
+    def _look(self, process: psutil.Process, root: psutil.Process) -> None:
+        try:
+            words, used = " ".join(process.cmdline()), process.cpu_times()
+            born = process.create_time()
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            return
+        kind = next((name for name, part in KINDS if part in words), "flow")
+        kind = "flow" if process == root and kind == "prefect server" else kind
+        self.seen[process.pid, born] = (kind, used.user + used.system)
+
+    def tools(self, first: float | None = None, last: float | None = None) -> dict[str, float]:
+        """Seconds by kind, less the stages', between two times."""
+        inside = [sums for at, sums in self.samples if (first or 0) <= at <= (last or 1e12)]
+        before = {} if first is None or not inside else inside[0]
+        end = inside[-1] if inside else {}
+        return {kind: used - before.get(kind, 0.0) for kind, used in end.items() if kind != "stages"}
+
+
+def clone(folder: Path, overrides: list[str]) -> Path:
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
+    if overrides:
+        code = ("import sys; from pathlib import Path; from mathrl.params.load import load_params, "
+                "write_params; write_params(load_params(), load_params(overrides=sys.argv[1:]), "
+                "Path('params'))")  # fmt: skip
+        subprocess.run(
+            [sys.executable, "-c", code, *overrides], cwd=folder, check=True, env=surroundings(folder)
+        )
+    return folder
+
+
+def surroundings(home: Path, **more: str) -> dict[str, str]:
+    """As a person's shell has it: no servers, no settings of another run, the clone's code first."""
+    dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "DVC_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    kept.pop("PYTHONPATH", None)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    return kept | {"PATH": path, "MATHRL_HOME": str(home), **more}
+
+
+def commands(folder: Path) -> list[list[str]]:
+    from mathrl.params.load import read_yaml
+
+    return [stage["cmd"].split() for stage in read_yaml(folder / "dvc.yaml")["stages"].values()]
+
+
+MATHRL = [sys.executable, "-c", "import os, sys; sys.path.insert(0, os.getcwd()); sys.argv[0] = 'mathrl'; "
+          "from mathrl.cli import main; main()"]  # fmt: skip
+
+
+def timed(todo: list[list[str]], folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    """Run the commands in turn; wall seconds, seconds within stages, processor seconds of the tools."""
+    began, metered = time.time(), []
+    for command in todo:
+        with tempfile.TemporaryFile() as said:
+            child = subprocess.Popen(command, cwd=folder, env=env, stdout=said, stderr=said)
+            meter = Meter(child.pid)
+            meter.start()
+            if child.wait():
+                said.seek(0)
+                raise SystemExit(f"{' '.join(command)} failed:\n{said.read().decode()[-3000:]}")
+            metered.append(meter)
+    wall = time.time() - began
+    records = [json.loads(file.read_text()) for file in Path(env["MATHRL_HOME"]).glob("records/*/run.json")]
+    records = [each for each in records if each["started"] >= began]
+    stages = {each["stage"]: each["ended"] - each["started"] for each in records}
+    rl = next((each for each in records if each["stage"] == "rl"), None)
+    tools: dict[str, float] = {}
+    while_rl: dict[str, float] = {}
+    for meter in metered:
+        for out, part in ((tools, meter.tools()),
+                          (while_rl, meter.tools(rl["started"], rl["ended"]) if rl else {})):  # fmt: skip
+            for kind, used in part.items():
+                out[kind] = out.get(kind, 0.0) + used
+    return {"wall": wall, "stages": stages, "outside": wall - sum(stages.values()), "tools": tools,
+            "while_rl": while_rl, "load": os.getloadavg()[0]}  # fmt: skip
+
+
+def quickest(command: list[str], folder: Path, env: dict[str, str]) -> float:
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    print(f"\n{'way':<7}{'wall s':>8}{'stages':>8}{'outside':>9}{'tools, processor s':>20}{'load':>6}")
+    for way, each in found.items():
+        print(f"{way:<7}{each['wall']:>8.1f}{sum(each['stages'].values()):>8.1f}{each['outside']:>9.1f}"
+              f"{sum(each['tools'].values()):>20.1f}{each['load']:>6.1f}")  # fmt: skip
+    names = list(next(iter(found.values()))["stages"])
+    print(f"\n{'stage':<12}" + "".join(f"{way:>8}" for way in found))
+    for name in names:
+        print(f"{name:<12}" + "".join(f"{each['stages'].get(name, 0.0):>8.1f}" for each in found.values()))
+    bare = found.get("bare")
+    for way, each in found.items():
+        kinds = ", ".join(f"{kind} {used:.1f}" for kind, used in each["tools"].items() if used > 0.05)
+        print(f"\n{way}: tools' processor seconds: {kinds or 'none'}")
+        if bare is not None and way != "bare":
+            more = each["outside"] - bare["outside"]
+            rl = each["stages"].get("rl", 0.0)
+            share = sum(each["while_rl"].values()) / rl if rl else 0.0
+            print(f"{way}: {more:+.1f} s outside the stages against bare, {each['wall'] - bare['wall']:+.1f} "
+                  f"s in all; {share:.2%} of a core while rl trains; of an hour's run at most "
+                  f"{(more + 3600 * share) / 3600:.2%}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--set", action="append", default=[], help="Overrides of params/, for a shorter try.")
+    parser.add_argument("--folder", type=Path, help="Kept, with the figures; a later call adds ways to it.")
+    given = parser.parse_args()
+    folder = (given.folder or Path(tempfile.mkdtemp(prefix="mathrl-overhead-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "figures.json"
+    found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    try:
+        for way in (each for each in WAYS if each in given.ways and each != "small"):
+            place = folder / way
+            shutil.rmtree(place, ignore_errors=True)
+            checkout = clone(place, given.set)
+            home = folder / ("home" if way in ("first", "later") else f"home-{way}")
+            if way != "later":
+                shutil.rmtree(home, ignore_errors=True)
+            env = surroundings(home, **({"MATHRL_MIRROR": "none"} if way in ("bare", "dvc") else {}))
+            todo = {"bare": commands(checkout), "dvc": [[sys.executable, "-m", "dvc", "repro"]]}
+            found[way] = timed(todo.get(way, [[*MATHRL, "run", "pipeline"]]), checkout, env)
+            kept.write_text(json.dumps(found))
+        show(found)
+        if "small" in given.ways:
+            done, env = folder / "later", surroundings(folder / "home")
+            nothing = {
+                "dvc repro": quickest([sys.executable, "-m", "dvc", "repro"], done, env),
+                "mathrl run pipeline": quickest([*MATHRL, "run", "pipeline"], done, env),
+                "mathrl --help": quickest([*MATHRL, "--help"], done, env),
+            }
+            print("\nnothing to compute: " + ", ".join(f"{name} {s:.2f} s" for name, s in nothing.items()))
+    finally:
+        if given.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

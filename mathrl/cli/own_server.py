@@ -1,0 +1,69 @@
+"""Prefect's server of one command, where no other is there.
+
+Prefect would start one itself, but imports its server into the flow's process for that and waits: 3.4 s each.
+Here it starts beside the imports of the flow, and ends with whoever started it, whatever ends that.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.places import home
+
+OWN = "MATHRL_OWN_SERVER"  # set for the flow: nobody else is there to share slots with
+START_SECONDS = 120.0  # the first start makes a database; a busy machine takes long
+# As Prefect's own temporary server has it.
+SETTINGS = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+
+
+@contextmanager
+def own_server() -> Iterator[Callable[[], None]]:
+    """Start a server unless PREFECT_API_URL or a Prefect profile names one; yields what waits for its answer.
+
+    Raises:
+        UserError: from that call, the server did not start.
+    """
+    if os.environ.get("PREFECT_API_URL") or (Path(os.environ["PREFECT_HOME"]) / "profiles.toml").exists():
+        yield lambda: None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = home() / "logs" / "prefect-run.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as said:
+        # A session of its own: Ctrl-C in the terminal is the flow's, which still has to tell the server.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "uvicorn", "--factory",
+             "prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port),
+             "--log-level", "error", "--lifespan", "on"],
+            env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=said, stderr=said,
+            start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}/api"
+    os.environ |= {"PREFECT_API_URL": url, OWN: "1"}
+    try:
+        yield lambda: _wait(url, child, log)
+    finally:
+        for name in ("PREFECT_API_URL", OWN):
+            del os.environ[name]
+        assert child.stdin is not None
+        child.stdin.close()  # the guard ends the server; nothing waits for that
+
+
+def _wait(url: str, child: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while child.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise UserError(f"Prefect's server did not start; see {log}")
