@@ -20,6 +20,7 @@ ROOMS = (
 OTHERS = {
     "params/": "the parameters, one YAML file a section; presets/ go over them",
     "dvc.yaml": "the pipeline's stages, what each depends on and makes",
+    "suite/": "each model on each benchmark, a DVC pipeline beside it",
     "controls/": "the demo's controls, a DVC pipeline beside it",
     "pages/": "the pages flow's DVC pipeline, beside it too",
     "prefect.yaml": "the flows' deployments",

@@ -27,7 +27,10 @@ def main(command: list[str]) -> int:
         if stop.wait(0.05):
             end_group(child)
             return 130
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    if child.returncode < 0:  # killed by another: what it had started has nobody to answer to now
+        end_group(child)
+        return 128 - child.returncode
+    return child.returncode
 
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:

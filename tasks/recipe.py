@@ -5,18 +5,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_table_artifact
+from prefect import tags
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
+from tasks.links import artifact_key
+from tasks.naming import name_run, say_model_made
+from tasks.output import shower
 from tasks.recipe_graph import ROOT, bring_up_to_date
-from tasks.report import artifact_key
+from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
 from tasks.slots import slot
-from tasks.stages import run_stage, shower
-from tasks.workspace import prepare_recipe
+from tasks.stages import run_stage
+from tasks.workspace import prepare_recipe, working
 
 
 def run_recipe(
@@ -32,21 +36,27 @@ def run_recipe(
     Overrides go over those of every step, in a worktree of their own.
     """
     workspace = prepare_recipe(name, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    bring_up_to_date(name, workspace.folder)
+    seeds = bring_up_to_date(name, workspace.folder).seeds or (workspace.params.run.seed,)
+    named = name_run("recipe", name, workspace, seeds)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(str(flow_run.name or name), workspace)
+    show = shower(name, workspace)
+    made = workspace.folder / ROOT / name
     with (
-        slot(),
-        mirroring(env, workspace.folder),
+        tags(*named), working(workspace, show), slot(show), mirroring(env, workspace.folder),
         running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
-    ):
+    ):  # fmt: skip
         while (step := repro.upcoming()) is not None:
-            run_stage.with_options(task_run_name=step)(step, repro, env["MATHRL_PROGRESS"])
+            outcome = run_stage.with_options(task_run_name=step)(step, repro, env["MATHRL_PROGRESS"])
+            if outcome == "ran":
+                say_model_made(step, made / step / "model", workspace)
+                show_pictures(step, (made / step / "report").glob("*.png"))
         repro.finish(name)
-    summary = workspace.folder / ROOT / name / "summary.json"
-    if summary.exists():
-        rows = summary_rows(json.loads(summary.read_text(encoding="utf-8")))
-        create_table_artifact(rows, key=artifact_key(f"recipe-{name}"), description=f"recipe {name}")
+    if summary := recipe_summary(workspace.folder, name):
+        key = artifact_key(f"recipe-{name}")
+        create_table_artifact(summary_rows(summary), key=key, description=f"recipe {name}")
+        said = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
+        create_markdown_artifact(said or "One model: nothing to compare.", key=f"{key}-verdicts")
+    link_to_mlflow(workspace.folder, name)
     return str(workspace.folder)
 
 

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ from prefect.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
 )
+from prefect.runtime import flow_run
 
-from mathrl.core.places import home, shown, tracking_uri
+from tasks.links import artifact_key, link_run, newest_record, records_of, run_page
 
 # What each stage leaves that is worth a look.
 PICTURES = {
@@ -32,15 +31,6 @@ TEXTS = {
     "pages": "reports/pages/report.md",
 }
 LONGEST_TEXT = 60_000
-
-
-def artifact_key(name: str) -> str:
-    """Prefect takes lower-case letters, digits and dashes.
-
-    >>> artifact_key("online_rft-s0-progress")
-    'online-rft-s0-progress'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def health_markdown(told: Mapping[str, Any]) -> str:
@@ -62,37 +52,42 @@ def report(folder: Path, last: str) -> None:
     """
     reached = list(PICTURES)[: list(PICTURES).index(last) + 1] if last in PICTURES else list(PICTURES)
     for stage in [last] if last in BESIDE else reached:
-        for picture in sorted(folder.glob((PICTURES | BESIDE)[stage])):
-            data = base64.b64encode(picture.read_bytes()).decode()
-            key = artifact_key(f"{stage}-{picture.stem}")
-            create_image_artifact(f"data:image/png;base64,{data}", key=key, description=picture.name)
+        show_pictures(stage, folder.glob((PICTURES | BESIDE)[stage]))
         if stage in TEXTS and (folder / TEXTS[stage]).exists():
             text = (folder / TEXTS[stage]).read_text(encoding="utf-8")[:LONGEST_TEXT]
             create_markdown_artifact(text, key=f"{stage}-report", description=TEXTS[stage])
     if last in ("evaluate", "register"):
         _results(folder)
         _page(folder)
-    if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
-        create_link_artifact(shown(tracking_uri()), key="mlflow", link_text="Runs in MLflow")
+    link_to_mlflow(folder, last)
+
+
+def show_pictures(step: str, files: Iterable[Path]) -> None:
+    for picture in sorted(files):
+        data = base64.b64encode(picture.read_bytes()).decode()
+        key = artifact_key(f"{step}-{picture.stem}")
+        create_image_artifact(f"data:image/png;base64,{data}", key=key, description=picture.name)
+
+
+def link_to_mlflow(folder: Path, name: str) -> None:
+    """Links to the runs of stages that were too quick for one so far, and to the run that holds all."""
+    for step, record in records_of(str(flow_run.id or "")):
+        link_run(record, step)
+    newest = newest_record(folder)
+    page = run_page(newest, "parent") if newest else None
+    if page:
+        create_link_artifact(page, key="mlflow", link_text="Run in MLflow", description=name)
 
 
 def _page(folder: Path) -> None:
     """A link to the newest report of the workspace: in MLflow where there is a server, else the file."""
-    files = sorted(
-        (home() / "records").glob("register-*/artifacts/report.html"), key=lambda f: f.stat().st_mtime
-    )
-    for file in reversed(files):
-        record = file.parents[1]
-        if json.loads((record / "run.json").read_text())["workspace"] != str(folder):
-            continue
-        uri = shown(tracking_uri())
-        sent = record / "mirror.json"
-        link = file.as_uri()
-        if uri.startswith("http") and sent.exists():
-            known = json.loads(sent.read_text())
-            link = f"{uri}/#/experiments/{known['experiment']}/runs/{known['run_id']}/artifacts/{file.name}"
-        create_link_artifact(link, key="report", link_text="Report of the run", description=str(file))
+    record = newest_record(folder, "register-*")
+    file = record / "artifacts" / "report.html" if record else None
+    if record is None or file is None or not file.exists():
         return
+    page = run_page(record)
+    link = f"{page}/artifacts/{file.name}" if page else file.as_uri()
+    create_link_artifact(link, key="report", link_text="Report of the run", description=str(file))
 
 
 def _results(folder: Path) -> None:

@@ -17,12 +17,20 @@ from mathrl.core.places import home, state_root, tracking_uri
 STARTED = re.compile(r"Running stage '(?:[^':]*:)?([\w-]+)'")
 SKIPPED = re.compile(r"Stage '(?:[^':]*:)?([\w-]+)' (?:didn't change|is cached)")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")  # the last line of a traceback
+# A stage that wrote a checkpoint since it was told to stop, or was told so (SIGTERM) before it could listen.
+STOPPED = re.compile(r"failed to run: .*, exited with (75|143|-15)$")
 LAST_LINES = 25
+
+
+class Preempted(UserError):
+    """A stage ended since something outside the flow told it to; started again, it goes on."""
 
 
 def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
     """What a stage's process is given: the venv first on PATH, absolute places, quiet tools."""
     bin_folder = str(Path(sys.executable).parent)
+    progress = home() / f"progress-{os.getpid()}.json"
+    progress.unlink(missing_ok=True)  # of another process that had this id
     given = dict(os.environ)
     given |= {
         "PATH": bin_folder + os.pathsep + given.get("PATH", ""),
@@ -31,7 +39,7 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
         "MATHRL_STATE": str(state_root()),
         "MLFLOW_TRACKING_URI": tracking_uri(),
         "MATHRL_FLOW_RUN": flow_run,
-        "MATHRL_PROGRESS": str(home() / f"progress-{os.getpid()}.json"),
+        "MATHRL_PROGRESS": str(progress),
         "DVC_NO_ANALYTICS": "1",
     }
     given.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it
@@ -46,18 +54,22 @@ class Repro:
 
     def __init__(
         self, workspace: Path, target: str, env: dict[str, str], show: Callable[[str], None],
-        *, single: bool = False, force: bool = False,
+        *, single: bool = False,
     ) -> None:  # fmt: skip
         # In the workspace's folder the guard module is the workspace's; any version of it will do.
-        command = [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "dvc", "repro", target]
-        command += ["--single-item"] if single else []
-        command += ["--force"] if force else []
-        _mend_locks(workspace)
+        self.command = [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "dvc", "repro", target]
+        self.command += ["--single-item"] if single else []
+        self.workspace, self.env, self.show = workspace, env, show
+        self.start()
+
+    def start(self) -> None:
+        """Start DVC; or, after a stage was stopped, once more: it skips what is done."""
+        _mend_locks(self.workspace)
         self.process = subprocess.Popen(
-            command, cwd=workspace, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            self.command, cwd=self.workspace, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self.show, self.events, self.lines = show, Queue[tuple[str, str]](), [""]
+        self.events, self.lines, self.stopped = Queue[tuple[str, str]](), [""], False
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -67,6 +79,7 @@ class Repro:
         `on_wait` is called about once a second meanwhile.
 
         Raises:
+            Preempted: it was stopped from outside and can go on.
             UserError: it failed; the message has its last lines.
         """
         ran = "skipped"
@@ -101,11 +114,19 @@ class Repro:
         """Wait until DVC has written its lock files and ended by itself.
 
         Raises:
+            Preempted: a stage was stopped from outside and can go on.
             UserError: it failed; the message has its last lines.
         """
-        if self.process.wait():
-            self.reader.join(timeout=5)
-            raise UserError(f"stage {self._failed_stage() or stage} failed: {self._last_words()}")
+        code = self.process.wait()
+        if not code:
+            return
+        self.reader.join(timeout=5)
+        stage = self._failed_stage() or stage
+        # 130: the guard was told to end all of it.
+        self.stopped = code != 130 and any(STOPPED.search(line) for line in self.lines)
+        if self.stopped:
+            raise Preempted(f"stage {stage} was told to stop from outside; it keeps what it needs to go on")
+        raise UserError(f"stage {stage} failed: {self._last_words()}")
 
     def stop(self) -> None:
         """End the process group and wait until it is gone."""

@@ -5,19 +5,24 @@ server there is one flow, and nothing to limit.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from prefect.concurrency.sync import concurrency
 
 SLOTS = "mathrl-slots"
+SILENT_SECONDS = 1
 
 
 @contextmanager
-def slot() -> Iterator[None]:
-    """Wait until a slot is free and hold it; a flow that dies gives it back when its lease ends."""
-    if not os.environ.get("PREFECT_API_URL") or os.environ.get("MATHRL_OWN_SERVER"):
-        yield
-        return
-    with concurrency(SLOTS, occupy=1):
+def slot(show: Callable[[str], None]) -> Iterator[None]:
+    """Wait until a slot is free, which is said, and hold it; a flow that dies gives it back when its lease
+    ends."""
+    with ExitStack() as held:
+        if os.environ.get("PREFECT_API_URL") and not os.environ.get("MATHRL_OWN_SERVER"):
+            try:
+                held.enter_context(concurrency(SLOTS, timeout_seconds=SILENT_SECONDS))
+            except TimeoutError:
+                show(f"all slots of {SLOTS} are taken: waiting\n")
+                held.enter_context(concurrency(SLOTS))
         yield

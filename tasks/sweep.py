@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect import task
+from prefect import tags, task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
@@ -23,8 +23,11 @@ from mathrl.core.places import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
 from mathrl.params.load import preset_file, read_yaml
+from tasks.live import Live
+from tasks.naming import name_run
+from tasks.output import shower
 from tasks.repro import environment
-from tasks.stages import Live, shower
+from tasks.slots import slot
 from tasks.workspace import Workspace, prepare
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
@@ -62,8 +65,10 @@ def run_sweep(
     params = load_params(root / "params", overrides=[each for each in given if each.startswith("sweep.")])
     folder = home() / "sweeps" / params.sweep.study
     env = environment(root, str(flow_run.id or ""))
-    show = shower(str(flow_run.name or "sweep"), Workspace(root, params))
-    with mirroring(env, root):
+    started = Workspace(root, params, preset, tuple(given))
+    known_by = name_run("sweep", params.sweep.study, started, [])
+    show = shower(f"sweep {params.sweep.study}", started)
+    with tags(*known_by), slot(show), mirroring(env, root):
         try:
             follow("compare" if compare else "run", given, root, env, show)
         finally:

@@ -5,14 +5,18 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
-from mathrl.core.places import WORKTREE_NOTE, main_checkout
+from mathrl.core.places import WORKTREE_NOTE, home, main_checkout
 from mathrl.params import Params, load_params, write_params
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe import load_recipe
@@ -25,6 +29,7 @@ CODE = (
     "params",
     "controls",
     "pages",
+    "suite",
     "dvc.yaml",
     "constraints.txt",
     "pyproject.toml",
@@ -34,11 +39,16 @@ NOTE = WORKTREE_NOTE
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with the code, the parameters and DVC's files in which a stage is run."""
+    """A folder with the code, the parameters and DVC's files in which a stage is run; what went over them."""
 
     folder: Path
     params: Params
+    preset: str | None = None
     overrides: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        return ((f"preset {self.preset}",) if self.preset else ()) + self.overrides
 
 
 def prepare(
@@ -56,14 +66,14 @@ def prepare(
     if before == after:
         return Workspace(root, after)
     _refuse_dirty(root, allow_dirty)
-    said = tuple(filter(None, (f"preset {preset}" if preset else "", *overrides)))
     commit = _git(root, "rev-parse", "HEAD")
-    folder = root / "runs" / f"{what}-{_slug(said)}-{digest([commit, after.model_dump(mode='json')])[:8]}"
-    if not (folder / NOTE).exists():
-        _make_worktree(root, folder)
-        write_params(before, after, folder / "params")
-        write_json(folder / NOTE, {"overrides": said, "made": time.time(), "commit": commit, "run": what})
-    return Workspace(folder, after, said)
+    name = _name(what, preset, overrides, [commit, after.model_dump(mode="json")])
+    made = Workspace(root / "runs" / name, after, preset, tuple(overrides))
+    with _making(root, made.folder) as new:
+        if new:
+            write_params(before, after, made.folder / "params")
+            _note(made, what, commit)
+    return made
 
 
 def prepare_recipe(
@@ -81,16 +91,33 @@ def prepare_recipe(
     if before == after and not overrides:
         return Workspace(root, after)
     _refuse_dirty(root, allow_dirty)
-    said = tuple(filter(None, (f"preset {preset}" if preset else "", *overrides)))
     commit = _git(root, "rev-parse", "HEAD")
-    folder = root / "runs" / f"{name}-{_slug(said)}-{digest([commit, name, said])[:8]}"
-    if not (folder / NOTE).exists():
-        _make_worktree(root, folder)
-        write_params(before, after, folder / "params")
-        file = folder / "params" / "recipes" / f"{name}.yaml"
-        write_text(file, dump_yaml(read_yaml(file) | {"overrides": list(overrides)}))
-        write_json(folder / NOTE, {"overrides": said, "made": time.time(), "commit": commit, "run": name})
-    return Workspace(folder, after, said)
+    folder = root / "runs" / _name(name, preset, overrides, [commit, name, preset, *overrides])
+    made = Workspace(folder, after, preset, tuple(overrides))
+    with _making(root, folder) as new:
+        if new:
+            write_params(before, after, folder / "params")
+            file = folder / "params" / "recipes" / f"{name}.yaml"
+            write_text(file, dump_yaml(read_yaml(file) | {"overrides": list(overrides)}))
+            _note(made, name, commit)
+    return made
+
+
+@contextmanager
+def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other run works in the workspace, and keep others waiting: DVC refuses the second one."""
+    file = workspace.folder / ".dvc" / "tmp" / "mathrl.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        show(f"another run works in {workspace.folder}: waiting\n")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
@@ -104,7 +131,7 @@ def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
         )
 
 
-def runs(root: Path) -> list[tuple[Path, dict[str, object]]]:
+def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The worktrees under runs/, oldest first, with what is known of each."""
     notes = [(file.parent, json.loads(file.read_text())) for file in (root / "runs").glob(f"*/{NOTE}")]
     return sorted(notes, key=lambda each: each[1]["made"])
@@ -123,19 +150,39 @@ def uncommitted(root: Path) -> list[str]:
     return [name for name in names if known.get(name, True) or name.split("/")[0] in CODE]
 
 
+@contextmanager
+def _making(root: Path, folder: Path) -> Iterator[bool]:
+    """Make the worktree where it is not yet whole, one at a time: git's own list of them is shared. Whether
+    it is new, and to be filled within the context, its note last."""
+    for each in (folder.parent, home()):
+        each.mkdir(parents=True, exist_ok=True)
+    with FileLock(home() / "worktrees.lock"):
+        new = not (folder / NOTE).exists()
+        if new:
+            _make_worktree(root, folder)
+        yield new
+
+
+def _note(made: Workspace, what: str, commit: str) -> None:
+    """What `runs` tells of the worktree; with it, the worktree is whole."""
+    told = {"overrides": made.said, "made": time.time(), "commit": commit, "run": what}
+    write_json(made.folder / NOTE, told)
+
+
 def _make_worktree(root: Path, folder: Path) -> None:
     if folder.exists():  # left half made by a kill
         _git(root, "worktree", "remove", "--force", str(folder), check=False)
         shutil.rmtree(folder, ignore_errors=True)
     _git(root, "worktree", "prune")
-    folder.parent.mkdir(exist_ok=True)
     _git(root, "worktree", "add", "--detach", str(folder), "HEAD")
     write_text(folder / ".dvc" / "config.local", f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
 
 
-def _slug(said: Sequence[str]) -> str:
-    words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", each.split(".", 1)[-1])[:24] for each in said[:3]]
-    return "-".join(words).replace("=", "_").strip("-.") or "run"
+def _name(what: str, preset: str | None, overrides: Sequence[str], known_by: object) -> str:
+    """A folder's name: rl-lr_3e-4-1a2b3c4d."""
+    said = [*filter(None, (preset,)), *(each.split(".", 1)[-1] for each in overrides)]
+    words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", each)[:24] for each in said[:3]]
+    return f"{what}-{'-'.join(words).replace('=', '_').strip('-.') or 'run'}-{digest(known_by)[:8]}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -177,11 +177,14 @@ def runs(
     prune: Annotated[
         list[str] | None, typer.Option(help="Remove the run of this name; all removes every one.")
     ] = None,
+    promote: Annotated[
+        str | None, typer.Option(help="Write the parameters of the run of this name into params/.")
+    ] = None,
 ) -> None:
-    """List the worktrees under runs/, or remove some."""
-    from mathrl.cli.run import list_runs
+    """List the worktrees under runs/, remove some, or take one's parameters over, to commit them."""
+    from mathrl.cli.runs import list_runs
 
-    list_runs(prune or [])
+    list_runs(prune or [], promote)
 
 
 @app.command()

@@ -89,23 +89,6 @@ def dry(stage: str, preset: str | None, overrides: Sequence[str]) -> None:
     print(f"model: {_model(params)}")
 
 
-def list_runs(prune: Sequence[str]) -> None:
-    from tasks.workspace import prune as remove
-    from tasks.workspace import runs
-
-    root = main_checkout()
-    known = {folder.name: (folder, note) for folder, note in runs(root)}
-    for name in known if "all" in prune else prune:
-        if name not in known:
-            raise UserError(f"no run {name!r} under runs/; there are: {', '.join(known) or 'none'}")
-        remove(root, known[name][0])
-        print(f"removed {name}")
-    if not prune:
-        for name, (_, note) in known.items():
-            made = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
-            print(f"{made}  {name}  {note['overrides']}")
-
-
 def _model(params: Params) -> str:
     base = params.model.base
     if base.type == "fresh":

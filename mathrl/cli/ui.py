@@ -1,7 +1,6 @@
 """`mathrl ui`: Prefect and MLflow on loopback, the flows deployed, a worker that runs them."""
 
 import importlib.util
-import ipaddress
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
-from mathrl.core.places import home, main_checkout, state_root, tracking_uri
+from mathrl.core.places import home, is_loopback, main_checkout, state_root, tracking_uri
 
 HOST = "127.0.0.1"
 POOL = "mathrl"
@@ -95,7 +94,7 @@ def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
     Raises:
         UserError: `host` is not loopback, and --open or a login is missing.
     """
-    if host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
+    if is_loopback(host):
         return
     how = (
         "keep 127.0.0.1 and reach it by `ssh -L 4200:127.0.0.1:4200 -L 5000:127.0.0.1:5000`, or say --open "
@@ -117,16 +116,8 @@ def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
         )
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
-    own = HOST if _is_address(host) and ipaddress.ip_address(host).is_unspecified else host
+    own = HOST if host in ("0.0.0.0", "::") else host
     login = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     return (
         os.environ

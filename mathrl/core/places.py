@@ -4,6 +4,7 @@ All are under `home()`: the folder .mathrl of the main checkout, shared by every
 $MATHRL_HOME.
 """
 
+import ipaddress
 import json
 import os
 import subprocess
@@ -86,3 +87,15 @@ def shown(uri: str) -> str:
     """The URI without user name and password."""
     parts = urllib.parse.urlsplit(uri)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there.
+
+    >>> is_loopback("127.0.0.53"), is_loopback("0.0.0.0"), is_loopback("127.0.0.1.example")
+    (True, False, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,4 +1,4 @@
-"""Sections of the last stages: evaluate, register."""
+"""Sections of the last stages: evaluate, register; and of the suite beside them."""
 
 from typing import Literal
 
@@ -42,3 +42,12 @@ class Register(Section):
         "mathrl-chain", min_length=1, pattern=r"^[^/:]+$", description="Name of the registered model."
     )
     alias: str = Field("candidate", min_length=1, description="Alias that the new version gets.")
+
+
+class Suite(Section):
+    """What `dvc repro suite/dvc.yaml` evaluates, a stage for each model and benchmark."""
+
+    benchmarks: tuple[str, ...] = Field(
+        ("test",), min_length=1, description="As in evaluate.benchmarks, each in a stage of its own."
+    )
+    models: tuple[str, ...] = Field(("sft", "rl"), min_length=1, description="Folders of models/.")

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
-from mathrl.params.evaluate import Evaluate, Register
+from mathrl.params.evaluate import Evaluate, Register, Suite
 from mathrl.params.health import Health
 from mathrl.params.pages import Pages
 from mathrl.params.preference import Dpo, RewardModel, Sample
@@ -57,6 +57,7 @@ class Params(Section):
     reward_model: RewardModel = Field(default_factory=RewardModel)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     register_: Register = Field(default_factory=Register, alias="register")
+    suite: Suite = Field(default_factory=Suite)
     pages: Pages = Field(default_factory=Pages)
     controls: Controls = Field(default_factory=Controls)
     sweep: Sweep = Field(default_factory=Sweep)

@@ -9,8 +9,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
 from mathrl.rollout.engine import dtype_name
 from mathrl.rollout.vllm_engine import ENVIRONMENT, UNTIED, check_vllm, local_folder
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from mathrl.rollout.vllm_login import login_headers
 
 
 def serve_command(folder: Path | str, model: Model, rollout: Rollout, host: str, port: int) -> list[str]:
@@ -39,6 +38,8 @@ def serve_command(folder: Path | str, model: Model, rollout: Rollout, host: str,
         command += ["--enforce-eager"]
     if isinstance(model.base, PretrainedModel) and model.base.trust_remote_code:
         command += ["--trust-remote-code"]
+    if login_headers():
+        command += ["--middleware", "mathrl.rollout.vllm_login.Login"]
     return command
 
 

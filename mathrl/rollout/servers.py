@@ -17,6 +17,7 @@ import httpx
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
 from mathrl.rollout.engine import Sampling
+from mathrl.rollout.vllm_login import login_headers
 
 HEALTH_SECONDS = 5.0
 POLL_SECONDS = 1.0
@@ -94,7 +95,8 @@ class Pool:
         """Raises UserError: none of them is there within `wait_seconds`."""
         self.params, self.lock = params, threading.Condition()
         # No proxy of the environment's: these are one's own machines.
-        self.client = httpx.Client(trust_env=False, limits=httpx.Limits(max_connections=None))
+        limits = httpx.Limits(max_connections=None)
+        self.client = httpx.Client(trust_env=False, limits=limits, headers=login_headers())
         self.servers = [Server(url.rstrip("/"), self.client) for url in params.urls]
         self.weights: str | None = None  # the folder that was sent last
         self.revive(wait=True)

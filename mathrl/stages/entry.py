@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -177,6 +177,8 @@ def _only_one(state: Path, name: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
+        if os.environ.get("MATHRL_FLOW_RUN"):
+            _wait_for_the_other(lock, name)
         raise UserError(
             f"stage {name} with these parameters and inputs is running already ({state}); "
             "wait for it or stop it"
@@ -185,6 +187,15 @@ def _only_one(state: Path, name: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _wait_for_the_other(lock: FileLock, name: str) -> NoReturn:
+    """Wait until another flow has run this very stage, and end with 75: the flow starts DVC again, which then
+    has the outputs in its cache."""
+    print(f"{name}: another run makes the same; waiting for it", file=sys.stderr, flush=True)
+    lock.acquire(timeout=-1)
+    lock.release()
+    sys.exit(EXIT_STOPPED)
 
 
 def _open_record(name: str, key: str) -> Path:

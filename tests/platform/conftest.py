@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
-PARTS = ("mathrl", "flows", "tasks", "params", "controls", "recipes", "dvc.yaml", "prefect.yaml",
+PARTS = ("mathrl", "flows", "tasks", "params", "controls", "suite", "recipes", "dvc.yaml", "prefect.yaml",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
          "pages", ".dvcignore", ".gitignore", "pyproject.toml", "constraints.txt",
          ".dvc/config", ".dvc/.gitignore")  # fmt: skip

@@ -4,7 +4,7 @@ Copied over mathrl/stages/<stage>.py of a temporary checkout, with the real stag
 in. What it writes depends on its inputs and parameters, as the real one's does. Environment variables make it
 misbehave: STANDIN_SILENT=<stage> prints nothing, ignores SIGINT and SIGTERM and sleeps for ten minutes;
 STANDIN_FAIL=<stage> ends with a user's error after half of the work; STANDIN_SLOW=<stage> takes a second a
-step.
+step. @FILE in the stage's place: the file names it.
 """
 
 import os
@@ -39,8 +39,15 @@ RESPONSE = {"problem_id": "p1", "benchmark": "test", "question": "1+1=", "answer
             "rule": "answer_tag"}  # fmt: skip
 
 
+def misbehaves(how: str) -> bool:
+    given = os.environ.get(f"STANDIN_{how}", "")
+    if given.startswith("@"):
+        given = Path(given[1:]).read_text() if Path(given[1:]).exists() else ""
+    return given == STAGE
+
+
 def work(run: StageRun) -> None:
-    if os.environ.get("STANDIN_SILENT") == STAGE:
+    if misbehaves("SILENT"):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         (run.state / "checkpoint").write_text("step 7")
@@ -53,16 +60,17 @@ def work(run: StageRun) -> None:
             sink.log(step, {"loss": 1 / step, "reward/accuracy": step / 10, "odd@name": 1.0})
             bar.advance()
             (run.state / "checkpoint").write_text(f"step {step}")
-            if step == 3 and os.environ.get("STANDIN_FAIL") == STAGE:
+            if step == 3 and misbehaves("FAIL"):
                 raise UserError(f"{STAGE}: made to fail; take STANDIN_FAIL away")
-            time.sleep(1.0 if os.environ.get("STANDIN_SLOW") == STAGE else 0)
+            time.sleep(1.0 if misbehaves("SLOW") else 0)
     own = run.params.__getattr__(STAGE + "_" * (STAGE == "register")).model_dump(mode="json")
     said = digest([STAGE, own, {path: digest_path(Path(path)) for path in INPUTS}])
     (run.artifacts / f"{STAGE}_curve.png").write_bytes(PIXEL)
     write_json(run.artifacts / "examples.json", [{"problem": "1+1=", "response": "2"}] * 20)
     for output in map(Path, OUTPUTS):
         if output.suffix == ".json":
-            write_json(output, {"models": dict.fromkeys(("base", "sft", "rl"), FIGURES), "benchmark": "test",
+            figures = FIGURES | {"response_length": 20 + int(said[:2], 16) / 256}
+            write_json(output, {"models": dict.fromkeys(("base", "sft", "rl"), figures), "benchmark": "test",
                                 "comparisons": {}, "verdict": f"rl is better than sft ({said})"})  # fmt: skip
             continue
         with written_aside(output) as folder:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mathrl.params import load_params
+from mathrl.params.load import preset_names
 from mathrl.params.schema import STAGES
 from mathrl.tracking.lineage import find_run, way_back, way_forward
 
@@ -147,6 +149,8 @@ def test_the_way_back_from_the_registered_model_is_complete(checkout: Checkout) 
 
 def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checkout: Checkout) -> None:
     before = {run["id"] for run in checkout.mlflow_runs()}
+    checkout.git("add", "-f", "dvc.lock", "reports/summary.json")
+    checkout.git("commit", "-q", "-m", "results")
     checkout.set_param("rl.yaml", "lr: 5.0e-4", "lr: 4.0e-4")
     assert ran(checkout.repro().stdout) == ["rl", "evaluate", "register"]
     runs = runs_by_name(checkout)
@@ -158,7 +162,51 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     for stage in ("curate", "sft", "difficulty", "mix"):
         assert parent["tags"][f"stage.{stage}"] == runs[stage][0]["id"], "the run that made it is linked"
     assert new["rl"][0]["tags"]["git.dirty"] == "true"
+
+
+def test_dvc_compares_parameters_metrics_and_pictures_with_the_last_commit(checkout: Checkout) -> None:
+    """After what the test above changed."""
+    params = json.loads(checkout.run("dvc", "params", "diff", "--json").stdout)
+    assert params["params/rl.yaml"].keys() == {"lr"} and params["params/rl.yaml"]["lr"]["new"] == 0.0004
+    metrics = json.loads(checkout.run("dvc", "metrics", "diff", "--json").stdout)
+    assert metrics["reports/summary.json"]["models.rl.response_length"]["diff"]
+    for verb in ("show", "diff"):
+        checkout.run("dvc", "plots", verb, "--out", f"plots-{verb}")
+        page = (checkout.folder / f"plots-{verb}" / "index.html").read_text()
+        assert "http" not in page and "<script" not in page, "it loads nothing"
+        assert page.count("<img") >= 2, "of sft and rl"
     checkout.git("checkout", "-q", "--", "params")
+
+
+def test_dvc_knows_what_every_preset_changes(checkout: Checkout) -> None:
+    """The presets' parameters written as for a worktree: DVC reads them, and would run what reads them."""
+    code = (
+        "from dvc.repo import Repo; from mathrl.params import load_params, write_params\n"
+        "from mathrl.params.load import preset_names\n"
+        "from mathrl.params.schema import READS, STAGES\n"
+        "now = load_params()\n"
+        "for name in preset_names():\n"
+        "    preset = load_params(preset=name)\n"
+        "    changed = set(write_params(now, preset))\n"
+        "    would = {stage.name for stage in Repo().reproduce(dry=True)}\n"
+        "    missed = {stage for stage in STAGES if changed & set(READS[stage])} - would\n"
+        "    print('MISSED', name, missed) if missed or not changed else print('FINE', name)\n"
+        "    write_params(preset, now)\n"
+    )
+    said = [line for line in checkout.python(code).splitlines() if line.startswith(("MISSED", "FINE"))]
+    assert said == [f"FINE {name}" for name in preset_names(checkout.folder / "params")]
+    checkout.git("checkout", "-q", "--", "params")
+
+
+def test_an_experiment_on_the_command_line(checkout: Checkout) -> None:
+    """`dvc exp run` in the checkout, with a number that YAML 1.1 would read as text."""
+    done = checkout.run("dvc", "exp", "run", "--name", "slow", "-S", "params/rl.yaml:lr=2e-6", "rl")
+    assert ran(done.stdout) == ["rl"]
+    assert load_params(checkout.folder / "params").rl.lr == 2e-6
+    tried = {run["params"].get("rl.lr") for run in runs_by_name(checkout)["rl"]}
+    assert "2e-06" in tried
+    assert "slow" in checkout.run("dvc", "exp", "list", "--name-only").stdout
+    checkout.git("checkout", "-q", "--", "params", "dvc.lock", "reports/summary.json")
 
 
 def test_register_keeps_the_version_of_a_model_whose_bytes_it_knows(checkout: Checkout) -> None:
@@ -188,6 +236,19 @@ def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Che
     new, old = (f / "models" / "rl" / "summary.json" for f in (folder, checkout.folder))
     assert new.read_bytes() != old.read_bytes()
     assert folder.name in checkout.mathrl("runs").stdout
+    report = checkout.mathrl("report", folder.name).stdout.split()[0]
+    assert "0.0003" in (checkout.folder / report).read_text(), "its results are reached by its name"
+    made = (folder / "models" / "rl" / "summary.json").read_bytes()
+    head = checkout.git("rev-parse", "HEAD")
+    said = checkout.mathrl("runs", "--promote", folder.name).stdout
+    assert "+lr: 0.0003" in said and "-lr: 5.0e-4" in said
+    assert ran(checkout.repro("rl").stdout) == [], "its results are in DVC's cache"
+    assert (checkout.folder / "models" / "rl" / "summary.json").read_bytes() == made
+    refused = checkout.mathrl("runs", "--promote", folder.name, ok=False)
+    assert refused.returncode == 2 and "params/rl.yaml changed" in refused.stderr
+    checkout.git("commit", "-q", "-m", f"As in {folder.name}", "params", "dvc.lock")
+    assert "up to date" in checkout.repro("rl").stdout
+    checkout.git("reset", "-q", "--hard", head)
     checkout.mathrl("runs", "--prune", folder.name)
     assert not folder.exists() and folder.name not in checkout.git("worktree", "list")
 

@@ -12,8 +12,8 @@ from prefect.artifacts import ProgressArtifact
 from mathrl.params.load import parse_yaml
 from mathrl.params.recipe import load_recipe, recipe_names
 from mathrl.params.schema import READS
+from tasks.links import artifact_key
 from tasks.recipe_graph import CODE, graph, graph_files
-from tasks.report import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]

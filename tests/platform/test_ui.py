@@ -1,5 +1,6 @@
 """`mathrl ui` and a person in a browser: forms, runs, cancelling, MLflow's pages; nothing is simulated."""
 
+import http.server
 import json
 import random
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(400)]
 # Chromium as root in a container, and without calls home.
 FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--no-first-run", "--disable-default-apps"]  # fmt: skip
+ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 
 
@@ -37,7 +41,8 @@ class Servers:
         self.checkout, self.prefect_port, self.mlflow_port = checkout, free_port(), free_port()
         self.words = ["ui", "--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port)]
         self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
-        env = checkout.env | {"STANDIN_SILENT": "evaluate", "STANDIN_PIDS": str(pids)}
+        self.silent = pids.with_name("silent")  # names the stage that is silent
+        env = checkout.env | {"STANDIN_SILENT": f"@{self.silent}", "STANDIN_PIDS": str(pids)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN, *self.words], cwd=checkout.folder, env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -50,14 +55,21 @@ class Servers:
                 return
         raise AssertionError("".join(self.said))
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
         request = urllib.request.Request(
-            f"{self.prefect}/api{path}",
-            data=json.dumps(body).encode(),
+            f"{self.prefect}/api{path}", data=json.dumps(body).encode(), method=method,
             headers={"content-type": "application/json"},
-        )
+        )  # fmt: skip
         with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.load(answer)
+            return json.loads(answer.read() or "null")
+
+    def start(self, flow: str, **parameters: Any) -> str:
+        body = {"parameters": parameters}
+        return str(self.post(f"/deployments/{self.deployments()[flow]}/create_flow_run", body)["id"])
+
+    def artifacts(self, run: str) -> dict[str, Any]:
+        found = self.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
+        return {each["key"]: each["data"] for each in found}
 
     def deployments(self) -> dict[str, str]:
         flows = {flow["id"]: flow["name"] for flow in self.post("/flows/filter", {})}
@@ -111,6 +123,10 @@ def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Serve
     }  # fmt: skip
     named = {each["name"]: each["parameters"] for each in servers.post("/deployments/filter", {})}
     assert named["study"] == {"recipe": "study"}
+    schedules = [each["schedules"] for each in servers.post("/deployments/filter", {}) if each["schedules"]]
+    assert [[(s["slug"], s["schedule"]["cron"], s["active"]) for s in each] for each in schedules] == [
+        [("nightly", "0 2 * * *", False)]
+    ]
     done = servers.checkout.mathrl(*servers.words, ok=False)
     assert done.returncode == 2
     assert done.stderr.strip() == (
@@ -208,29 +224,103 @@ def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Pat
     given = {"files": files, "label_key": "math", "top_share": 0.33, "decontaminate": {"benchmarks": []},
              "positives": {"files": [write("positives.jsonl", [True] * 10)]},
              "negatives": {"files": [write("negatives.jsonl", [False] * 20)]}}  # fmt: skip
-    deployment = servers.deployments()["pages"]
-    run = servers.post(f"/deployments/{deployment}/create_flow_run", {"parameters": {"pages": given}})
-    servers.wait_for(run["id"], "COMPLETED")
+    run = servers.start("pages", pages=given)
+    servers.wait_for(run, "COMPLETED")
     (folder,) = (servers.checkout.folder / "runs").glob("pages-*")
     kept = [json.loads(line) for line in (folder / "data" / "pages" / "kept.jsonl").read_text().splitlines()]
     assert len(kept) == 29 and all(row["math"] for row in kept)
-    shown = servers.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    assert {"pages-report", "pages-rounds", "pages-domains"} <= {each["key"] for each in shown}
+    assert {"pages-report", "pages-rounds", "pages-domains"} <= servers.artifacts(run).keys()
     assert "pages" in {
         each["name"] for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"
     }
 
 
-def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds(servers: Servers, pids: Path) -> None:
-    run = servers.post(
-        f"/deployments/{servers.deployments()['evaluate']}/create_flow_run", {"parameters": {}}
-    )["id"]
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[str]]]:
+    """A web server of this test's own, and what it was sent."""
+    sent: list[str] = []
+
+    class Taker(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append(self.rfile.read(int(self.headers["content-length"])).decode())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Taker) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", sent
+        server.shutdown()
+
+
+def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_time(
+    servers: Servers, webhook: tuple[str, list[str]]
+) -> None:
+    url, sent = webhook
+    made = f"Webhook(name='here', url={url!r}, json_data={{'said': '{{{{subject}}}}: {{{{body}}}}'}})"
+    block = servers.checkout.python(
+        f"from prefect.blocks.notifications import CustomWebhookNotificationBlock as Webhook\n"
+        f"print({made}.save('here'))",
+        PREFECT_API_URL=f"{servers.prefect}/api",
+    ).strip()
+    notify = YAML(typ="safe").load(ROOT / "docs" / "automations" / "say-when-a-flow-fails.yaml")
+    notify["actions"][0]["block_document_id"] = block
+    servers.post("/automations/", notify)
+    (new_model,) = [each for each in servers.post("/automations/filter", {})
+                    if each["name"] == "evaluate each new model of rl"]  # fmt: skip
+    assert not new_model["enabled"], "an example is off until somebody wants it"
+    servers.post(f"/automations/{new_model['id']}", {"enabled": True}, "PATCH")
+    wrong = servers.start("rl", overrides=["rl.nothing=1"])
+    runs = {lr: servers.start("rl", run={"seed": 3}, overrides=[f"rl.lr={lr}"]) for lr in ("1e-4", "2e-4")}
+    for lr, run in runs.items():
+        found = servers.wait_for(run, "COMPLETED")
+        assert found["name"] == f"rl lr={lr} seed 3"
+        assert set(found["tags"]) == {"mathrl", "stage:rl", "seed:3"}
+        link = servers.artifacts(run)["rl-mlflow"]
+        mlflow_run = link.partition("](")[2].rpartition("/")[2].rstrip(")")
+        tried = {each["id"]: each["params"].get("rl.lr") for each in servers.checkout.mlflow_runs()}
+        assert float(tried[mlflow_run]) == float(lr)
+    trees = servers.checkout.folder / "runs"
+    models = [(each / "models/rl/summary.json").read_bytes() for each in trees.glob("rl-seed_3-lr_*")]
+    assert len(models) == len(set(models)) == 2
+    with pytest.raises(AssertionError, match="nothing"):
+        servers.wait_for(wrong, "COMPLETED")
+    evaluations: list[Any] = []
+    deadline = time.monotonic() + 60
+    while len(evaluations) < 2:
+        assert time.monotonic() < deadline, "no evaluation was started"
+        every = servers.post("/flow_runs/filter", {"flows": {"name": {"any_": ["evaluate"]}}})
+        evaluations = [each for each in every if each["created_by"]["type"] == "AUTOMATION"]
+    for evaluation in evaluations:
+        servers.wait_for(evaluation["id"], "COMPLETED")
+        assert "results" in servers.artifacts(evaluation["id"])
+    evaluated = [(each / "models/rl/summary.json").read_bytes() for each in trees.glob("evaluate-*")]
+    assert sorted(evaluated) == sorted(models), "each of them, from DVC's cache"
+    while not sent:
+        assert time.monotonic() < deadline + 60, "the failure was not said"
+        time.sleep(0.2)
+    assert "nothing" in sent[0] and "failed" in sent[0]
+
+
+def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_lets_the_next_have_its_slot(
+    servers: Servers, pids: Path
+) -> None:
+    servers.post("/v2/concurrency_limits/mathrl-slots", {"limit": 1}, "PATCH")
+    servers.silent.write_text("evaluate")
+    run = servers.start("evaluate")
     deadline = time.monotonic() + 120
     while not pids.exists():
         assert time.monotonic() < deadline, "the trainer did not start"
         time.sleep(0.2)
     trainer = Path(f"/proc/{pids.read_text()}")
     assert trainer.exists()
+    waiting = servers.start("curate", run={"seed": 4})
+    servers.wait_for(waiting, "RUNNING")
+    time.sleep(3.0)
+    tasks = servers.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [waiting]}}})
+    assert tasks == [], "it waits for the slot"
     # What the button does.
     servers.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     deadline = time.monotonic() + 45
@@ -239,6 +329,7 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds(servers: Servers,
         time.sleep(0.2)
     servers.wait_for(run, "CANCELLED", seconds=60)
     assert list((servers.checkout.home / "state").glob("evaluate-*/checkpoint")), "it can go on"
+    servers.wait_for(waiting, "COMPLETED")
 
 
 def test_ctrl_c_ends_every_server(servers: Servers) -> None:

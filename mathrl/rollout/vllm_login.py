@@ -1,0 +1,39 @@
+"""The login of a vLLM server that others than this machine reach: every request needs the key.
+
+vLLM's own `--api-key` leaves the endpoints open through which weights are replaced.
+"""
+
+import os
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+KEY = "MATHRL_SERVE_KEY"  # in the environment of `mathrl serve` and of the runs that sample from it
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def login_headers() -> dict[str, str]:
+    """What a run sends with each request; empty without a key."""
+    key = os.environ.get(KEY, "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+class Login:
+    """ASGI middleware: 401 to a request without the key, the server's state (/health) included."""
+
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+        self.wanted = login_headers()["authorization"].encode()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not secrets.compare_digest(given, self.wanted):
+                if scope["type"] == "http":
+                    start = {"type": "http.response.start", "status": 401, "headers": []}
+                    await send(start)
+                    await send({"type": "http.response.body", "body": f"no {KEY}, or another".encode()})
+                return
+        await self.app(scope, receive, send)

@@ -1,0 +1,51 @@
+"""docs/kubernetes against Prefect's own description of a Kubernetes work pool; no cluster is asked."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from prefect.utilities.schema_tools.validation import ValidationError, validate
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "kubernetes"
+TEMPLATE: dict[str, Any] = json.loads((FOLDER / "job-template.json").read_text())
+DEPLOYMENTS: list[dict[str, Any]] = YAML(typ="safe").load(FOLDER / "prefect.yaml")["deployments"]
+
+
+def own_template() -> Any:
+    """What `prefect work-pool create --type kubernetes` would take."""
+    known = files("prefect.server.api") / "collections_data" / "views" / "aggregate-worker-metadata.json"
+    return json.loads(known.read_text())["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]
+
+
+def test_the_job_template_is_prefects_with_a_volume_a_gpu_and_time_for_a_checkpoint() -> None:
+    own = own_template()
+    jsonschema.Draft7Validator.check_schema(TEMPLATE["variables"])
+    assert own["variables"]["properties"].keys() <= TEMPLATE["variables"]["properties"].keys()
+    assert own["job_configuration"].keys() == TEMPLATE["job_configuration"].keys()
+    wanted = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(TEMPLATE["job_configuration"])))
+    assert wanted <= TEMPLATE["variables"]["properties"].keys()
+    pod = TEMPLATE["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
+    assert pod["terminationGracePeriodSeconds"] > 8  # mathrl.trainers.stopping: GRACE_SECONDS
+    assert {each["name"] for each in pod["containers"][0]["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    own_pod = own["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    assert own_pod.keys() - pod.keys() == set()
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"])
+def test_a_deployment_fits_the_template_and_is_a_flow_of_this_machine_too(deployment: dict[str, Any]) -> None:
+    here = YAML(typ="safe").load(ROOT / "prefect.yaml")["deployments"]
+    assert deployment["entrypoint"] in {each["entrypoint"] for each in here}
+    given = deployment["work_pool"]["job_variables"]
+    assert given.keys() <= TEMPLATE["variables"]["properties"].keys()
+    validate(given, TEMPLATE["variables"], raise_on_error=True)
+    with pytest.raises(ValidationError, match="gpus"):
+        validate(given | {"gpus": "one"}, TEMPLATE["variables"], raise_on_error=True)

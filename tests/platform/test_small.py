@@ -1,0 +1,108 @@
+"""A small pipeline of real stages: stopped by a cluster, evaluated on several benchmarks, drawn."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.repro import Preempted, Repro
+
+Checkout = Any
+RUN = "from mathrl.cli import main; main()"
+pytestmark = [pytest.mark.xdist_group("small"), pytest.mark.timeout(400)]
+TINY = (
+    "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
+    "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=200",
+    "sft.tokens_per_step=128", "sft.checkpoint_every=20", "curate.sources=[{type: generated, name: chain, "
+    "generator: chain, counts: {sft: 64, rl: 8, dev: 8, test: 8}, options: {steps: [2]}}]",
+    "curate.decontaminate=null", "curate.deduplicate.exact=false",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(real_checkout: Checkout) -> Iterator[Checkout]:
+    real_checkout.python(
+        "from mathrl.params import load_params, write_params; "
+        f"write_params(load_params(), load_params(overrides={TINY!r}))"
+    )
+    real_checkout.env |= {"MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
+    yield real_checkout
+
+
+def facts(checkout: Checkout) -> dict[str, Any]:
+    """The record of the sft run, with its rows of metrics; empty before there is one."""
+    for file in (checkout.home / "records").glob("sft-*/run.json"):
+        rows = (file.parent / "metrics.jsonl").read_text().splitlines() if (
+            file.parent / "metrics.jsonl"
+        ).exists() else []  # fmt: skip
+        return json.loads(file.read_text()) | {"rows": len(rows)}
+    return {}
+
+
+def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout) -> None:
+    flow = subprocess.Popen([sys.executable, "-c", RUN, "run", "sft"], cwd=tiny.folder, env=tiny.env,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    try:
+        while not 5 <= facts(tiny).get("rows", 0) < 190:
+            assert flow.poll() is None, "no training"
+            time.sleep(0.02)
+        preempted = facts(tiny)["pid"]
+        os.kill(preempted, signal.SIGTERM)
+        said = flow.communicate()[0]
+    finally:
+        flow.kill()
+    assert flow.returncode == 0, said
+    assert "SIGTERM: stopping at the next step boundary" in said
+    assert "sft: ended before it was done, without an error; it is started again and goes on" in said
+    assert facts(tiny)["pid"] != preempted and facts(tiny)["rows"] == 200, "one record, each step once"
+    lock = (tiny.folder / "dvc.lock").read_text()
+    tiny.repro("--force", "--single-item", "sft")
+    assert (tiny.folder / "dvc.lock").read_text() == lock, "a run that nobody stopped makes the same bytes"
+
+
+@pytest.mark.parametrize(
+    ("script", "again"),
+    [("import sys; sys.exit(75)", True), ("import os; os.kill(os.getpid(), 15)", True),
+     ("import os; os.kill(os.getpid(), 9)", False), ("import sys; sys.exit(2)", False),
+     ("import time; time.sleep(60)", False)],
+    ids=["stopped", "terminated", "killed", "wrong", "ended by the flow"],
+)  # fmt: skip
+def test_only_what_others_stopped_is_started_again(tmp_path: Path, script: str, again: bool) -> None:
+    """SIGKILL is left alone: it may be the kernel's for want of memory, which would happen again."""
+    checkout = tmp_path
+    (checkout / "dvc.yaml").write_text(
+        f"stages:\n  one:\n    cmd: python -c '{script}'\n    always_changed: true\n"
+    )
+    subprocess.run(["dvc", "init", "--no-scm", "-q"], cwd=checkout, check=True)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    repro = Repro(checkout, "one", env, lambda text: None)
+    if "sleep" in script:
+        repro.events.get()  # it has started
+        repro.stop()
+    with pytest.raises(ValueError) as caught:
+        repro.follow("one")
+    assert isinstance(caught.value, Preempted) is again is repro.stopped
+
+
+def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
+    """The suite: a DVC matrix of benchmarks and models."""
+    tiny.python(
+        "from mathrl.params import load_params, write_params; "
+        "write_params(load_params(), load_params(overrides=['suite.models=[sft]', 'evaluate.samples=2', "
+        "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6', 'evaluate.resamples=100']))"
+    )
+    assert "Running stage 'suite/dvc.yaml:suite@test-sft'" in tiny.repro("suite/dvc.yaml").stdout
+    shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "suite/test-sft/summary.json").stdout)
+    figures = shown[""]["data"]["suite/test-sft/summary.json"]["data"]
+    assert figures["models"]["sft"]["problems"] == 8
+    tiny.set_param("suite.yaml", "- test", "- test\n- gsm8k")
+    would = tiny.repro("--dry", "suite/dvc.yaml").stdout
+    assert "'suite/dvc.yaml:suite@test-sft' didn't change" in would
+    assert "Running stage 'suite/dvc.yaml:suite@gsm8k-sft'" in would
