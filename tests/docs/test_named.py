@@ -27,7 +27,7 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PARAMETER = re.compile(rf"(?<![\w./-])(?:{'|'.join(SECTIONS)})\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w/(])")
 FILES = ("py", "yaml", "json", "jsonl", "md", "png", "svg", "txt", "html", "log")
 PLACE = re.compile(
-    r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|recipes|docs)(?:/[\w.-]+)+\.[a-z]+"
+    r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|docs)(?:/[\w.-]+)+\.[a-z]+"
 )
 
 
