@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component
          "--no-first-run", "--disable-default-apps"]  # fmt: skip
 
 
-def fill(runs: int, steps: int, folder: Path) -> None:
+def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
     """Runs of one study, uploaded as records are."""
     from mathrl.params import load_params
     from mathrl.params.schema import READS
@@ -61,7 +62,7 @@ def fill(runs: int, steps: int, folder: Path) -> None:
             values = (learnt, learnt, 10 + 30 * learnt, 1 - learnt, 0.1, 1.0)
             noisy = (value * drawn.uniform(0.9, 1.1) for value in values)
             rows.append(
-                {"step": step, "at": facts["started"] + step, **dict(zip(METRICS, noisy, strict=True))}
+                {"step": step, "at": facts["started"] + step, **dict(zip(metrics, noisy, strict=False))}
             )
         upload.metrics(run, rows, None)
         upload.finish(run, parent, facts, "finished", folder / "none")
@@ -101,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--metrics", type=int, default=len(METRICS), help="Only the first so many.")
     parser.add_argument("--folder", type=Path, help="Kept: the store, pictures, the server's log.")
     parser.add_argument("--open", nargs="+", default=[], help="Only these runs of the store.")
     given = parser.parse_args()
@@ -110,9 +112,9 @@ def main() -> None:
     try:
         if not given.open and not (folder / "filled").exists():
             began = time.time()
-            fill(given.runs, given.steps, folder)
+            fill(given.runs, given.steps, METRICS[: given.metrics], folder)
             (folder / "filled").touch()
-            points = given.runs * given.steps * len(METRICS)
+            points = given.runs * given.steps * given.metrics
             print(f"{points:,} points uploaded in {time.time() - began:.0f} s")
         process, url = serve(folder)
         try:
