@@ -31,7 +31,8 @@ def check_skill(difficulty: Path, wanted: float) -> None:
     if pass_at_8 < wanted:
         raise UserError(
             f"{difficulty}: the SFT model's pass@8 is {pass_at_8:.3f}, below rl.min_pass_at_8 = {wanted}: "
-            "train it longer (sft.steps), give it easier problems, or lower rl.min_pass_at_8"
+            "train it longer (sft.steps), give it easier problems, see if it was trained on such prompts "
+            "(prompt.template), or lower rl.min_pass_at_8"
         )
 
 

@@ -212,7 +212,12 @@ def no_success(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     said = f"no response of {len(rows)} steps was right"
     cut, unsure = mean(rows, "rollout/truncated_share") or 0.0, mean(rows[: health.window], "entropy") or 0.0
     if cut > 0.5:
-        return said + f"; {cut:.0%} are cut off", "responses have no room to answer", "raise rl.max_tokens"
+        # Entropy would tell the two apart, but groups without a difference have no forward pass.
+        return (
+            said + f"; {cut:.0%} are cut off",
+            "the prompt is not what the model was trained on, so it finds no end; or no room to answer",
+            "compare prompts with those of the SFT set (prompt.template), then raise rl.max_tokens",
+        )
     if unsure > 1:
         said += f"; entropy at first {unsure:.2f} a token"
         return said, "the prompt is not what the model was trained on", "look at prompt.template"
@@ -262,6 +267,12 @@ def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
         return None
     if accuracy(rows, health) >= health.solved:
         return None
+    if max(row.get(ACCURACY, 0.0) for row in rows) <= NEVER:
+        return (
+            f"{value:.0%} of the groups have no difference in reward, since nothing was right yet",
+            "the problems are too hard, or the prompt is not what the model was trained on",
+            "read responses, look at prompt.template and reward.extraction, take easier problems",
+        )
     hard = accuracy(rows, health) < 0.1
     return (
         f"{value:.0%} of the groups have no difference in reward at accuracy {accuracy(rows, health):.3f}",

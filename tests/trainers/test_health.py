@@ -20,9 +20,10 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params import load_params
 from mathrl.params.health import Health
-from mathrl.params.run import Reward
+from mathrl.params.run import Prompt, Reward
 from mathrl.params.train import Critic, Optimizer, Rl
 from mathrl.rewards.compose import build_reward
+from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.health import WatchedSink, examine
 from mathrl.trainers.rl import train_rl
@@ -77,10 +78,13 @@ def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
             return found
 
     def run(
-        pay: Any = None, frozen: bool = False, reward: Any = None, health: Health = HEALTH, **more: Any
-    ) -> Any:
+        pay: Any = None, frozen: bool = False, reward: Any = None, health: Health = HEALTH,
+        prompt: Prompt | None = None, weights: Any = None, **more: Any,
+    ) -> Any:  # fmt: skip
         model, sampler = small.policy()
-        model.load_state_dict(taught)
+        model.load_state_dict(weights or taught)
+        if prompt is not None:
+            sampler = Sampler(sampler.engine, sampler.tokenizer, prompt)
         if frozen:
             sampler.engine.model = copy.deepcopy(model)
         rewarding = reward or Ones()
@@ -165,6 +169,43 @@ def test_the_illness_is_found(train: Callable[..., Any], illness: str) -> None:
     watch = train(**settings)
     assert rules <= set(watch.findings), watch.report()
     assert watch.colour == colour, watch.report()
+
+
+def test_a_template_that_the_model_was_not_trained_on(small: Any, train: Callable[..., Any]) -> None:
+    """A policy that was taught sums as bare questions; asked in another form it is never right, without end.
+
+    Two findings name the template; asked as it was taught, there is none.
+    """
+
+    class Answers(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def score(self, items: Any) -> list[Any]:
+            verdict = super().score(items)[0].verdict
+            right = [item.response == item.ground_truth[0] for item in items]
+            return [small.Reward(float(each), each, {"accuracy": float(each)}, verdict) for each in right]
+
+    model, sampler = small.policy()
+    optimizer = torch.optim.AdamW(model.parameters(), 8e-3)
+    ids = [small.TOKENIZER.encode(problem.answers[0]) for problem in small.PROBLEMS]
+    groups = [
+        Group(tuple(sampler.prompt_tokens(problem)), ((*answer, small.TOKENIZER.eos_token_id),))
+        for problem, answer in zip(small.PROBLEMS, ids, strict=True)
+    ]
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-response_logprobs(model, groups, 1.0)[0].mean()).backward()
+        optimizer.step()
+    weights = model.state_dict()
+
+    def run(template: Any) -> Any:
+        prompt = Prompt(template=template, max_tokens=300)
+        return train(prompt=prompt, weights=weights, reward=Answers(), steps=12, lr=1e-3)
+
+    assert run("plain").findings == {}
+    watch = run("boxed")
+    assert set(watch.findings) == {"no_success", "truncated", "zero_variance"}, watch.report()
+    for rule in ("no_success", "zero_variance"):
+        assert "the prompt is not what the model was trained on" in watch.findings[rule].cause
+        assert "prompt.template" in watch.findings[rule].remedy
 
 
 def test_the_right_extraction_answers_where_the_wrong_one_finds_nothing(train: Callable[..., Any]) -> None:
