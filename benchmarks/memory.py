@@ -1,8 +1,8 @@
-"""Planned against measured memory of real runs: `python benchmarks/memory.py` (two to four minutes).
+"""Planned against measured memory of real runs: `python benchmarks/memory.py [CASE …]` (ten minutes).
 
-Each case trains two steps in a process of its own on this machine's CPU; measured is the peak of its
-resident memory (VmHWM). On a machine with a GPU the same runs are made there, and measured is torch's peak of
-allocated memory plus CUDA's context.
+Each case trains two steps in a process of its own on this machine's CPU, in one thread (several on busy
+cores take many times as long); measured is the peak of its resident memory (VmHWM). On a machine with a GPU
+the same runs are made there, and measured is torch's peak of allocated memory plus CUDA's context.
 """
 
 import json
@@ -37,6 +37,7 @@ from mathrl.trainers.sft import train_sft
 SMALL = FreshModel(hidden_size=512, intermediate_size=1376, layers=8, heads=8, kv_heads=2)
 LARGE = FreshModel(hidden_size=768, intermediate_size=2048, layers=12, heads=12, kv_heads=4)
 PROMPT, RESPONSE = 16, 48
+PART = "rl.tokens_per_microbatch=2048"
 ADAMW, RECOMPUTE = "rl.optimizer.type=adamw", "sft.gradient_checkpointing=true"
 PPO = ["rl.advantage=gae", "rl.critic={}", "rl.group_size=1", "rl.prompts_per_step=64"]
 KL_IN_REWARD = ["rl.kl_coef=0.01", "rl.kl_in=reward", "rl.kl_estimator=k1"]
@@ -46,7 +47,7 @@ CASES = {
     "rl GRPO, 22M, KL": (SMALL, "rl", [ADAMW, "rl.kl_coef=0.01"]),
     "rl PPO, 22M": (SMALL, "rl", PPO),
     "rl GRPO, 75M, AdamW": (LARGE, "rl", [ADAMW, "rl.ema=null"]),
-    "rl PPO, 75M, KL in the reward": (LARGE, "rl", [*PPO, *KL_IN_REWARD, ADAMW]),
+    "rl PPO, 75M, KL in the reward": (LARGE, "rl", [*PPO, *KL_IN_REWARD, ADAMW, PART]),
     "rl GRPO, 75M, LoRA, KL": (LARGE, "rl", ["rl.lora={}", "rl.kl_coef=0.01", ADAMW]),
 }
 SIZES = [
@@ -73,7 +74,7 @@ def run(case: str) -> None:
     params = params_of(case)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     keep_freed_memory()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     tokenizer = character_tokenizer(base)
     model = fresh_network(base, tokenizer, seed=0).to(device).eval()
     use_fast_norms(model)
@@ -109,10 +110,12 @@ def peak_resident() -> float:
     raise OSError("no VmHWM in /proc/self/status")
 
 
-def main() -> None:
+def main(cases: list[str]) -> None:
     print(f"{'case':<34} {'planned':>9} {'measured':>9} {'off by':>7}   largest phase")
-    for case in CASES:
-        done = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, check=False)
+    for case in cases or CASES:
+        done = subprocess.run(
+            [sys.executable, __file__, "--run", case], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(done.stderr)
         found = json.loads(done.stdout.splitlines()[-1])
@@ -125,4 +128,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1]) if len(sys.argv) > 1 else main()
+    run(sys.argv[2]) if sys.argv[1:2] == ["--run"] else main(sys.argv[1:])

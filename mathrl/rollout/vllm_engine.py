@@ -85,6 +85,7 @@ class VllmEngine:
             )
         if ranks > 1:
             _join(on_gpu)
+        self.group_stays = dist.is_initialized()
         cache = how.cache_gib * 2**30 if how.cache_gib and on_gpu else None
         try:
             self.llm = LLM(
@@ -189,12 +190,25 @@ class VllmEngine:
             self.asleep = True
 
     def close(self) -> None:
-        """End the engine, so that another can be made in this process."""
-        from vllm.distributed.parallel_state import destroy_model_parallel
+        """End the engine, so that another can be made in this process.
 
-        self.llm.llm_engine.engine_core.shutdown()
+        vLLM would end the process group too, in which the trainer's processes (and DeepSpeed) meet.
+        """
+        from vllm.distributed import parallel_state
+
+        def leave_world() -> None:
+            if parallel_state._WORLD:
+                parallel_state._WORLD.destroy()
+            parallel_state._WORLD = parallel_state._NODE_COUNT = None
+
+        ended = parallel_state.destroy_distributed_environment
+        if self.group_stays:
+            parallel_state.destroy_distributed_environment = leave_world
+        try:
+            self.llm.llm_engine.engine_core.shutdown()
+        finally:
+            parallel_state.destroy_distributed_environment = ended
         del self.llm
-        destroy_model_parallel()
         gc.collect()
 
 

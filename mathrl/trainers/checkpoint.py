@@ -8,6 +8,7 @@ pickles; DeepSpeed's own files, which do, are read only after their digests have
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors.torch import load, save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mathrl.core.files import write_json, written_aside
@@ -47,17 +49,20 @@ class CheckpointFolder:
         return self.folder / f"step-{step:08d}.parts"
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a resume point, then drop the oldest."""
-        data = save({name: tensor.contiguous().cpu() for name, tensor in checkpoint.tensors.items()})
+        """Write a resume point, then drop the oldest.
+
+        On a CPU without a copy of the tensors; those of a GPU stand in the CPU's memory meanwhile.
+        """
         name = f"step-{checkpoint.step:08d}"
         with written_aside(self.folder / f"{name}.safetensors") as aside:
-            aside.write_bytes(data)
+            _write_tensors(checkpoint.tensors, aside)
+            sha256 = _digest(aside)
         write_json(
             self.folder / f"{name}.json",
             {
                 "step": checkpoint.step,
                 "values": checkpoint.values,
-                "sha256": hashlib.sha256(data).hexdigest(),
+                "sha256": sha256,
                 "parts": _flushed_digests(self.parts(checkpoint.step)),
             },
         )
@@ -71,15 +76,16 @@ class CheckpointFolder:
         for manifest in self._manifests():
             try:
                 told = json.loads(manifest.read_text(encoding="utf-8"))
-                data = manifest.with_suffix(".safetensors").read_bytes()
-                if hashlib.sha256(data).hexdigest() != told["sha256"]:
+                tensors = manifest.with_suffix(".safetensors")
+                if _digest(tensors) != told["sha256"]:
                     raise ValueError("its digest is not the one noted when it was written")
                 parts = manifest.with_suffix(".parts")
                 for name, digest in told["parts"].items():
                     if _digest(parts / name) != digest:
                         raise ValueError(f"{name}: its digest is not the one noted when it was written")
                 step = int(told["step"])
-                return Checkpoint(step, load(data), dict(told["values"]), parts if told["parts"] else None)
+                own = parts if told["parts"] else None
+                return Checkpoint(step, load_file(tensors), dict(told["values"]), own)
             except (OSError, ValueError, KeyError) as error:
                 warnings.warn(f"{manifest}: damaged, the one before is used ({error})", stacklevel=2)
         return None
@@ -121,3 +127,13 @@ def _flushed_digests(folder: Path) -> dict[str, str]:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    try:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, file)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None

@@ -77,7 +77,7 @@ class ProblemOrder:
         self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * pass_rate
 
     def state(self) -> dict[str, Any]:
-        return {"cursor": self.cursor, "pass_rates": self.pass_rates}
+        return {"cursor": self.cursor, "pass_rates": list(self.pass_rates)}
 
     def load(self, state: dict[str, Any]) -> None:
         self.cursor, self.pass_rates = int(state["cursor"]), list(state["pass_rates"])

@@ -24,7 +24,8 @@ GIB = 1 << 30
 # Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
 # Measured on a CPU (benchmarks/memory.py): glibc's heap holds so much more than is in use, in pieces.
-HEAP_KEPT = 0.8
+HEAP_KEPT = 0.4
+LEAST_CACHED = 16  # sequences that vLLM must have room for, or it decodes too few at a time to be of use
 Stage = Literal["sft", "rl"]
 
 
@@ -80,7 +81,9 @@ def plan_memory(
     length = (prompt_tokens or params.prompt.max_tokens) + (response_tokens or params.rl.max_tokens)
     tokens = micro_batch_tokens(params, stage, prompt_tokens or params.prompt.max_tokens, length)
     passes = {
-        **kept_activations(shape, tokens, min(length, tokens), params, part.gradient_checkpointing),
+        **kept_activations(
+            shape, tokens, min(length, tokens), params, part.gradient_checkpointing, part.lora is not None
+        ),
         **logits(shape, tokens),
     }
     biggest = max(shape.head, shape.width * shape.mlp)
@@ -111,10 +114,6 @@ def plan_memory(
         if params.rollout.engine == "vllm" and device == "cuda" and not params.rollout.vllm.sleep:
             standing |= phases.pop("roll-outs")
     if device == "cpu":
-        names = ("weights", "optimizer states", "averaged weights", "best weights")
-        standing["a checkpoint being written"] = sum(
-            bytes_ for name, bytes_ in standing.items() if name.partition(": ")[2] in names
-        )
         for phase in phases.values():
             phase["heap kept free (estimate)"] = HEAP_KEPT * sum(phase.values())
     return Plan(standing, phases, host)
@@ -205,18 +204,21 @@ def critic_shape(shape: Shape) -> Shape:
 
 
 def kept_activations(
-    shape: Shape, tokens: int, length: int, params: Params, recomputed: bool
+    shape: Shape, tokens: int, length: int, params: Params, recomputed: bool, adapters: bool = False
 ) -> dict[str, float]:
     """What autograd keeps of T tokens until the backward pass; with checkpointing one layer and the inputs.
 
     Of a layer and token: two norms 8 D; the MLP's gate, its SiLU and up 12 I; query, key and value
     4 (H + 2 K) d; inputs of the products 4 D + 2 H d + 2 I in bfloat16, twice that in float32; and
     attention's probabilities, 4 H for each key, unless the sequence is so long that they are not kept.
+    Adapters keep their inputs in float32 beside: 8 D + 4 H d + 4 I.
     """
     queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
     inputs = 4 * shape.width + 2 * queries + 2 * shape.mlp
     if params.model.precision == "float32":
         inputs = 2 * queries + 2 * inputs - 4 * shape.width
+    if adapters and params.model.precision == "bfloat16":
+        inputs += 8 * shape.width + 4 * queries + 4 * shape.mlp
     layer = 8 * shape.width + 12 * shape.mlp + 4 * (queries + 2 * keys) + inputs
     probabilities = 0.0 if length > LONG else 4.0 * shape.heads * length
     after = {"activations: after the layers": 8.0 * tokens * shape.width}
@@ -224,13 +226,13 @@ def kept_activations(
         return after | {
             "activations": float(tokens * layer * shape.layers),
             "attention's probabilities": tokens * probabilities * shape.layers,
-            "a layer's temporaries (estimate)": 8.0 * tokens * max(shape.mlp, shape.width),
+            "a layer's temporaries (estimate)": 16.0 * tokens * max(shape.mlp, shape.width),
         }
     return after | {
         "activations: inputs of the layers": 4.0 * tokens * shape.width * shape.layers,
         "activations: one layer": float(tokens * layer),
         "attention's probabilities": tokens * probabilities,
-        "a layer's temporaries (estimate)": 8.0 * tokens * max(shape.mlp, shape.width),
+        "a layer's temporaries (estimate)": 16.0 * tokens * max(shape.mlp, shape.width),
     }
 
 
@@ -240,22 +242,31 @@ def logits(shape: Shape, tokens: int) -> dict[str, float]:
     return {"logits": 5 * table}
 
 
+def cache_row(shape: Shape, size: int) -> float:
+    """Keys and values of a token in all layers, at `size` bytes a number."""
+    return 2.0 * shape.layers * shape.key_heads * shape.head_width * size
+
+
 def rollout_memory(
     shape: Shape, params: Params, length: int, device: str, gpu_memory: float
 ) -> dict[str, float]:
-    """The torch engine's cache (float32, doubled when full) and logits; vLLM's share of the GPU."""
+    """The torch engine's cache (float32, doubled when full) and logits; vLLM's share of the GPU.
+
+    Of a share that does not hold its weights and some sequences, what it needs is counted.
+    """
     rl, rollout = params.rl, params.rollout
     if rollout.engine == "vllm_server":
         return {"roll-outs: none here, the servers have them": 0.0}
     if rollout.engine == "vllm":
         if device == "cuda":
-            return {"vLLM: weights and cache": rollout.vllm.memory_share * gpu_memory}
+            least = bytes_of(params) * shape.parameters + LEAST_CACHED * length * cache_row(shape, 2)
+            share = rollout.vllm.memory_share * gpu_memory
+            return {"vLLM: weights and cache": max(share, least / rollout.vllm.tensor_parallel)}
         cache = (rollout.vllm.cache_gib or 1) * GIB
         return {"vLLM: weights": 4.0 * shape.parameters, "vLLM: cache": float(cache)}
     share = -(-rl.prompts_per_step // params.run.processes) * rl.group_size
     sequences = min(share, max(rollout.max_sequences, rl.group_size))
-    row = 2.0 * shape.layers * shape.key_heads * shape.head_width * 4
     return {
-        "key-value cache": 1.5 * sequences * length * row,
+        "key-value cache": 1.5 * sequences * length * cache_row(shape, 4),
         "logits of the next token": 5.0 * 4 * sequences * shape.vocabulary,
     }

@@ -9,8 +9,9 @@ from mathrl.trainers.memory import Plan, Stage
 def settings(params: Params, stage: Stage) -> list[str]:
     """Overrides that save memory, from those that cost nothing to those that cost most.
 
-    Recomputing activations costs a third of the update's time; smaller batches of decoding cost roll-out
-    time; ZeRO costs communication; adapters (LoRA) train fewer weights, so another run; offload costs most.
+    Recomputing activations costs a third of the update's time; smaller batches of decoding, or a smaller
+    cache of vLLM's, cost roll-out time; ZeRO costs communication; adapters (LoRA) train fewer weights, so
+    another run; offload costs most.
     """
     part = params.rl if stage == "rl" else params.sft
     length = params.prompt.max_tokens + params.rl.max_tokens
@@ -28,6 +29,8 @@ def settings(params: Params, stage: Stage) -> list[str]:
         ]
     if stage == "rl" and params.rollout.engine == "vllm":
         out.append("rollout.vllm.sleep=true")
+        share = params.rollout.vllm.memory_share
+        out += [f"rollout.vllm.memory_share={less}" for less in (0.3, 0.2, 0.15, 0.1) if less < share]
     if params.run.processes > 1:
         out += ["training.backend=deepspeed", "training.deepspeed.stage=3"]
     if part.lora is None:

@@ -143,13 +143,14 @@ def train_rl(
         raise UserError("rl.rollout_ahead is 1, but the sampler has no weights of its own: give it a copy")
     ahead = Ahead(params, backend, saved.values if saved is not None else None)
 
-    def save() -> None:
+    def point() -> Callable[[], None]:
+        """What writes a checkpoint of the run as it is now."""
         values = {
             "policy": policy.counts, "critic": valuer.counts if valuer is not None else None,
-            "order": order.state(), "kl_coef": kl_coef, "counts": counts, "dev_accuracy": dev_accuracy,
+            "order": order.state(), "kl_coef": kl_coef, "counts": dict(counts), "dev_accuracy": dev_accuracy,
             **ahead.state(),
         }  # fmt: skip
-        save_point(checkpoints, done, learners, values, backend.rank)
+        return partial(save_point, checkpoints, done, learners, values, backend.rank)
 
     if params.gradient_checkpointing:
         for learner in learners:
@@ -159,6 +160,8 @@ def train_rl(
             start = time.perf_counter()
             step_seed = derive_seed(seed, "rl", done, backend.rank)
             torch.manual_seed(step_seed)
+            if not (ahead.on or backend.plain):  # else other processes are needed to write it
+                stop.hold(point())
 
             with ExitStack() as weights:
                 for learner in learners:
@@ -188,6 +191,7 @@ def train_rl(
                 scored_at = time.perf_counter()
 
             # Loss and step.
+            stop.release()
             model.train()
             update, values = UpdateFigures(), CriticFigures()
             for epoch in range(params.epochs):
@@ -255,7 +259,7 @@ def train_rl(
             mismatch = check_mismatch(row, sampler.engine.rollout, done, mismatch)
             bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
             if last or rollouts.stopping or done % params.checkpoint_every == 0:
-                save()
+                point()()
             if rollouts.stopping and not last:
                 raise Stopped
     stop.close()

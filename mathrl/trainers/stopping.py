@@ -4,10 +4,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: start it again and it goes on
-GRACE_SECONDS = 8.0
+SAVE_SECONDS, GRACE_SECONDS = 4.0, 8.0  # of the ten that a cluster's preemption leaves
 
 
 class Stopped(SystemExit):
@@ -20,15 +21,27 @@ class Stopped(SystemExit):
 class StopRequest:
     """Notes SIGINT and SIGTERM. The process ends by itself where no step boundary comes in time.
 
-    It then leaves the last checkpoint, from which the run resumes just as exactly.
+    While nothing of the run changes (roll-outs of a long step) a checkpoint is written before; else the last
+    one is what the run goes on from, just as exactly.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self._before = {}
+        self._save: Callable[[], None] | None = None
+        self._unchanged = threading.Lock()
         if threading.current_thread() is threading.main_thread() and os.environ.get("RANK", "0") == "0":
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
+
+    def hold(self, save: Callable[[], None]) -> None:
+        """Until `release` the run is as it was at the step boundary, which `save` writes as a checkpoint."""
+        self._save = save
+
+    def release(self) -> None:
+        """What is saved will change; returns when nothing is being saved."""
+        with self._unchanged:
+            self._save = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.asked:
@@ -38,17 +51,27 @@ class StopRequest:
                 file=sys.stderr,
                 flush=True,
             )
-            timer = threading.Timer(GRACE_SECONDS, self._leave)
-            timer.daemon = True
-            timer.start()
+            for seconds in (SAVE_SECONDS, GRACE_SECONDS):
+                timer = threading.Timer(seconds, self._leave, [seconds == GRACE_SECONDS])
+                timer.daemon = True
+                timer.start()
 
-    def _leave(self) -> None:
-        if self.asked:
-            os._exit(EXIT_STOPPED)
+    def _leave(self, at_once: bool) -> None:
+        with self._unchanged:
+            if not self.asked or not (self._save or at_once):
+                return
+            try:
+                if self._save is not None:
+                    self._save()
+            except (OSError, RuntimeError) as error:
+                print(f"no checkpoint could be written: {error}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(EXIT_STOPPED)
 
     def close(self) -> None:
         """Give the signals back to whoever had them."""
         self.asked = False
+        self.release()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

@@ -1,4 +1,7 @@
-"""Run by test_vllm.py in its own process: RL through vLLM, and syncs broken on purpose; tells as JSON."""
+"""Run by test_vllm.py: RL through vLLM, and syncs broken on purpose; tells as JSON.
+
+vllm_rl.py OUT in one process; with RANK and WORLD_SIZE=2 the torch backend and ZeRO 3, on two.
+"""
 
 import json
 import os
@@ -14,6 +17,7 @@ from torch import Tensor
 
 import mathrl.rollout.vllm_engine as vllm_engine
 from mathrl.core.errors import UserError
+from mathrl.core.launch import rank, world_size
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.nouns import Problem
 from mathrl.models.load import load_model, load_tokenizer, make_base
@@ -22,6 +26,7 @@ from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.params.training import DeepSpeed, Training
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
 from mathrl.rewards.verdict import Verdict
 from mathrl.rollout.engine import Sampling
@@ -42,6 +47,11 @@ PROBLEMS = [
 ]  # fmt: skip
 STEPS = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=10, eval_every=1, eval_samples=1,
            lr=1e-2, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
+# An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
+ZERO_STEPS = STEPS.model_copy(update={
+    "ema": None, "steps": 3, "optimizer": Optimizer(type="adamw", warmup_steps=0, eps=1e-3), "lr": 3e-2,
+})  # fmt: skip
+ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
 
 
@@ -66,22 +76,23 @@ class Trial:
         self.network = load_model(folder, MODEL, "cpu")
         self.engine: Any = training_engine(self.network, folder, self.tokenizer, MODEL, ROLLOUT, False)
 
-    def train(self, params: Rl = STEPS) -> list[dict[str, float]]:
+    def train(self, params: Rl = STEPS, training: Training | None = None) -> list[dict[str, float]]:
         """The logged rows of a run from the folder's weights."""
         self.runs += 1
-        self.network = load_model(self.folder, MODEL, "cpu")
+        backend = Backend(torch.device("cpu"), training)
+        self.network = load_model(self.folder, MODEL, "cpu", plain=backend.plain)
         sampler = Sampler(self.engine, self.tokenizer, Prompt())
         state = self.where / f"run{self.runs}"
         train_rl(
             self.network, sampler, PROBLEMS, PROBLEMS[:2], Letters(), params, 0,
-            Backend(torch.device("cpu")), state, lambda _: JsonlSink(state / "metrics.jsonl"),
+            backend, state, lambda _: JsonlSink(state / "metrics.jsonl"),
         )  # fmt: skip
-        return without_timings(state / "metrics.jsonl")
+        return without_timings(state / "metrics.jsonl") if backend.rank == 0 else []
 
-    def said(self, params: Rl = STEPS) -> str:
+    def said(self, params: Rl = STEPS, training: Training | None = None) -> str:
         """The error that a run ends with; empty if it does not."""
         try:
-            self.train(params)
+            self.train(params, training)
         except UserError as error:
             return str(error)
         return ""
@@ -103,6 +114,27 @@ def untied(folder: Path, target: Path) -> Path:
     network.save_pretrained(target)
     load_tokenizer(folder).save_pretrained(target)
     return target
+
+
+def on_two_processes(where: Path) -> None:
+    """Each run with the torch backend and with ZeRO 3, through an engine in each process."""
+    first = rank() == 0
+    if first:
+        make_base(MODEL, where / "tied", seed=0)
+        untied(where / "tied", where / "untied")
+    Backend(torch.device("cpu"), ZERO).gather(None)  # the folders are there
+    told: dict[str, Any] = {}
+    for kind in ("tied", "untied"):
+        trial = Trial(where / kind, where / f"{kind} runs {rank()}")
+        for name, training in (("torch", Training()), ("zero 3", ZERO)):
+            told[f"{kind}, {name}"] = trial.train(ZERO_STEPS, training)
+        if kind == "tied":
+            told["lora"] = trial.train(ZERO_STEPS.model_copy(update={"lora": Lora(r=4)}), ZERO)
+        vllm_engine.with_head = without(lambda name: name == "lm_head.weight")
+        told[f"{kind}, zero 3, without head"] = trial.said(ZERO_STEPS, ZERO)
+        vllm_engine.with_head = with_head
+    if first:
+        (where / "told.json").write_text(json.dumps(told))
 
 
 def main(where: Path) -> None:
@@ -140,4 +172,4 @@ def main(where: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (main if world_size() == 1 else on_two_processes)(Path(sys.argv[1]))

@@ -1,7 +1,8 @@
 """Runs a stage that kills itself, as SIGKILL from outside would, at the n-th time of a moment of its work.
 
 FAULT=moment:n python killed_stage.py STAGE; without FAULT the stage as it is. The other ranks are copies.
-At the moment `full` it is not killed: from then on no file may be larger than 20 kB.
+At the moment `full` it is not killed: from then on no file may be larger than 20 kB; at `slow` it samples a
+token for a minute, and the file `asleep` says so.
 """
 
 import os
@@ -9,6 +10,7 @@ import resource
 import runpy
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,26 @@ def after(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def half(path: Path, data: bytes, whole: Callable[..., Any] = Path.write_bytes) -> int:
-    """Half of the bytes are written when it comes."""
-    if due():
-        with path.open("wb", buffering=0) as stream:
-            stream.write(data[: len(data) // 2])
-        die()
-    return int(whole(path, data))
+def slow(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*given: Any, **named: Any) -> Any:
+        if due():
+            Path("asleep").touch()
+            time.sleep(60)
+        return function(*given, **named)
+
+    return wrapped
+
+
+def half_written(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Half of the file is there when it comes."""
+
+    def wrapped(tensors: Any, file: Path) -> None:
+        write(tensors, file)
+        if due():
+            os.truncate(file, file.stat().st_size // 2)
+            die()
+
+    return wrapped
 
 
 def torn_line(self: Any, step: int, metrics: Any) -> None:
@@ -74,12 +89,14 @@ def plant() -> None:
 
     if MOMENT == "rollout":  # between two tokens
         PackedDecoder.step = before(PackedDecoder.step)  # type: ignore[method-assign]
+    elif MOMENT == "slow":
+        PackedDecoder.step = slow(PackedDecoder.step)  # type: ignore[method-assign]
     elif MOMENT == "update":  # the gradient is there, nothing has moved
         TorchLearner.reduce = after(TorchLearner.reduce)  # type: ignore[method-assign]
     elif MOMENT == "optimizer":  # some weights have moved
         AdamW.step = after(AdamW.step)  # type: ignore[method-assign]
     elif MOMENT == "tensors":  # half a checkpoint
-        Path.write_bytes = half  # type: ignore[method-assign, assignment]
+        checkpoint._write_tensors = half_written(checkpoint._write_tensors)
     elif MOMENT == "unnamed":  # a checkpoint without its manifest
         checkpoint.write_json = before(checkpoint.write_json)
     elif MOMENT == "named":  # a checkpoint, and one too many old ones

@@ -59,10 +59,15 @@ def test_shapes_of_known_models_have_their_published_number_of_parameters() -> N
         assert shape_of(config).parameters == PARAMETERS[name], name
 
 
-@pytest.mark.parametrize("bfloat16", [True, False])
-@pytest.mark.parametrize("recomputed", [True, False])
-def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool) -> None:
+@pytest.mark.parametrize(
+    ("bfloat16", "recomputed", "adapters"),
+    [(True, True, False), (True, False, False), (False, True, False), (False, False, False),
+     (True, False, True), (False, False, True)],
+)  # fmt: skip
+def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, adapters: bool) -> None:
     model, kept = network(bfloat16=bfloat16), {}
+    if adapters:
+        add_lora(model, Lora(r=2), seed=0)
     groups = [Group([5 + i] * 20, [[7 + i] * 60] * 4) for i in range(4)]
     response_logprobs(model, groups[:1])
     if recomputed:
@@ -86,7 +91,8 @@ def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool) -
     tokens = pack(groups).input_ids_1T.shape[1]
     precision = "bfloat16" if bfloat16 else "float32"
     shape = shape_of(model.config)
-    parts = kept_activations(shape, tokens, 80, params(f"model.precision={precision}"), recomputed)
+    given = params(f"model.precision={precision}")
+    parts = kept_activations(shape, tokens, 80, given, recomputed, adapters)
     table = 4 * tokens * shape.vocabulary  # of the logits' softmax
     if recomputed:  # one layer is made again in the backward pass, so it is not among what is kept
         planned = parts["activations: inputs of the layers"] + table

@@ -1,0 +1,233 @@
+"""A GRPO step of a 0.5-billion model of random weights, on a GPU: arithmetic, speed and memory.
+
+    python benchmarks/gpu_step.py                     # one GPU: 128 prompts x 8 responses x 512 tokens
+    python benchmarks/gpu_step.py --toy               # the same program at a size for a CPU (a minute)
+    python benchmarks/gpu_step.py --engines vllm --micro 32768 --checkpointing --profile trace.json
+
+The architecture and the sizes are Qwen2.5-0.5B's, the weights random, so that a response ends at its limit.
+Each engine runs `--steps` steps of `train_rl` in a process of its own; the first warms up and does not count.
+The update is of all responses, AdamW, without KL; rewards are random, so that every group has a gradient.
+
+MFU is 6 P + 6 L l H d operations a trained token (P parameters; of attention a token sees l / 2 others on
+average, with L layers, H heads of width d, l tokens in a sequence), over the update's time and over the rate
+of a large bfloat16 product measured at the start; recomputed activations do not count. Beside it stands the
+same over the figure that the maker gives. "planned" is `mathrl plan`'s peak for the same parameters.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+PROMPT = 128
+TOY = {"prompts": 4, "samples": 4, "tokens": 32, "micro": 1024}
+# Dense bfloat16 operations a second, by the makers' data sheets.
+NOMINAL = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
+COLUMNS = ("s/step", "roll-out", "tokens/s", "sync", "update", "tokens/s", "MFU", "of maker's", "planned",
+           "measured")  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--micro", type=int, default=16384, help="rl.tokens_per_microbatch")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--engines", nargs="+", choices=["torch", "vllm"], default=["torch", "vllm"])
+    parser.add_argument("--checkpointing", action="store_true", help="rl.gradient_checkpointing")
+    parser.add_argument("--share", type=float, default=0.4, help="rollout.vllm.memory_share")
+    parser.add_argument("--set", action="append", default=[], help="any other parameter")
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--profile", type=Path, help="a trace of the last step, for chrome://tracing")
+    parser.add_argument("--role", choices=["torch", "vllm"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.toy:
+        vars(given).update(TOY)
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    if given.role:
+        run(given)
+        return
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu and not given.toy:
+        sys.exit("error: torch finds no GPU; --toy runs a small model on the CPU")
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, load {os.getloadavg()[0]:.1f}")
+    print(f"{given.prompts} prompts x {given.samples} responses x {given.tokens} tokens\n")
+    print(f"{'':<8}" + "".join(f"{column:>12}" for column in COLUMNS))
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), given.toy)
+        for engine in given.engines:
+            command = [sys.executable, __file__, "--role", engine, "--folder", folder, *sys.argv[1:]]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                sys.exit(done.returncode)
+            show(engine, json.loads(done.stdout.splitlines()[-1]), name)
+
+
+def show(engine: str, told: dict[str, float], device: str) -> None:
+    nominal = next((rate for kind, rate in NOMINAL.items() if kind in device), None)
+    of_maker = f"{told['flops'] / nominal:.1%}" if nominal else "unknown"
+    row = (
+        f"{told['step']:.2f}", f"{told['rollout']:.2f}", f"{told['sampled']:,.0f}", f"{told['sync']:.2f}",
+        f"{told['update']:.2f}", f"{told['trained']:,.0f}", f"{told['flops'] / told['peak_flops']:.1%}",
+        of_maker, f"{told['planned']:.2f} GiB", f"{told['measured']:.2f} GiB",
+    )  # fmt: skip
+    print(f"{engine:<8}" + "".join(f"{value:>12}" for value in row), flush=True)
+    print(f"{'':<8}canary {told['canary']:.2g}, alignment {told['alignment']:.5f}, largest planned phase: "
+          f"{told['phase']}", flush=True)  # fmt: skip
+
+
+def make_model(folder: Path, toy: bool) -> None:
+    """Random weights and a tokenizer of characters; most tokens of the vocabulary have no text."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from mathrl.models.base import character_tokenizer
+    from mathrl.models.shape import KNOWN, SIZES
+    from mathrl.params.run import FreshModel
+
+    kind, sizes = KNOWN["Qwen/Qwen2.5-0.5B-Instruct"]
+    chosen = dict(zip(SIZES, sizes, strict=True))
+    if toy:
+        chosen |= {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "vocab_size": 8192,
+                   "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    tokenizer = character_tokenizer(FreshModel())
+    config = AutoConfig.for_model(
+        kind, **chosen, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def run(given: argparse.Namespace) -> None:
+    import torch
+
+    from mathrl.core.metrics import JsonlSink
+    from mathrl.core.nouns import Problem
+    from mathrl.models.load import load_model, load_tokenizer
+    from mathrl.models.shape import shape_of
+    from mathrl.params.load import load_params
+    from mathrl.rewards.compose import Reward, RewardFunction
+    from mathrl.rewards.verdict import Verdict
+    from mathrl.rollout.open import training_engine
+    from mathrl.rollout.sampler import Sampler
+    from mathrl.trainers.backend import Backend, choose_device
+    from mathrl.trainers.memory import GIB, RUNTIME, plan_memory
+    from mathrl.trainers.rl import train_rl
+
+    class Chance(RewardFunction):
+        draw = random.Random(0)
+
+        def score(self, items: Any) -> list[Reward]:
+            verdict = Verdict(False, None, "none", "", 0.0)
+            return [Reward(self.draw.random(), False, {}, verdict) for _ in items]
+
+    device = choose_device("auto")
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    peak_flops = matmul_rate(device)
+    params = load_params(overrides=[
+        f"model.base={{type: pretrained, path: {given.folder}}}", "model.precision=bfloat16",
+        "run.processes=1", f"prompt.max_tokens={PROMPT}", f"rl.steps={given.steps}",
+        f"rl.prompts_per_step={given.prompts}", f"rl.group_size={given.samples}",
+        f"rl.max_tokens={given.tokens}", f"rl.tokens_per_microbatch={given.micro}",
+        f"rl.gradient_checkpointing={str(given.checkpointing).lower()}", "rl.skip_zero_variance=false",
+        "rl.optimizer.type=adamw", "rl.lr=1e-6", "rl.ema=null", "rl.kl_coef=0", "rl.eval_every=0",
+        "rl.checkpoint_every=1000000", f"rollout.engine={given.role}",
+        f"rollout.max_sequences={given.prompts * given.samples}", f"rollout.vllm.memory_share={given.share}",
+        f"rollout.vllm.max_model_length={PROMPT + given.tokens}", *given.set,
+    ])  # fmt: skip
+    tokenizer = load_tokenizer(given.folder)
+    model = load_model(given.folder, params.model, device)
+    shape = shape_of(model.config)
+    engine = training_engine(model, given.folder, tokenizer, params.model, params.rollout, False)
+    sampler = Sampler(engine, tokenizer, params.prompt)
+    asked = [str(number % 10) * PROMPT for number in range(given.prompts * given.steps)]
+    problems = [
+        Problem(id=f"p{number}", question=text, answers=("1",), source="random", split="rl")
+        for number, text in enumerate(asked)
+    ]
+    rows: list[dict[str, Any]] = []
+    profiler = torch.profiler.profile() if given.profile else None
+
+    class Sink(JsonlSink):
+        def log(self, step: int, metrics: Any) -> None:
+            rows.append(dict(metrics))
+            if profiler is not None and step == given.steps - 1:
+                profiler.start()
+
+    with tempfile.TemporaryDirectory() as state:
+        train_rl(
+            model, sampler, problems, (), Chance({}), params.rl, 0, Backend(device, params.training),
+            Path(state), lambda resume_after: Sink(Path(state) / "metrics.jsonl"),
+        )  # fmt: skip
+    if profiler is not None:
+        profiler.stop()
+        profiler.export_chrome_trace(str(given.profile))
+        print(profiler.key_averages().table(sort_by="self_cuda_time_total" if device.type == "cuda" else
+              "self_cpu_time_total", row_limit=25), file=sys.stderr)  # fmt: skip
+    counted = rows[1:]
+    mean = {key: sum(row.get(key, 0.0) for row in counted) / len(counted) for key in counted[0]}
+    length = PROMPT + mean["response_length"]
+    attention = 6 * shape.layers * length * shape.heads * shape.head_width
+    flops = mean["trained_tokens"] * (6 * shape.parameters + attention) / mean["time/update"]
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    planned = plan_memory(shape, params, "rl", device.type, gpu_memory=float(total))
+    print(json.dumps({
+        "step": mean["time/step"], "rollout": mean["time/rollout"], "sync": mean.get("time/sync", 0.0),
+        "sampled": given.prompts * given.samples * mean["response_length"] / mean["time/rollout"],
+        "update": mean["time/update"], "trained": mean["trained_tokens"] / mean["time/update"],
+        "flops": flops, "peak_flops": peak_flops, "planned": planned.peak / GIB,
+        "phase": planned.largest_phase, "measured": measured(device, RUNTIME["cuda"]) / GIB,
+        "canary": mean.get("rollout/canary_gap", 0.0), "alignment": mean["rollout/logprob_alignment"],
+    }))  # fmt: skip
+
+
+def matmul_rate(device: Any) -> float:
+    """Operations a second of a large bfloat16 product, the best of several."""
+    import torch
+
+    size, best = (8192 if device.type == "cuda" else 1024), 0.0
+    a = torch.randn(size, size, device=device).to(torch.bfloat16)
+    for _ in range(10):
+        start = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def measured(device: Any, context: float) -> float:
+    """Bytes at the peak: all that is taken of the GPU at the end and not free, or the process's own."""
+    import torch
+
+    if device.type == "cuda":
+        # vLLM's memory does not all come through torch's allocator, torch's peak is not in the present use.
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        return max(total - free - reserved, context) + torch.cuda.max_memory_allocated(device)
+    from memory import peak_resident
+
+    return peak_resident()
+
+
+if __name__ == "__main__":
+    main()
