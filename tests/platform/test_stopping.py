@@ -90,6 +90,12 @@ def test_two_of_one_stage_at_once_is_refused(checkout: Checkout) -> None:
         assert second.returncode == 2
         assert "error: stage difficulty with these parameters and inputs is running already" in second.stderr
         assert first.poll() is None, "and the first goes on"
+        # A flow's waits, and says that it wants to be started again: DVC then has what the first made.
+        own = env | {"MATHRL_FLOW_RUN": "a flow"}
+        third = subprocess.Popen(command, cwd=checkout.folder, env=own, text=True, stderr=subprocess.PIPE)
+        assert third.stderr is not None
+        assert any("another run makes the same; waiting for it" in line for line in third.stderr)
+        assert third.wait(timeout=60) == 75
     finally:
         first.kill()
         first.wait()
