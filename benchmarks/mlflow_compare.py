@@ -82,12 +82,13 @@ def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     process = subprocess.Popen([sys.executable, "-m", *_mlflow(port, "127.0.0.1")], env=env, stdout=log,
                                stderr=log, start_new_session=True)  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-    for _ in range(300):
+    for _ in range(600):
         try:
             urllib.request.urlopen(f"{url}/health", timeout=1).close()
             return process, url
         except OSError:
             time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGTERM)
     raise SystemExit((folder / "server.log").read_text())
 
 
