@@ -17,7 +17,8 @@ from parameter_reference import parameter_reference
 
 ROOT = Path(__file__).parents[1]
 HEADING = "\n## The house\n"
-CELL_CODE = re.compile(r"(<td[^>]*>)(.*?)(?=</td>)", re.S), re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+CELL = re.compile(r"<t([dh])[^>]*>.*?(?=</t\1>)", re.S)
+NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)[^<]+$")
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 SHOWN = "repository"  # the folder of the site with the files of the repository that pages link to
 
@@ -63,13 +64,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Long names in tables may break after a point, an underscore or a stroke, so that a phone shows them."""
-    cell, code = CELL_CODE
 
-    def breakable(found: "re.Match[str]") -> str:
-        inside = code.sub(lambda name: re.sub(r"([._/=])(?=\w)", r"\1<wbr>", name.group()), found.group(2))
-        return found.group(1) + inside
+    def name(found: "re.Match[str]") -> str:
+        return re.sub(r"([._/=])(?=\w)", r"\1<wbr>", found.group())
 
-    return cell.sub(breakable, output)
+    return CELL.sub(lambda cell: NAME.sub(name, cell.group()), output)
 
 
 def from_readme(text: str, page: str) -> str:
