@@ -83,10 +83,14 @@ class Live:
             self._try(lambda: link_run(record, self.stage))
 
     def _try(self, send: Callable[[], Any]) -> None:
-        """A server that does not answer costs the picture of the progress, never the stage."""
+        """A server that does not answer costs the picture of the progress, never the stage.
+
+        It is asked no more: each of the client's attempts takes minutes, and the stage's end would wait.
+        """
+        if self.silent:
+            return
         try:
             send()
         except (HTTPError, PrefectException) as error:
-            if not self.silent:
-                get_run_logger().warning("%s: its progress cannot be shown: %s", self.stage, error)
+            get_run_logger().warning("%s: its progress cannot be shown: %s", self.stage, error)
             self.silent = True

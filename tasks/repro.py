@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
+from httpx import HTTPError
+
 from mathrl.core.errors import UserError
 from mathrl.core.places import home, state_root, tracking_uri
 
@@ -178,8 +180,16 @@ def _mend_locks(workspace: Path) -> None:
 
 @contextmanager
 def running(repro: Repro) -> Iterator[Repro]:
-    """End the child whatever happens to the parent: success, failure, cancellation."""
+    """End the child whatever happens to the parent: success, failure, cancellation.
+
+    A Prefect server that no longer answers is none of these: the child goes on to its end, so that what it
+    makes is kept.
+    """
     try:
         yield repro
+    except HTTPError:
+        print("Prefect's server does not answer: the stages end by themselves", file=sys.stderr, flush=True)
+        repro.process.wait()
+        raise
     finally:
         repro.stop()

@@ -62,7 +62,16 @@ def call_flow(module: str, name: str | None = None, **given: Any) -> str:
     with own_server() as ready:
         flow = getattr(importlib.import_module(f"flows.{module}"), name or module)
         ready()
-        return str(flow(**given))
+        from httpx import HTTPError  # Prefect's, which is loaded by now
+
+        try:
+            return str(flow(**given))
+        except HTTPError as error:
+            raise UserError(
+                f"Prefect's server stopped answering ({error}): the stages went on to their end and what "
+                "they made is kept; start the server (`mathrl ui`), or none, and run the same command again "
+                "for the report"
+            ) from None
 
 
 def dry(stage: str, preset: str | None, overrides: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,58 @@ def test_the_flow_says_at_once_that_the_tracking_server_is_down(checkout: Checko
     done = checkout.mathrl("run", "rl", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert "http://127.0.0.1:9 does not answer" in done.stderr
     assert (checkout.folder / "models" / "rl").is_dir()
+
+
+@pytest.fixture
+def prefect_server(tmp_path: Path, checkout: Checkout) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A server of its own, with its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=checkout.env | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+    def answers() -> bool:
+        try:
+            return bool(urllib.request.urlopen(f"{url}/health", timeout=2).status == 200)
+        except OSError:
+            return False
+
+    try:
+        wait_for(answers, 300, "Prefect's server")
+        yield url, server
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.mark.timeout(900)
+def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
+    checkout: Checkout, prefect_server: tuple[str, "subprocess.Popen[bytes]"]
+) -> None:
+    url, server = prefect_server
+    checkout.set_param("difficulty.yaml", "samples: 8", "samples: 9")
+    env = checkout.env | {
+        "STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1",
+    }  # fmt: skip
+    flow = subprocess.Popen(
+        [sys.executable, "-c", RUN, "run", "mix", "--allow-dirty"], cwd=checkout.folder, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        steps = checkout.home / "state"
+        wait_for(lambda: list(steps.glob("difficulty-*/checkpoint")) or flow.poll() is not None, 300,
+                 "the stage's first step")  # fmt: skip
+        os.killpg(server.pid, signal.SIGKILL)
+        output, _ = flow.communicate(timeout=500)
+    finally:
+        flow.kill()
+    assert flow.returncode in (0, 2), output
+    assert flow.returncode == 0 or "error: Prefect's server stopped answering" in output
+    assert "Traceback" not in output and "difficulty stands in" in output and "mix stands in" in output
+    again = checkout.repro("mix")
+    assert "stands in" not in again.stdout + again.stderr, "what they made is kept"
