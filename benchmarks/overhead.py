@@ -35,7 +35,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 WAYS = ("bare", "dvc", "first", "later", "small")
 # What a process is, by what its command line has; the first that fits.
-KINDS = (("mirror", "mathrl.tracking.mirror"), ("stages", "mathrl.stages."), ("prefect server", "prefect"),
+KINDS = (("mirror", "mathrl.tracking.mirror"), ("stages", "mathrl.stages."),
+         ("stages", "mathrl.rewards.worker"), ("prefect server", "prefect"),
          ("dvc", "dvc repro"), ("guard", "tasks.guard"))  # fmt: skip
 EVERY = 1.0
 
