@@ -126,12 +126,35 @@ def apply_override(values: dict[str, Any], override: str) -> str:
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:
-    """Write the sections of `after` that differ from `before`, whole, and return their names."""
+    """Write what differs in `after` from `before` beside what the files have; return the sections' names.
+
+    No defaults are written: to DVC a run with overrides then is what a checkout with such an edit is.
+    """
     old, new = before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True)
     changed = [name for name in SECTIONS if old[name] != new[name]]
     for name in changed:
-        write_text(folder / f"{name}.yaml", dump_yaml(new[name]))
+        file = folder / f"{name}.yaml"
+        written = read_yaml(file) if file.exists() else {}
+        write_text(file, dump_yaml(_with_changes(written, old[name], new[name])))
     return changed
+
+
+def _with_changes(
+    written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`written` with what is other in `new` than in `old`; a mapping with other keys as a whole.
+
+    >>> _with_changes({"lr": 1}, {"lr": 1, "steps": 2, "ema": 0.9}, {"lr": 1, "steps": 3, "ema": 0.9})
+    {'lr': 1, 'steps': 3}
+    """
+    made = dict(written)
+    for key, value in new.items():
+        before, there = old.get(key), written.get(key, {})
+        if value == before:
+            continue
+        parts = isinstance(value, Mapping) and isinstance(before, Mapping) and value.keys() == before.keys()
+        made[key] = _with_changes(there, before, value) if parts and isinstance(there, Mapping) else value
+    return made
 
 
 def dump_yaml(value: Any) -> str:

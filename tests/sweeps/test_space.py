@@ -203,7 +203,7 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     assert "models/sft: not there yet; `mathrl run mix --preset tiny` makes the usual inputs" in done.stderr
     (worktree,) = (root / "runs").iterdir()
     there = load_params(worktree / "params")
-    assert worktree.name.startswith("mix-preset_tiny") and (there.rl.lr, there.sweep.study) == (
+    assert worktree.name.startswith("mix-tiny-") and (there.rl.lr, there.sweep.study) == (
         0.0123,
         "small",
     )

@@ -143,7 +143,7 @@ def test_workers_share_a_postgresql_server(
 
 def test_a_storage_url_is_asked_for(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MATHRL_SWEEP_STORAGE", raising=False)
-    with pytest.raises(UserError, match="put a postgresql:// URL into"):
+    with pytest.raises(UserError, match="put postgresql://USER:PASSWORD@HOST:PORT/DATABASE into"):
         open_study(section(storage="environment"))
 
 
