@@ -150,10 +150,13 @@ def _with_changes(
     made = dict(written)
     for key, value in new.items():
         before, there = old.get(key), written.get(key, {})
+        maps = isinstance(value, Mapping), isinstance(before, Mapping), isinstance(there, Mapping)
         if value == before:
             continue
-        parts = isinstance(value, Mapping) and isinstance(before, Mapping) and value.keys() == before.keys()
-        made[key] = _with_changes(there, before, value) if parts and isinstance(there, Mapping) else value
+        if all(maps) and value.keys() == cast(Any, before).keys():
+            made[key] = _with_changes(there, cast(Any, before), value)
+        else:
+            made[key] = value
     return made
 
 

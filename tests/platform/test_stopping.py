@@ -98,6 +98,8 @@ def test_two_of_one_stage_at_once_is_refused(checkout: Checkout) -> None:
         assert third.stderr is not None
         assert any("another run makes the same; waiting for it" in line for line in third.stderr)
         assert third.wait(timeout=60) == 75
+        (record,) = (checkout.home / "records").glob("difficulty-*/run.json")
+        assert '"status": "finished"' in record.read_text(), "the run that Ctrl-C stopped went on"
     finally:
         first.kill()
         first.wait()
@@ -119,9 +121,9 @@ def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later
     checkout.mathrl("sync")
     after = {run["id"]: run for run in checkout.mlflow_runs()}
     new = [after[run]["tags"].get("dvc.stage", "parent") for run in after.keys() - before]
-    assert [stage for stage in new if stage != "parent"] == ["mix"]
-    resumed = [run for run in after.values() if run["tags"].get("dvc.stage") == "difficulty"]
-    assert [run["status"] for run in resumed] == ["FINISHED"], "the run that Ctrl-C stopped went on"
+    # DVC does not know what the stage made that ran without it.
+    assert sorted(stage for stage in new if stage != "parent") == ["difficulty", "mix"]
+    assert {after[run]["status"] for run in after.keys() - before} == {"FINISHED"}
     checkout.mathrl("sync")
     assert {run["id"] for run in checkout.mlflow_runs()} == set(after), "a second upload adds nothing"
 
