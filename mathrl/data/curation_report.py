@@ -8,12 +8,13 @@ from typing import Any
 
 from mathrl.core.files import write_text
 from mathrl.core.nouns import Problem
-from mathrl.data.curation import SPLITS, Curated, Plan
+from mathrl.data.curation import SPLITS, TRAINED, Curated, Plan
 from mathrl.data.grams import grams
 from mathrl.data.markdown import cell, table
-from mathrl.params.data import Curate
+from mathrl.params.data import Curate, Decontaminate
 
 EXAMPLES = 3
+CHANCE_SHARE = 0.1  # of a source, from which hits of short texts are pointed out
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 COLOURS = {"sft": "#0072B2", "rl": "#E69F00", "dev": "#CC79A7", "test": "#009E73"}
 
@@ -179,10 +180,27 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
             for b in sorted(went | stay, reverse=True)
         )
         parts += ["", *table(("share", "rows that went", "rows that stay"), shares)]
+    parts += _chance_matches(curated, how)
     if curated.too_short:
         short = len(curated.too_short)
         parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]
     return [*parts, ""]
+
+
+def _chance_matches(curated: Curated, how: Decontaminate) -> list[str]:
+    """What to look at where a tenth of a source went for evaluation texts that are short."""
+    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.share >= how.min_share}
+    went = Counter(row.problem.source for row in curated.dropped if row.problem.id in whole)
+    rows = Counter(p.source for name in TRAINED for p in curated.splits.get(name, ()))
+    rows += Counter(row.problem.source for row in curated.dropped if row.problem.split in TRAINED)
+    return [
+        f"\n**{count:,} of {rows[source]:,} rows of {source} hold a short evaluation text whole.** Where the "
+        "questions are formulas, as a generator's are, that is often chance: see `data/curated/hits.jsonl`. "
+        "Rows of your own generator need no decontamination (`curate.decontaminate=null`); duplicates go all "
+        "the same."
+        for source, count in sorted(went.items())
+        if count >= CHANCE_SHARE * rows[source]
+    ]
 
 
 def _dropped_examples(curated: Curated, seed: int) -> list[str]:

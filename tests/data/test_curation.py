@@ -280,6 +280,23 @@ def test_a_hit_of_a_small_share_is_shown_and_its_row_stays(tmp_path: Path) -> No
     assert "No hit large enough to drop a row." in text and "| 0.5 to 0.6 | 0 | 1 |" in text
 
 
+@pytest.mark.parametrize(("others", "told"), [(8, True), (30, False)])
+def test_many_hits_of_short_texts_are_pointed_out(tmp_path: Path, others: int, told: bool) -> None:
+    """A number is a gram and an operator is none: 9-4*4= stands whole in 8+9+4+4*1=."""
+    formulas = ["8+9+4+4*1=", "9-4-4+2=", *(f"{n}*7+{n}=" for n in range(100, 100 + others))]
+    train = [{"id": f"t{n}", "question": text, "answer": "1"} for n, text in enumerate(formulas)]
+    sources = [file_source(write(tmp_path, "a.jsonl", train), "rl")]
+    against = write(tmp_path, "e.jsonl", [{"id": "e", "question": "9-4*4=", "answer": "-7"}])
+    params = curate(sources=sources, decontaminate={"files": [against]})
+    planned = curation.plan(params)
+    found = curation.run(params, 0, planned)
+    assert len(found.dropped) == 2 and all(hit.whole for hit in found.hits)
+    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert ("**2 of 10 rows of source_rl hold a short evaluation text whole.**" in text) is told
+    assert ("curate.decontaminate=null" in text) is told
+
+
 def test_a_bad_row_of_a_further_evaluation_file_is_not_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}])
     against = write(

@@ -80,8 +80,11 @@ def test_only_what_others_stopped_is_started_again(tmp_path: Path, script: str, 
     (checkout / "dvc.yaml").write_text(
         f"stages:\n  one:\n    cmd: python -c '{script}'\n    always_changed: true\n"
     )
-    subprocess.run(["dvc", "init", "--no-scm", "-q"], cwd=checkout, check=True)
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    env = os.environ | {
+        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=checkout, env=env, check=True)
     repro = Repro(checkout, "one", env, lambda text: None)
     if "sleep" in script:
         repro.events.get()  # it has started

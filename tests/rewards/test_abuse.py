@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.rewards import grade
+from mathrl.rewards.exact import Refused, check_clock, start_clock, stop_clock
 from mathrl.rewards.guards import refusal
 
 BOMBS = [
@@ -129,6 +130,19 @@ def test_many_accepted_answers_do_not_add_up_the_engine_s_time() -> None:
     started = time.monotonic()
     assert not grade("\\boxed{\\int_0^1 g(x) dx}", truths).correct
     assert time.monotonic() - started < 1.5
+
+
+def test_the_time_of_others_is_not_a_comparison_s_own() -> None:
+    """The limit is processor time: what a busy machine takes away makes no right answer wrong."""
+    start_clock(0.05)
+    try:
+        time.sleep(0.1)
+        check_clock()
+        with pytest.raises(Refused, match="took too long"):
+            while True:
+                check_clock()
+    finally:
+        stop_clock()
 
 
 def test_guards_name_their_reason() -> None:
