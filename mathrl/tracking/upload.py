@@ -21,6 +21,7 @@ from mathrl.tracking.models import log_model, model_paths
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 METRICS_A_CALL = 900
+LINKED = 50  # stages that a note links
 
 
 class Upload:
@@ -199,13 +200,15 @@ class Upload:
             self._link_makers(parent, theirs, maker.info.run_id)
 
     def _describe(self, parent: str) -> None:
-        """The parent's note: a link to each stage's run, wherever it was made."""
+        """The parent's note: links to its stages' runs, wherever they were made; MLflow cuts long notes."""
         tags = self.client.get_run(parent).data.tags
         stages = {name.removeprefix("stage."): run for name, run in tags.items() if name.startswith("stage.")}
         lines = [
             f"- [{name}](#/experiments/{self.client.get_run(run).info.experiment_id}/runs/{run})"
-            for name, run in stages.items()
+            for name, run in list(stages.items())[-LINKED:]
         ]
+        if len(stages) > LINKED:
+            lines.append(f"- and {len(stages) - LINKED} more, in this run's tags `stage.*`")
         self.client.set_tag(
             parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines)
         )

@@ -125,3 +125,14 @@ def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
     ]
     assert f"#/experiments/{names['mathrl/study']}/runs/{rl}" in note
     assert question({"sweep": "demo-a1b2c3", "recipe": None}) == "sweep demo"
+
+
+def test_a_note_links_as_many_stages_as_mlflow_keeps(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mathrl.tracking.upload.LINKED", 2)
+    for n in range(4):
+        run = record("rl", {}, {f"models/{n}": f"7{n}"}, {}, recipe="study", name=f"study/lr-{n}")
+    client = connect()
+    parent = client.get_run(client.get_run(run).data.tags["mlflow.parentRunId"]).data.tags
+    assert sum(name.startswith("stage.") for name in parent) == 4
+    note = parent["mlflow.note.content"]
+    assert note.count("#/experiments/") == 2 and "and 2 more, in this run's tags `stage.*`" in note
