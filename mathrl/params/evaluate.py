@@ -1,8 +1,9 @@
 """Sections of the last stages: evaluate, register; and of the suite beside them."""
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from mathrl.params.section import Section
 
@@ -39,15 +40,33 @@ class Register(Section):
     """The registry entry."""
 
     name: str = Field(
-        "mathrl-chain", min_length=1, pattern=r"^[^/:]+$", description="Name of the registered model."
+        "mathrl-chain", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model."
     )
     alias: str = Field("candidate", min_length=1, description="Alias that the new version gets.")
+
+    @field_validator("alias")
+    @classmethod
+    def _not_past_the_gate(cls, alias: str) -> str:
+        if alias == "champion":
+            raise ValueError("champion goes through the gate: `mathrl promote NAME`; write candidate here")
+        return alias
+
+
+def _one_word(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(
+            "it becomes part of a command and of a path: write letters, digits, '_', '.' and '-', such as rl"
+        )
+    return name
+
+
+Word = Annotated[str, AfterValidator(_one_word)]
 
 
 class Suite(Section):
     """What `dvc repro suite/dvc.yaml` evaluates, a stage for each model and benchmark."""
 
-    benchmarks: tuple[str, ...] = Field(
+    benchmarks: tuple[Word, ...] = Field(
         ("test",), min_length=1, description="As in evaluate.benchmarks, each in a stage of its own."
     )
-    models: tuple[str, ...] = Field(("sft", "rl"), min_length=1, description="Folders of models/.")
+    models: tuple[Word, ...] = Field(("sft", "rl"), min_length=1, description="Folders of models/.")

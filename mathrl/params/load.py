@@ -16,6 +16,7 @@ from ruamel.yaml.error import YAMLError
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.schema import READS, Params
+from mathrl.params.section import SECRET
 
 FOLDER = Path("params")
 SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
@@ -195,11 +196,14 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
         lines = []
         for item in error.errors():
             section, *rest = (str(part) for part in item["loc"])
-            given = f", found {item['input']!r}" if item["type"] not in ("missing", "extra_forbidden") else ""
+            silent = item["type"] in ("missing", "extra_forbidden", SECRET)
+            given = "" if silent else f", found {item['input']!r}"
+            where = origin.get(section, section)
+            where = where.split(" + ")[0] if item["type"] == SECRET else where  # an override has it in it
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
                 message = f"unknown parameter{did_you_mean(rest[-1], _known_keys(item['loc']))}"
-            lines.append(f"{origin.get(section, section)}: {'.'.join(rest) or section}: {message}{given}")
+            lines.append(f"{where}: {'.'.join(rest) or section}: {message}{given}")
         raise UserError("; ".join(lines)) from None
 
 

@@ -1,10 +1,10 @@
 """The engine that samples responses: section rollout."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from mathrl.params.section import Section
+from mathrl.params.section import Section, without_login
 
 
 class Vllm(Section):
@@ -34,7 +34,9 @@ class Vllm(Section):
 class Servers(Section):
     """vLLM servers, each started by `mathrl serve`, on this machine or on others."""
 
-    urls: tuple[str, ...] = Field((), description="Such as http://127.0.0.1:8001; requests go to the idlest.")
+    urls: tuple[Annotated[str, AfterValidator(without_login)], ...] = Field(
+        (), description="Such as http://127.0.0.1:8001; requests go to the idlest."
+    )
     at_a_time: int = Field(64, ge=1, description="Requests (prompts) in flight at a server, from a process.")
     timeout_seconds: float = Field(
         600.0, gt=0, description="A server that takes longer for a request counts as dead."

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from mathrl.params.section import Section
+from mathrl.params.section import Section, without_login
 
 
 class Run(Section):
@@ -115,7 +115,9 @@ class SecondGrader(Section):
         "math_verify", description="math_verify: Math-Verify; llm: a model behind the endpoint."
     )
     share: float = Field(0.01, ge=0, le=1, description="Share of the responses that it judges too.")
-    endpoint: str | None = Field(None, description="OpenAI-compatible URL, for the type llm.")
+    endpoint: Annotated[str, AfterValidator(without_login)] | None = Field(
+        None, description="OpenAI-compatible URL, for the type llm."
+    )
     model: str | None = Field(None, description="Model name at the endpoint.")
 
 

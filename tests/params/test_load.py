@@ -55,12 +55,31 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.group_size=1", "a group of one has no advantage"),
         ("mix.components.0.count=3", "either weight or count"),
         ("run.seed=.nan", "seed"),
+        ("suite.models=[../../../x]", r"models.0: it becomes part of a command.*found '../../../x'"),
+        ("suite.models=[..]", "models.0: it becomes part of"),
+        ("suite.models=[a b]", "models.0: it becomes part of"),
+        ("suite.benchmarks=[test, $(id)]", "benchmarks.1: it becomes part of"),
+        ("register.alias=champion", "goes through the gate: `mathrl promote NAME`"),
+        ("register.name=a@b", "register.*name: String should match"),
     ],
 )
 def test_a_bad_override_is_one_sentence_that_names_it(override: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         load_params(PARAMS, overrides=[override])
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.servers.urls=[http://127.0.0.1:8001, http://me:pa55@host:8001]",
+        "reward.second_grader={type: llm, endpoint: 'http://me:pa55@host/v1', model: judge}",
+    ],
+)
+def test_an_address_with_a_password_is_refused_and_not_repeated(override: str) -> None:
+    with pytest.raises(UserError, match=r"no user or password in an address.*MATHRL_SERVE_KEY") as raised:
+        load_params(PARAMS, overrides=[override])
+    assert "pa55" not in str(raised.value)
 
 
 def test_all_errors_come_at_once_with_their_files(folder: Path) -> None:
