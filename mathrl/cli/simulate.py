@@ -9,7 +9,7 @@ from mathrl.params.load import FOLDER, did_you_mean, read_yaml
 from mathrl.params.simulate import MODES, Simulation
 from mathrl.trainers.simulate import simulate
 
-WIDTHS = (9, 10, 9, 9, 15, 7, 8)
+WIDTHS = (9, 10, 9, 9, 8, 15, 7, 8)
 
 
 def show_simulation(name: str) -> None:
@@ -19,18 +19,19 @@ def show_simulation(name: str) -> None:
         print(setup.description.strip())
     apart = setup.sampler_gpus or setup.gpus // 2
     print(
-        f"{setup.gpus} GPUs ({apart} of them sample where apart), {setup.responses:,} responses a step, mean "
-        f"{setup.lengths.mean:,.0f} tokens, at most {setup.lengths.limit:,}\n"
+        f"{setup.gpus} GPUs in {setup.nodes} nodes ({apart} of them sample where apart), {setup.responses:,} "
+        f"responses a step, mean {setup.lengths.mean:,.0f} tokens, at most {setup.lengths.limit:,}\n"
     )
-    heads = ("step s", "sample s", "train s", "waits s", "samplers busy", "stale", "speed")
+    heads = ("step s", "sample s", "train s", "waits s", "sync s", "samplers busy", "stale", "speed")
     print(" " * 16 + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
     first: float | None = None
     for mode in MODES:
         found = simulate(setup, mode)
         first = first or found.step_seconds
         print(
-            f"{mode:<16}{found.step_seconds:>9.1f}{found.generation:>10.1f}{found.training:>9.1f}{found.waiting:>9.1f}"
-            f"{found.sampler_busy:>15.0%}{found.staleness:>7.2f}{first / found.step_seconds:>7.2f}x"
+            f"{mode:<16}{found.step_seconds:>9.1f}{found.generation:>10.1f}{found.training:>9.1f}"
+            f"{found.waiting:>9.1f}{found.sync:>8.1f}{found.sampler_busy:>15.0%}{found.staleness:>7.2f}"
+            f"{first / found.step_seconds:>7.2f}x"
         )
 
 

@@ -39,16 +39,31 @@ class Trainer(Section):
     fixed_seconds: float = Field(0.0, ge=0, description="Of a step, however many GPUs (optimizer, waiting).")
 
 
+class Sync(Section):
+    """Sending the weights to the samplers: to every node over its network, there to every GPU, whole."""
+
+    weights_gb: float = Field(ge=0, description="As they are sent, in 10^9 bytes: 2 a parameter in bfloat16.")
+    between: float = Field(
+        20.0, gt=0, description="10^9 bytes a second into a node; what verl measures (docs/planning.md)."
+    )
+    within: float = Field(120.0, gt=0, description="10^9 bytes a second into a GPU, inside a node.")
+    fixed_seconds: float = Field(
+        1.0, ge=0, description="However large the weights: engines stopped, caches emptied, the next batch."
+    )
+
+
 class Simulation(Section):
     """A run at any size.
 
     Example:
-        Simulation(gpus=128, responses=8192, lengths=Lengths(mean=3000, limit=20480),
-                   sampler=Sampler(step_ms=8, sequence_ms=0.05), trainer=Trainer(tokens_per_second=3000))
+        Simulation(nodes=16, responses=8192, lengths=Lengths(mean=3000, limit=20480),
+                   sampler=Sampler(step_ms=8, sequence_ms=0.05), trainer=Trainer(tokens_per_second=3000),
+                   sync=Sync(weights_gb=15.2))
     """
 
     description: str = Field("", description="What it is, and where its numbers are from.")
-    gpus: int = Field(ge=1, description="In all.")
+    nodes: int = Field(1, ge=1, description="Machines; weights cross their network where there are several.")
+    gpus_per_node: int = Field(8, ge=1, description="GPUs of each.")
     sampler_gpus: int | None = Field(
         None, ge=1, description="Of them for sampling, where sampling and training are apart; empty: half."
     )
@@ -56,9 +71,14 @@ class Simulation(Section):
     lengths: Lengths
     sampler: Sampler
     trainer: Trainer
-    sync_seconds: float = Field(1.0, ge=0, description="Sending the weights to the sampler, a step.")
+    sync: Sync
     switch_seconds: float = Field(
         0.0, ge=0, description="Colocated: putting one engine to sleep and waking the other, a step."
+    )
+    parts: int = Field(
+        1,
+        ge=1,
+        description="Asynchronous: the trainer takes a batch in so many, each as soon as it is there.",
     )
     staleness: float = Field(
         1.0, ge=0, description="Asynchronous: batches that may be begun ahead of the one in training."
@@ -69,12 +89,18 @@ class Simulation(Section):
     steps: int = Field(12, ge=2, description="Steps to simulate; the first is not counted.")
     seed: int = Field(0, ge=0, description="Of the drawn lengths.")
 
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
     @model_validator(mode="after")
-    def _parts(self) -> "Simulation":
+    def _shares(self) -> "Simulation":
         if (self.sampler_gpus or self.gpus // 2) >= self.gpus:
-            raise ValueError("sampler_gpus must leave GPUs for training: below gpus")
+            raise ValueError("sampler_gpus must leave GPUs for training: below nodes x gpus_per_node")
         if self.gpus // 2 < self.sampler.gpus or (self.sampler_gpus or self.gpus) < self.sampler.gpus:
             raise ValueError("sampler.gpus (of one engine) is more than the GPUs for sampling")
+        if self.responses % self.parts:
+            raise ValueError("responses must be a multiple of parts")
         return self
 
 

@@ -20,7 +20,8 @@ from mathrl.params.simulate import Mode, Simulation
 
 @dataclass(frozen=True)
 class Outcome:
-    """Means a step, after the first. `waiting` is what the trainer waits for responses, in seconds.
+    """Means a step, after the first. `waiting` is what the trainer waits for responses, `sync` for the
+    weights to be sent, in seconds.
 
     `staleness` is how many updates a response's last token is behind the weights that train on it.
     """
@@ -29,6 +30,7 @@ class Outcome:
     generation: float
     training: float
     waiting: float
+    sync: float
     sampler_busy: float
     staleness: float
 
@@ -94,14 +96,25 @@ def simulate(setup: Simulation, mode: Mode) -> Outcome:
         generations.append(seconds)
         trainings.append(train_seconds(setup, sum(batch), training, scored=colocated))
         busy.append(used)
+    sync = sync_seconds(setup)
     if colocated:
-        steps = [g + t + setup.sync_seconds + setup.switch_seconds for g, t in _pairs(generations, trainings)]
-        return _outcome(steps, generations, trainings, generations, busy, 0.0)
+        steps = [g + t + sync + setup.switch_seconds for g, t in _pairs(generations, trainings)]
+        return _outcome(steps, generations, trainings, generations, sync, busy, 0.0)
     # Batch n + 1 is sampled during the training on batch n.
     pairs = list(zip(generations[1:], trainings, strict=False))
-    steps = [max(g, t) + setup.sync_seconds for g, t in pairs]
+    steps = [max(g, t) + sync for g, t in pairs]
     waits = [max(0.0, g - t) for g, t in pairs]
-    return _outcome(steps, generations, trainings, waits, busy, 1.0)
+    return _outcome(steps, generations, trainings, waits, sync, busy, 1.0)
+
+
+def sync_seconds(setup: Simulation) -> float:
+    """Of sending the weights once: over the nodes' networks (none where there is one), then to each GPU.
+
+    Every GPU takes them whole and keeps its share of them, as vLLM's load_weights does.
+    """
+    own = setup.sync
+    network = own.weights_gb / own.between if setup.nodes > 1 else 0.0
+    return network + own.weights_gb / own.within + own.fixed_seconds
 
 
 def _pairs(first: list[float], second: list[float]) -> Iterator[tuple[float, float]]:
@@ -109,7 +122,7 @@ def _pairs(first: list[float], second: list[float]) -> Iterator[tuple[float, flo
 
 
 def _outcome(
-    steps: list[float], generations: list[float], trainings: list[float], waits: list[float],
+    steps: list[float], generations: list[float], trainings: list[float], waits: list[float], sync: float,
     busy: list[float], staleness: float,
 ) -> Outcome:  # fmt: skip
     """Means; `busy` is in engine-seconds over all engines, as a share of the generation's length."""
@@ -117,15 +130,17 @@ def _outcome(
     share = float(np.mean(busy)) * float(np.mean(generations)) / step
     return Outcome(
         step, float(np.mean(generations[1:])), float(np.mean(trainings[1:])), float(np.mean(waits[1:])),
-        min(1.0, share), staleness,
+        sync, min(1.0, share), staleness,
     )  # fmt: skip
 
 
-def train_seconds(setup: Simulation, tokens: float, gpus: int, *, scored: bool = False) -> float:
-    """Of the trainer on a batch of so many response tokens; `scored`: with old log-probs of its own."""
-    everything = tokens + setup.responses * setup.lengths.prompt
+def train_seconds(
+    setup: Simulation, tokens: float, gpus: int, *, scored: bool = False, parts: int = 1
+) -> float:
+    """Of the trainer on so many response tokens, of a part of a batch; `scored`: also their old log-probs."""
+    everything = tokens + setup.responses * setup.lengths.prompt / parts
     own = setup.trainer
-    seconds = own.fixed_seconds + everything / (own.tokens_per_second * gpus)
+    seconds = own.fixed_seconds / parts + everything / (own.tokens_per_second * gpus)
     if scored and own.logprob_tokens_per_second is not None:
         seconds += everything / (own.logprob_tokens_per_second * gpus)
     return seconds
@@ -161,48 +176,59 @@ def generate(setup: Simulation, lengths: list[float], gpus: int) -> tuple[float,
 
 def _asynchronous(setup: Simulation) -> Outcome:
     sampling = setup.sampler_gpus or setup.gpus // 2
-    engines, lengths = _engines(setup, sampling), response_lengths(setup)
+    engines, lengths, sync = _engines(setup, sampling), response_lengths(setup), sync_seconds(setup)
+    wanted = setup.responses // setup.parts  # responses that the trainer takes at a time
     tokens_of: list[float] = []
     finished: list[tuple[int, float]] = []  # version of the weights at its end, tokens
-    starts: list[float] = []
+    begun: list[float] = []  # when the training of a part begins
     trainings: list[float] = []
     stale: list[float] = []
     version, now, until, draining = 0, 0.0, float("inf"), False
-    while len(starts) <= setup.steps:
+    ends = [engine.next_end() for engine in engines]
+    while len(begun) <= setup.steps * setup.parts:
         # Begin responses, in the emptiest engine first, as far ahead as staleness allows.
         ahead = int((setup.staleness + 1 + version) * setup.responses)
         while len(tokens_of) < ahead and not draining:
-            engine = min(engines, key=lambda each: len(each.running))
-            if len(engine.running) >= setup.sampler.concurrency:
+            loads = [len(engine.running) for engine in engines]
+            place = loads.index(min(loads))
+            if loads[place] >= setup.sampler.concurrency:
                 break
             tokens_of.append(next(lengths))
-            engine.join(len(tokens_of) - 1, tokens_of[-1])
+            engines[place].join(len(tokens_of) - 1, tokens_of[-1])
+            ends[place] = engines[place].next_end()
         training = until < float("inf")
-        if not training and not draining and len(finished) >= setup.responses:
-            batch, finished = finished[: setup.responses], finished[setup.responses :]
-            starts.append(now)
-            stale.append(float(np.mean([version - at for at, _ in batch])))
-            tokens = sum(tokens for _, tokens in batch)
-            trainings.append(train_seconds(setup, tokens, setup.gpus - sampling))
+        if not training and not draining and len(finished) >= wanted:
+            part, finished = finished[:wanted], finished[wanted:]
+            begun.append(now)
+            stale.append(float(np.mean([version - at for at, _ in part])))
+            tokens = sum(tokens for _, tokens in part)
+            trainings.append(train_seconds(setup, tokens, setup.gpus - sampling, parts=setup.parts))
             until = now + trainings[-1]
-        # The next thing that happens: a response ends, or the training of a batch.
-        engine = min(engines, key=Engine.next_end)
-        now = min(until, engine.next_end())
+        # The next thing that happens: a response ends, or the training of a part.
+        now = min(until, *ends)
         if now == until:
             until = float("inf")
+            if len(begun) % setup.parts:
+                continue
             for each in engines:
                 each.advance(now)
             draining = not setup.interruptible
         else:
-            engine.advance(now)
-            finished.append((version, tokens_of[engine.pop()]))
+            place = ends.index(now)
+            engines[place].advance(now)
+            finished.append((version, tokens_of[engines[place].pop()]))
+            ends[place] = engines[place].next_end()
             if not draining:
                 continue
         if not draining or not any(each.running for each in engines):
             # New weights: every engine stands still meanwhile, and goes on with what it was at.
-            version, now, draining = version + 1, now + setup.sync_seconds, False
+            version, now, draining = version + 1, now + sync, False
             for each in engines:
                 each.now = now
-    step, training_ = float(np.diff(starts)[1:].mean()), float(np.mean(trainings[1:-1]))
+            ends = [engine.next_end() for engine in engines]
+    starts = begun[:: setup.parts]
+    step = float(np.diff(starts)[1:].mean())
+    training_ = float(np.sum(trainings[setup.parts : -1])) / (len(starts) - 2)
     share = sum(engine.busy for engine in engines) / (len(engines) * now)
-    return Outcome(step, step, training_, max(0.0, step - training_), share, float(np.mean(stale[1:])))
+    staleness = float(np.mean(stale[setup.parts :]))
+    return Outcome(step, step, training_, max(0.0, step - training_ - sync), sync, share, staleness)
