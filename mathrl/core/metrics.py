@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from mathrl.core.files import read_jsonl
+from mathrl.core.files import read_jsonl, remove_leftovers, write_text
 
 TIMING_PREFIXES = ("time/", "throughput/", "system/")
 
@@ -21,7 +21,8 @@ class JsonlSink:
     """Appends {"step": 3, "at": <unix seconds>, "reward/accuracy": 0.5, …} a line to a file.
 
     With `resume_after=n`, lines past step n (logged after the last checkpoint, then lost to a kill) are
-    dropped first, so that a resumed run's file holds each step once.
+    dropped first, so that a resumed run's file holds each step once. That file is written aside: a kill or a
+    full disk meanwhile leaves the one before.
     """
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
@@ -30,7 +31,8 @@ class JsonlSink:
         kept: list[dict[str, Any]] = []
         if resume_after is not None and self.path.exists():
             kept = [row for row in _whole_rows(self.path) if row["step"] <= resume_after]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        remove_leftovers(self.path)
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": step, "at": time.time(), **{name: float(value) for name, value in metrics.items()}}

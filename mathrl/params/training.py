@@ -40,6 +40,11 @@ class Training(Section):
         ge=0,
         description="Updates whose loss or gradient is no number are skipped; after so many: an end.",
     )
+    checkpoint_minutes: float | None = Field(
+        10.0, gt=0,
+        description="A resume point at the end of a step also where the last is so old; null: every "
+        "checkpoint_every steps alone.",
+    )  # fmt: skip
     on_out_of_memory: Literal["stop", "halve"] = Field(
         "stop", description="halve: go on with micro-batches of half the tokens, to the same gradient."
     )

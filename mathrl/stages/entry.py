@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -152,10 +152,14 @@ def _run(
             try:
                 work(run)
             except BaseException as error:
-                run._note(status=_status(error), ended=time.time(), error=str(error) or type(error).__name__)
+                with suppress(OSError):  # a disk that is full already ended it
+                    run._note(
+                        status=_status(error), ended=time.time(), error=str(error) or type(error).__name__
+                    )
                 raise
+            # First: a checkpoint that outlives a finished record is resumed without the rows before it.
+            shutil.rmtree(state)
             run._note(status="finished", ended=time.time(), outputs=_digests(outputs))
-        shutil.rmtree(state)
 
 
 def _digests(outputs: list[Path]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from mathrl.trainers.ahead import Drawn, draw
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.rollouts import RolloutGroup, rollout_group
-from mathrl.trainers.stopping import StopRequest
 
 Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 
@@ -25,15 +24,14 @@ Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 class Collected:
     """`groups` are trained on; `everything` is what was sampled for them, in `rounds` rounds.
 
-    `counters` are the verifier's, of every process and round; `stopping` says that some process was asked to
-    stop; `seconds` are this process's ("generation", "reward").
+    `counters` are the verifier's, of every process and round; `seconds` are this process's ("generation",
+    "reward").
     """
 
     groups: list[RolloutGroup]
     everything: list[RolloutGroup]
     rounds: int
     counters: list[Mapping[str, float]]
-    stopping: bool
     seconds: dict[str, float]
 
 
@@ -47,7 +45,6 @@ def collect(
     params: Rl,
     backend: Backend,
     seed: int,
-    stop: StopRequest,
     first: Drawn | None = None,
 ) -> Collected:
     """The groups of one step, in the same order at every process.
@@ -61,7 +58,7 @@ def collect(
     found: list[RolloutGroup] = []
     counters: list[Mapping[str, float]] = []
     seconds = {"generation": 0.0, "reward": 0.0}
-    stopping, rounds = False, 0
+    rounds = 0
     while True:
         own_seed = derive_seed(seed, "round", rounds) if rounds else seed
         if first is None or rounds:
@@ -77,10 +74,9 @@ def collect(
         if params.advantage == "greedy":
             own = _with_greedy_baselines(own, sampler, problems, reward, judge, params, seconds)
         told = [reward.counters()] if drawn.counters is None else [drawn.counters, reward.counters()]
-        shares = backend.gather((own, stop.asked, told))
-        found += [group for share, _, _ in shares for group in share]
-        counters += [each for _, _, some in shares for each in some]
-        stopping = stopping or any(asked for _, asked, _ in shares)
+        shares = backend.gather((own, told))
+        found += [group for share, _ in shares for group in share]
+        counters += [each for _, some in shares for each in some]
         rounds += 1
         differing = [group for group in found if 0 < sum(group.correct) < len(group.correct)]
         if rounds >= params.dynamic_sampling or len(differing) >= params.prompts_per_step:
@@ -92,7 +88,7 @@ def collect(
         groups = (differing + filling)[: params.prompts_per_step]
     for group in found:
         order.observe(group.problem, sum(group.correct) / len(group.correct))
-    return Collected(groups, found, rounds, counters, stopping, seconds)
+    return Collected(groups, found, rounds, counters, seconds)
 
 
 def _with_greedy_baselines(

@@ -88,7 +88,7 @@ def fit(
     """
     learner = make_learner(model, params.optimizer, params.lr, params.steps, backend, name=title)
     stream = Stream(len(items), derive_seed(seed, f"{title} order"))
-    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
+    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest(backend)
     done, figures = 0, dict[str, float]()
     saved = checkpoints.latest()
     if saved is not None:
@@ -112,7 +112,7 @@ def fit(
                 return _gradient(learner, chosen, loss_of, backend, tokens, title)
 
             sums = halving(backend, params.tokens_per_microbatch, attempt, title)
-            row, stopping = _means(sums, chosen, backend, stop.asked)
+            row = _means(sums, chosen, backend)
             learner.update(row["loss"])
             done += 1
             row |= {
@@ -127,7 +127,8 @@ def fit(
             if metrics is not None:
                 metrics.log(done, row | {"time/step": time.perf_counter() - start})
             bar.advance(loss=row["loss"])
-            if last or stopping or done % params.checkpoint_every == 0:
+            due, stopping = stop.boundary(last or done % params.checkpoint_every == 0)
+            if due:
                 save()
             if stopping and not last:
                 raise Stopped
@@ -146,7 +147,7 @@ def evaluate(
     mine, sizes = _share(items, backend)
     found = [loss_of(micro)[1] for micro in filled(mine, sizes, params.tokens_per_microbatch)]
     model.train()
-    return list(_means(found, items, backend)[0].items())
+    return list(_means(found, items, backend).items())
 
 
 def _gradient(
@@ -170,16 +171,13 @@ def _share(items: Sequence[Item], backend: Backend) -> tuple[list[Item], list[in
     return mine, [item.group.packed_tokens for item in mine]
 
 
-def _means(
-    figures: Figures, items: Sequence[Item], backend: Backend, asked: bool = False
-) -> tuple[dict[str, float], bool]:
-    """Mean figures of the global batch, and whether a process was asked to stop."""
+def _means(figures: Figures, items: Sequence[Item], backend: Backend) -> dict[str, float]:
+    """Mean figures of the global batch."""
     weight = sum(item.weight for item in items)
     sums: dict[str, float] = {}
     for each in figures:
         for name, value in each.items():
             sums[name] = sums.get(name, 0.0) + value
-    shares = backend.gather((sums, asked))
-    names = sorted({name for each, _ in shares for name in each})
-    row = {name: sum(each.get(name, 0.0) for each, _ in shares) / weight for name in names}
-    return row, any(stopping for _, stopping in shares)
+    shares = backend.gather(sums)
+    names = sorted({name for each in shares for name in each})
+    return {name: sum(each.get(name, 0.0) for each in shares) / weight for name in names}

@@ -122,7 +122,7 @@ def train_rl(
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
     order = ProblemOrder(params.curriculum, problems, usable, params.steps * params.prompts_per_step, seed)
-    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
+    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest(backend)
     done, kl_coef, counts = 0, params.kl_coef, {"sampled": 0, "trained": 0, "exported": 0}
     dev_accuracy: float | None = None
     mismatch = 1.0  # what was warned of last
@@ -170,7 +170,7 @@ def train_rl(
                 # Sample and grade: each process its share of the prompts; then every process knows all.
                 first = ahead.take()
                 rollouts = collect(
-                    sampler, problems, prompts, order, reward, judge, params, backend, step_seed, stop, first
+                    sampler, problems, prompts, order, reward, judge, params, backend, step_seed, first
                 )
                 lag = policy.updates - first.updates if first is not None else 0
                 if not ahead.on:
@@ -258,9 +258,10 @@ def train_rl(
                 metrics.log(done, row)
             mismatch = check_mismatch(row, sampler.engine.rollout, done, mismatch)
             bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
-            if last or rollouts.stopping or done % params.checkpoint_every == 0:
+            save, stopping = stop.boundary(last or done % params.checkpoint_every == 0)
+            if save:
                 point()()
-            if rollouts.stopping and not last:
+            if stopping and not last:
                 raise Stopped
     stop.close()
     for learner in learners:

@@ -66,7 +66,7 @@ def train_sft(
         add_lora(model, params.lora, seed)
     learner = make_learner(model, params.optimizer, params.lr, params.steps, backend, name="sft")
     stream = Stream(len(demonstrations), derive_seed(seed, "sft order"))
-    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest()
+    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest(backend)
     done, tokens_seen = 0, 0
     saved = checkpoints.latest()
     if saved is not None:
@@ -106,12 +106,11 @@ def train_sft(
                 return accumulate(learner, backend, mine, sizes, tokens, spare, loss_of, "sft")
 
             losses = halving(backend, params.tokens_per_microbatch, attempt, "sft")
-            total = torch.zeros(2, device=backend.device)  # loss, and whether a stop was asked for
+            total = torch.zeros(1, device=backend.device)
             for micro_loss in losses:
-                total[0] += micro_loss
-            total[1] = float(stop.asked)
+                total += micro_loss
             backend.sum_(total)
-            loss, stopping = (float(value) for value in total)
+            loss = float(total)
             learner.update(loss)
             done += 1
 
@@ -129,7 +128,8 @@ def train_sft(
             if metrics is not None:
                 metrics.log(done, figures)
             bar.advance(loss=loss)
-            if last or stopping or done % params.checkpoint_every == 0:
+            due, stopping = stop.boundary(last or done % params.checkpoint_every == 0)
+            if due:
                 save()
             if stopping and not last:
                 raise Stopped

@@ -1,11 +1,18 @@
-"""Ending on a signal: at the next step boundary, resumable, with exit status 75, and always in seconds."""
+"""When a run writes a resume point and when it ends on a signal: at the next step boundary, resumable, with
+exit status 75, and always in seconds.
+"""
 
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
+
+import torch
+
+from mathrl.trainers.backend import Backend
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: start it again and it goes on
 SAVE_SECONDS, GRACE_SECONDS = 4.0, 8.0  # of the ten that a cluster's preemption leaves
@@ -25,14 +32,31 @@ class StopRequest:
     one is what the run goes on from, just as exactly.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, backend: Backend) -> None:
+        self.asked, self.backend, self.saved_at = False, backend, time.monotonic()
         self._before = {}
         self._save: Callable[[], None] | None = None
         self._unchanged = threading.Lock()
         if threading.current_thread() is threading.main_thread() and os.environ.get("RANK", "0") == "0":
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
+
+    def boundary(self, due: bool) -> tuple[bool, bool]:
+        """At the end of a step: whether to write a checkpoint, and whether to stop then.
+
+        A checkpoint is `due` anyway, or a process was asked to stop, or rank 0's last one is
+        `training.checkpoint_minutes` old. The same at every process; all of them call it.
+        """
+        minutes = self.backend.training.checkpoint_minutes
+        old = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
+        flags = torch.tensor([self.asked, old and self.backend.rank == 0], dtype=torch.float32)
+        flags = flags.to(self.backend.device)
+        self.backend.sum_(flags)
+        asked, late = (bool(flag) for flag in flags.tolist())
+        save = due or asked or late
+        if save:
+            self.saved_at = time.monotonic()
+        return save, asked
 
     def hold(self, save: Callable[[], None]) -> None:
         """Until `release` the run is as it was at the step boundary, which `save` writes as a checkpoint."""

@@ -1,8 +1,8 @@
 """Runs a stage that kills itself, as SIGKILL from outside would, at the n-th time of a moment of its work.
 
 FAULT=moment:n python killed_stage.py STAGE; without FAULT the stage as it is. The other ranks are copies.
-At the moment `full` it is not killed: from then on no file may be larger than 20 kB; at `slow` it samples a
-token for a minute, and the file `asleep` says so.
+At the moment `full` it is not killed: from then on no file may be larger than 20 kB, and at `rows full` none
+than 100 bytes; at `slow` rank 0 samples a token for a minute, and the file `asleep` says so.
 """
 
 import os
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 MOMENT, _, TIME = os.environ.get("FAULT", ":0").partition(":")
@@ -51,7 +52,8 @@ def after(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def slow(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*given: Any, **named: Any) -> Any:
-        if due():
+        # Rank 0 alone: when it comes here, the rows of the steps before are written.
+        if os.environ.get("RANK", "0") == "0" and due():
             Path("asleep").touch()
             time.sleep(60)
         return function(*given, **named)
@@ -71,6 +73,38 @@ def half_written(write: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def half_rewritten(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Half of what a resumed run keeps of its metrics is there when it comes."""
+
+    def wrapped(self: Path, text: str, *given: Any, **named: Any) -> Any:
+        if "metrics.jsonl" in self.name and text and due():
+            write(self, text[: len(text) // 2], *given, **named)
+            die()
+        return write(self, text, *given, **named)
+
+    return wrapped
+
+
+def half_removed(folder: Path) -> None:
+    """Of the state of a run that is through, the newest checkpoint's name is gone."""
+    max(folder.glob("checkpoints/*.json")).unlink()
+    die()
+
+
+def limit_files(size: int) -> None:
+    """Larger ones find no room from now on."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def limiting(write: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(self: Path, text: str, *given: Any, **named: Any) -> Any:
+        if "metrics.jsonl" in self.name and text and due():
+            limit_files(100)
+        return write(self, text, *given, **named)
+
+    return wrapped
+
+
 def torn_line(self: Any, step: int, metrics: Any) -> None:
     with self.path.open("a") as stream:
         stream.write('{"step": ' + str(step))
@@ -84,6 +118,7 @@ def plant() -> None:
     from mathrl.models import export
     from mathrl.rollout.decode import PackedDecoder
     from mathrl.rollout.torch_engine import CopyEngine
+    from mathrl.stages import entry
     from mathrl.trainers import checkpoint
     from mathrl.trainers.torch_learner import TorchLearner
 
@@ -108,6 +143,12 @@ def plant() -> None:
             (torn_line if due() else log)(self, step, metrics)
 
         JsonlSink.log = log_until_due  # type: ignore[method-assign]
+    elif MOMENT == "rows":  # a resumed run's metrics, less the rows after its checkpoint
+        Path.write_text = half_rewritten(Path.write_text)  # type: ignore[method-assign]
+    elif MOMENT == "state":
+        entry.shutil = SimpleNamespace(rmtree=half_removed)  # type: ignore[attr-defined]
+    elif MOMENT == "rows full":
+        Path.write_text = limiting(Path.write_text)  # type: ignore[method-assign]
     elif MOMENT == "sync":  # some of the sampler's weights are new
         sync = CopyEngine.sync
 
@@ -124,8 +165,7 @@ def plant() -> None:
 
         def save_until_due(self: Any, point: Any) -> None:
             if due():
-                limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+                limit_files(20_000)
             save(self, point)
 
         checkpoint.CheckpointFolder.save = save_until_due  # type: ignore[method-assign]
