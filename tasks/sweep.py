@@ -28,7 +28,7 @@ from tasks.naming import name_run
 from tasks.output import shower
 from tasks.repro import environment
 from tasks.slots import slot
-from tasks.workspace import Workspace, prepare
+from tasks.workspace import Workspace, in_use, prepare
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
@@ -68,7 +68,7 @@ def run_sweep(
     started = Workspace(root, params, preset, tuple(given))
     known_by = name_run("sweep", params.sweep.study, started, [])
     show = shower(f"sweep {params.sweep.study}", started)
-    with tags(*known_by), slot(show), mirroring(env, root):
+    with tags(*known_by), in_use(root), slot(show), mirroring(env, root):
         try:
             follow("compare" if compare else "run", given, root, env, show)
         finally:

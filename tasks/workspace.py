@@ -1,5 +1,6 @@
 """Where a run happens: in the checkout, or, with overrides, in a git worktree of its own under runs/."""
 
+import fcntl
 import json
 import re
 import shutil
@@ -106,18 +107,37 @@ def prepare_recipe(
 @contextmanager
 def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]:
     """Wait until no other run works in the workspace, and keep others waiting: DVC refuses the second one."""
-    file = workspace.folder / ".dvc" / "tmp" / "mathrl.lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        show(f"another run works in {workspace.folder}: waiting\n")
-        lock.acquire()
-    try:
+    with in_use(workspace.folder):
+        lock = FileLock(_locks(workspace.folder) / "mathrl.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            show(f"another run works in {workspace.folder}: waiting\n")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep the workspace from being pruned; any number of runs, sweeps too, do so at a time.
+
+    Raises:
+        UserError: it has just been pruned.
+    """
+    with (_locks(folder) / "mathrl-in-use.lock").open("a+") as mark:
+        fcntl.flock(mark, fcntl.LOCK_SH)
+        if not (folder / ".git").exists():
+            raise UserError(f"{folder} was pruned at this moment: start the run again")
         yield
-    finally:
-        lock.release()
+
+
+def _locks(folder: Path) -> Path:
+    made = folder / ".dvc" / "tmp"
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
@@ -137,9 +157,15 @@ def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(notes, key=lambda each: each[1]["made"])
 
 
-def prune(root: Path, folder: Path) -> None:
-    """Remove a worktree; what it made stays in DVC's cache."""
-    _git(root, "worktree", "remove", "--force", str(folder))
+def prune(root: Path, folder: Path) -> bool:
+    """Remove a worktree; what it made stays in DVC's cache. False where a run is at work in it: it stays."""
+    with (_locks(folder) / "mathrl-in-use.lock").open("a+") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        _git(root, "worktree", "remove", "--force", str(folder))
+    return True
 
 
 def uncommitted(root: Path) -> list[str]:
@@ -175,7 +201,21 @@ def _make_worktree(root: Path, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     _git(root, "worktree", "prune")
     _git(root, "worktree", "add", "--detach", str(folder), "HEAD")
-    write_text(folder / ".dvc" / "config.local", f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
+    _share_dvc(root / ".dvc", folder / ".dvc")
+
+
+def _share_dvc(root: Path, own: Path) -> None:
+    """The checkout's DVC configuration into the worktree's, with what is this machine's alone: the same
+    cache, remotes and credentials. Relative paths, which DVC reads from where they stand, are made to fit."""
+    from dvc.config import Config, merge  # 0.2 s, which only a new worktree pays
+
+    known = Config(str(root))
+    with Config(str(own)).edit("local") as config:
+        for level in Config.REPO_LEVELS:
+            merge(config, known.read(level))
+        config["cache"]["dir"] = known["cache"].get("dir") or str(root / "cache")
+    if (root / "config.local").exists():
+        shutil.copymode(root / "config.local", own / "config.local")
 
 
 def _name(what: str, preset: str | None, overrides: Sequence[str], known_by: object) -> str:

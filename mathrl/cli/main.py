@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from mathrl.cli.sweep import sweep
-from mathrl.core.errors import EXIT_USER_ERROR, UserError
+from mathrl.core.errors import EXIT_USER_ERROR, UserError, without_logins
 
 app = typer.Typer(
     name="mathrl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -327,5 +327,5 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_logins(str(error))}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None

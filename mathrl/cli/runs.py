@@ -20,7 +20,7 @@ def list_runs(prune: Sequence[str], promote: str | None) -> None:
     """Print every run with what it was started with; or remove some; or write one's parameters into params/.
 
     Raises:
-        UserError: no run of a name; or params/ cannot take the parameters over.
+        UserError: no run of a name; or one to be removed goes on; or params/ cannot take the parameters over.
     """
     root = main_checkout()
     known = {folder.name: (folder, note) for folder, note in runs(root)}
@@ -30,9 +30,16 @@ def list_runs(prune: Sequence[str], promote: str | None) -> None:
     if promote:
         folder, note = known[promote]
         _promote(root, folder, note)
+    busy = []
     for name in known if "all" in prune else prune:
-        remove(root, known[name][0])
-        print(f"removed {name}")
+        if remove(root, known[name][0]):
+            print(f"removed {name}")
+        else:
+            busy.append(name)
+    if busy:
+        one = len(busy) == 1
+        said = f"{', '.join(busy)} {'is' if one else 'are'} running: cancel {'it' if one else 'them'} first"
+        raise UserError(said)
     if not prune and not promote:
         for name, (_, note) in known.items():
             made = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 EXIT_USER_ERROR = 2
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OTHER_RANKS_WAIT_SECONDS = 5.0
+LOGIN = re.compile(r"(?<=://)[^\s/?#]*@")  # of an address: user and password, up to the last @
 
 
 class UserError(ValueError):
@@ -29,8 +31,17 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
             # Rank 0 most often meets the same error, says it, ends, and this process with it: say it once.
             time.sleep(OTHER_RANKS_WAIT_SECONDS)
         said = str(error) if isinstance(error, UserError) else _disk_full(error)
-        print(f"error: {said}", file=sys.stderr)
+        print(f"error: {without_logins(said)}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
+
+
+def without_logins(text: str) -> str:
+    """What is printed or kept of an error: libraries quote addresses with the password that stands in them.
+
+    >>> without_logins("API request to http://me:pa55@host:5000/api failed")
+    'API request to http://host:5000/api failed'
+    """
+    return LOGIN.sub("", text)
 
 
 def is_disk_full(error: Exception) -> bool:

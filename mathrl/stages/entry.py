@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.files import remove_leftovers, write_json
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.hosts import launch_on_hosts
@@ -142,7 +143,7 @@ def _run(
         every = {section: every[section] for stage in STAGES for section in READS[stage]}
         run._note(
             stage=name, name=step or name, recipe=recipe, preset=workspace_preset(), key=key,
-            status="running", pid=os.getpid(), started=time.time(), params=own,
+            status="running", pid=os.getpid(), host=socket.gethostname(), started=time.time(), params=own,
             pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=code_version(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
             prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
@@ -152,10 +153,9 @@ def _run(
             try:
                 work(run)
             except BaseException as error:
+                said = without_logins(str(error)) or type(error).__name__
                 with suppress(OSError):  # a disk that is full already ended it
-                    run._note(
-                        status=_status(error), ended=time.time(), error=str(error) or type(error).__name__
-                    )
+                    run._note(status=_status(error), ended=time.time(), error=said)
                 raise
             # First: a checkpoint that outlives a finished record is resumed without the rows before it.
             shutil.rmtree(state)

@@ -4,6 +4,7 @@ The runs of its seeds stand under it.
 """
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -37,7 +38,8 @@ class TrialRecord:
         files = (sweep.start, *sweep.data, sweep.dev, sweep.examples)
         write_json(self.folder / "run.json", {
             "stage": "trial", "name": f"{sweep.study}/t{self.number:04d}", "key": self.folder.name,
-            "status": "running", "pid": os.getpid(), "started": time.time(), "params": dict(values),
+            "status": "running", "pid": os.getpid(), "host": socket.gethostname(),
+            "started": time.time(), "params": dict(values),
             "pipeline": self.opened.tracked, "pipeline_params": {
                 **{section: every[section] for section in STAGES}, "sweep": sweep.model_dump(mode="json")
             }, "git": code_version(), "inputs": {file: digest_path(Path(file)) for file in files},

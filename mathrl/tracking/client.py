@@ -8,7 +8,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from mathrl.core.errors import UserError
+from mathrl.core.errors import UserError, without_logins
 from mathrl.core.places import home, shown, tracking_uri
 
 EXPERIMENT = "mathrl"
@@ -27,7 +27,7 @@ def connect() -> Any:
     Raises:
         UserError: the server does not answer.
     """
-    uri = tracking_uri()
+    uri = _login_apart(tracking_uri())
     check_answers(uri)
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     import mlflow  # 1.4 s: only the mirror, the registry and the doctor pay it
@@ -45,7 +45,7 @@ def connect() -> Any:
             "the address is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         ) from None
     except mlflow.exceptions.MlflowException as error:
-        said = str(error).replace(uri, shown(uri))
+        said = without_logins(str(error))
         raise UserError(f"MLflow at {shown(uri)} refused: {said}; see MLFLOW_TRACKING_URI") from None
 
 
@@ -82,6 +82,17 @@ def check_answers(uri: str) -> None:
             f"MLflow at {shown(uri)} does not answer ({error.strerror or error}): start it with `make ui`, "
             "or unset MLFLOW_TRACKING_URI to track into a local file"
         ) from None
+
+
+def _login_apart(uri: str) -> str:
+    """A server's address without user and password, which go where MLflow's client looks for them, the
+    environment: its errors, and their tracebacks, quote the address."""
+    parts = urllib.parse.urlsplit(uri)
+    if not (parts.scheme in ("http", "https") and parts.username and parts.password):
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = urllib.parse.unquote(parts.username)
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = urllib.parse.unquote(parts.password)
+    return shown(uri)
 
 
 def _artifacts(uri: str) -> str | None:

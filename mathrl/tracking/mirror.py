@@ -2,27 +2,31 @@
 
 It goes on until its standard input is closed, then uploads the rest and ends. Records are the truth; what was
 uploaded is kept in each record's mirror.json, so that nothing is sent twice and what a server missed while it
-was down is sent by the next mirror. A record is locked by the mirror that has it.
+was down is sent by the next mirror. A record is locked by the mirror that has it. Where machines share the
+folder, a run that goes on is left to the mirrors of its own machine, which alone see whether it lives.
 """
 
 import json
 import logging
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from mathrl.core.errors import UserError
+from mathrl.core.errors import UserError, without_logins
 from mathrl.core.files import write_json
 from mathrl.core.places import home
 from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.upload import Upload, question
 
 EVERY_SECONDS = 1.0
+AWAY_SECONDS = 24 * 3600.0  # another machine's run whose record has not changed for so long counts as killed
 
 
 def main() -> None:
@@ -54,34 +58,46 @@ class Mirror:
 
     def sweep(self) -> int:
         """Bring every record up to date; returns how many are now complete in MLflow."""
+        failed = False
         for record, written in self._open_records():
             try:
                 self.upload = self.upload or Upload(connect())
             except Exception as error:  # the tracker must never stop a run, whatever it raises
+                failed = True
                 self._say(error)
                 break
             try:
                 self._bring_up_to_date(record, written)
             except Exception as error:  # nor must one record keep the others back
-                self.upload = None
+                failed, self.upload = True, None
                 self._say(error)
+        self.said = failed  # what goes wrong after all went well is said again
         return len(self.done)
 
     def _say(self, error: Exception) -> None:
         if not self.said:
-            print(f"tracking: {error}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            print(
+                f"tracking: {without_logins(said)}; the run goes on, `mathrl sync` uploads later",
+                file=sys.stderr,
+            )
         self.said = True
 
     def _open_records(self) -> Iterator[tuple[Path, int]]:
         times = {file: file.stat().st_mtime_ns for file in self.records.glob("*/run.json")}
         for run in sorted(times, key=lambda file: times[file]):
             record = run.parent
-            if self.done.get(record) == times[run] or not self._mine(record):
+            if self.done.get(record) == times[run]:
                 continue  # a record is opened again when a failed run goes on
-            if _read(record / "mirror.json").get("complete") == _read(run).get("started"):
-                self._finish(record, times[run])
+            facts = _read(run)
+            if _elsewhere(facts, record):
+                self._leave(record)
+            elif not self._mine(record):
                 continue
-            yield record, times[run]
+            elif _complete(facts, _read(record / "mirror.json")):
+                self._finish(record, times[run])
+            else:
+                yield record, times[run]
 
     def _mine(self, record: Path) -> bool:
         if record not in self.locks:
@@ -95,13 +111,22 @@ class Mirror:
 
     def _finish(self, record: Path, written: int) -> None:
         self.done[record] = written
-        self.locks.pop(record).release()
+        self._leave(record)
+
+    def _leave(self, record: Path) -> None:
+        self._unwatch(record)
+        if record in self.locks:
+            self.locks.pop(record).release()
+
+    def _unwatch(self, record: Path) -> None:
+        if record in self.machines:
+            self.machines.pop(record).finish()
 
     def _bring_up_to_date(self, record: Path, written: int) -> None:
         facts, known = _read(record / "run.json"), _read(record / "mirror.json")
-        status = facts.get("status", "running")
-        if status == "running" and not _alive(int(facts.get("pid", 0))):
-            status = "killed"
+        if _dead(facts):
+            facts = _read(record / "run.json")  # it may have ended, with a last word, since that was read
+        status = "killed" if _dead(facts) else facts.get("status", "running")
         assert self.upload is not None
         if "run_id" not in known:
             known["run_id"], known["parent"] = self.upload.start(facts, record.name)
@@ -115,17 +140,17 @@ class Mirror:
         rows, read = new_rows(record / "metrics.jsonl", read if began == facts.get("started") else 0)
         known["step"] = self.upload.metrics(known["run_id"], rows, after=known.get("step"))
         self.read[record] = facts.get("started", 0.0), read
-        if facts.get("health", {}) != known.get("health", {}):
+        # A run that goes on has said nothing of its health yet; MLflow keeps what it said before.
+        if "health" in facts and facts["health"] != known.get("health"):
             self.upload.health(known["run_id"], facts["health"])
             known["health"] = facts["health"]
         write_json(record / "mirror.json", known)
         if status == "running" and facts["stage"] != "trial" and record not in self.machines:
             self.machines[record] = _watched_machine(known["run_id"])
         if status != "running":
-            if record in self.machines:
-                self.machines.pop(record).finish()
+            self._unwatch(record)
             self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")
-            known["complete"] = facts.get("started")
+            known |= {"complete": facts.get("started"), "status": status}
             write_json(record / "mirror.json", known)
             self._finish(record, written)
 
@@ -175,6 +200,27 @@ def new_rows(file: Path, read: int) -> tuple[list[dict[str, Any]], int]:
         start = stream.tell()
         whole, newline, _ = stream.read().rpartition(b"\n")
     return [json.loads(line) for line in whole.splitlines()], start + len(whole) + len(newline)
+
+
+def _elsewhere(facts: dict[str, Any], record: Path) -> bool:
+    """Whether a run goes on at another machine, as far as its record tells."""
+    if facts.get("status") != "running" or facts.get("host", socket.gethostname()) == socket.gethostname():
+        return False
+    files = [record / name for name in ("run.json", "metrics.jsonl", "mirror.json")]
+    changed = max(file.stat().st_mtime for file in files if file.exists())
+    return time.time() - changed < AWAY_SECONDS
+
+
+def _complete(facts: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Whether MLflow has all of it; not where a run that was taken for killed has ended after all."""
+    mistaken = known.get("status") == "killed" and facts.get("status") != "running"
+    return known.get("complete") == facts.get("started") and not mistaken
+
+
+def _dead(facts: dict[str, Any]) -> bool:
+    """Whether a run that says of itself that it goes on has no process."""
+    here = facts.get("host", socket.gethostname()) == socket.gethostname()
+    return facts.get("status", "running") == "running" and not (here and _alive(int(facts.get("pid", 0))))
 
 
 def _alive(pid: int) -> bool:

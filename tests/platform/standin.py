@@ -32,7 +32,7 @@ FIGURES = {"pass_at_1": 0.5, "pass_at_1_low": 0.4, "pass_at_1_high": 0.6, "pass_
            "samples": 8, "truncated_share": 0.0,
            "no_answer_share": 0.1, "by_level": {}, "by_subject": {}}  # fmt: skip
 
-FINDING = {"rule": "truncated", "colour": "yellow", "first": 5, "last": 6, "evidence": "10 % | cut off",
+FINDING = {"rule": "truncated", "colour": "yellow", "first": 2, "last": 3, "evidence": "10 % | cut off",
            "cause": "no room", "remedy": "more room"}  # fmt: skip
 RESPONSE = {"problem_id": "p1", "benchmark": "test", "question": "1+1=", "answers": ["2"], "extracted": "2",
             "response": "<script>document.title='run'</script>", "sample": 0, "length": 2, "truncated": False,
@@ -60,6 +60,8 @@ def work(run: StageRun) -> None:
             sink.log(step, {"loss": 1 / step, "reward/accuracy": step / 10, "odd@name": 1.0})
             bar.advance()
             (run.state / "checkpoint").write_text(f"step {step}")
+            if step == 3 and STAGE == "rl":  # a resumed run has not said anything of it
+                run.health({"colour": "yellow", "steps": 3, "findings": [FINDING]})
             if step == 3 and misbehaves("FAIL"):
                 raise UserError(f"{STAGE}: made to fail; take STANDIN_FAIL away")
             time.sleep(1.0 if misbehaves("SLOW") else 0)
@@ -85,8 +87,6 @@ def work(run: StageRun) -> None:
             write_jsonl(folder / "responses.jsonl", responses)
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")
-    if STAGE == "rl":
-        run.health({"colour": "yellow", "steps": 6, "findings": [FINDING]})
     run.summary({"loss": 0.1})
 
 

@@ -1,8 +1,13 @@
 """The flow, `dvc repro` and MLflow together, on one checkout; each test goes on from the one before."""
 
+import base64
 import contextlib
+import http.server
 import json
 import sqlite3
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +64,54 @@ def test_a_secret_of_the_environment_is_written_nowhere(checkout: Checkout) -> N
     assert found == []
 
 
+@pytest.fixture
+def broken_mlflow() -> Iterator[tuple[int, list[str | None]]]:
+    """The port of a server that knows the experiment and says nothing to any other question; the logins that
+    it was shown."""
+    logins: list[str | None] = []
+
+    class Broken(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            logins.append(self.headers["authorization"])
+            if "/experiments/get-by-name" not in self.path:
+                return
+            said = json.dumps({"experiment": {"experiment_id": "1", "name": "mathrl"}}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_POST = do_GET
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port, logins
+        server.shutdown()
+
+
+def test_a_password_in_the_address_of_mlflow_stands_in_no_error(
+    checkout: Checkout, broken_mlflow: tuple[int, list[str | None]], tmp_path: Path
+) -> None:
+    port, logins = broken_mlflow
+    done = checkout.run(
+        sys.executable, "-m", "mathrl.stages.register", ok=False, MATHRL_HOME=str(tmp_path),
+        MLFLOW_TRACKING_URI=f"http://me:{PLANTED}%21@127.0.0.1:{port}", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
+    )  # fmt: skip
+    assert done.returncode == 1
+    said = f"API request to http://127.0.0.1:{port}/api/2.0/mlflow/"
+    assert f"tracking: MlflowException: {said}" in done.stderr, "the mirror's"
+    (record,) = tmp_path.glob("records/register-*/run.json")
+    facts = json.loads(record.read_text())
+    assert facts["status"] == "failed" and facts["error"].startswith(said)
+    assert PLANTED not in done.stdout + done.stderr
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file for file in files if PLANTED.encode() in file.read_bytes()] == []
+    assert set(logins) == {"Basic " + base64.b64encode(f"me:{PLANTED}!".encode()).decode()}
+
+
 def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert "up to date" in checkout.repro().stdout
     assert "up to date" in checkout.repro("controls/dvc.yaml:controls").stdout
@@ -107,7 +160,7 @@ def test_the_metrics_of_a_run_are_those_of_its_record_once_each(checkout: Checko
     assert [(each.step, each.value) for each in history] == [(step, step / 10) for step in range(1, 7)]
     assert rl["metrics"]["odd_at_name"] == 1.0
     assert rl["tags"]["health"] == "yellow"
-    assert rl["tags"]["health.truncated"] == "step 5 to 6: 10 % | cut off; cause: no room"
+    assert rl["tags"]["health.truncated"] == "step 2 to 3: 10 % | cut off; cause: no room"
     files = {file.path for file in rl["client"].list_artifacts(rl["id"])}
     assert {"rl_curve.png", "examples_table.json"} <= files
     table = rl["client"].download_artifacts(rl["id"], "examples_table.json", str(checkout.home))
@@ -275,7 +328,7 @@ def test_a_failed_stage_is_one_sentence_and_resumes_its_own_run(checkout: Checko
     assert len(failed) == 1 and "made to fail" in failed[0]["tags"]["mathrl.error"]
     checkout.mathrl("run", "rl")
     resumed = next(run for run in runs_by_name(checkout)["rl"] if run["id"] == failed[0]["id"])
-    assert resumed["status"] == "FINISHED"
+    assert resumed["status"] == "FINISHED" and resumed["tags"]["health"] == "yellow"
     history = resumed["client"].get_metric_history(resumed["id"], "loss")
     assert [each.step for each in history] == [1, 2, 3, 4, 5, 6], "each step once, over both runs"
     assert not list((checkout.home / "state").glob("rl-*/")), "state is removed on success"

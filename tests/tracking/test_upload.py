@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.cli.ui import _store
-from mathrl.core.errors import UserError
+from mathrl.core.errors import UserError, without_logins
 from mathrl.core.places import tracking_uri
 from mathrl.sweeps.storage import _url
 from mathrl.tracking.client import check_answers, connect, shown
@@ -26,6 +26,11 @@ def test_a_password_is_never_shown() -> None:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
     assert "make ui" in str(caught.value)
+
+
+def test_a_password_is_taken_out_of_what_libraries_say() -> None:
+    said = "API request to https://me:p@55@host:5000/api?x=a@b failed; see http://h/a@b and postgresql://h/d"
+    assert without_logins(said) == said.replace("me:p@55@", "")
 
 
 def test_a_postgresql_address_names_the_driver_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

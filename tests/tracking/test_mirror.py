@@ -1,0 +1,141 @@
+"""Records as they come to stand: resumed, another machine's, ended while they are looked at."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from mathrl.core.files import write_json
+from mathrl.tracking import mirror as module
+from mathrl.tracking.client import connect
+from mathrl.tracking.mirror import Mirror
+
+FINDING = {"rule": "truncated", "first": 2, "last": 3, "evidence": "10 %", "cause": "no room"}
+HEALTH = {"colour": "yellow", "findings": [FINDING]}
+NAME = "rl-k-1"
+
+
+@pytest.fixture
+def record(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty record of a home of its own."""
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(module, "_watched_machine", lambda run_id: Unwatched())  # ten seconds a sample
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    folder = tmp_path / "records" / NAME
+    (folder / "artifacts").mkdir(parents=True)
+    return folder
+
+
+class Unwatched:
+    def finish(self) -> None:
+        pass
+
+
+def say(record: Path, status: str, started: float, **more: Any) -> None:
+    """What the stage writes of itself."""
+    ended = {} if status == "running" else {"ended": started + 1}
+    write_json(record / "run.json", {
+        "stage": "rl", "name": "rl", "key": "k", "status": status, "started": started, "params": {},
+        "pid": os.getpid(), "host": socket.gethostname(), "pipeline": "p", "pipeline_params": {}, "git": {},
+        "inputs": {}, "outputs": {}, **ended, **more,
+    })  # fmt: skip
+
+
+def gone() -> int:
+    """The id of a process that has ended."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+def status() -> str:
+    found = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+    assert len(found) <= 1
+    return found[0].info.status if found else "none"
+
+
+def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
+    record: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mirror = Mirror()
+    say(record, "running", 1.0, health=HEALTH)
+    mirror.sweep()
+    say(record, "stopped", 1.0, health=HEALTH)
+    mirror.sweep()
+    assert status() == "KILLED"
+    say(record, "running", 2.0)
+    mirror.sweep()
+    assert status() == "RUNNING"
+    say(record, "stopped", 2.0)
+    assert mirror.sweep() == 1 and status() == "KILLED"
+    (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+    assert run.data.tags["health"] == "yellow"
+    assert capfd.readouterr().err == ""
+
+
+def test_what_goes_wrong_after_all_went_well_is_said_again(
+    record: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mirror, wrong = Mirror(), {"rows": "of no"}
+    for started in (1.0, 2.0):
+        for _ in range(2):
+            say(record, "running", started, health=wrong)
+            mirror.sweep()
+        say(record, "running", started)
+        mirror.sweep()
+    said = capfd.readouterr().err
+    assert said.count("tracking: KeyError: 'colour'; the run goes on, `mathrl sync` uploads later") == 2, said
+
+
+def test_a_run_of_another_machine_is_left_to_it_until_it_ends(record: Path) -> None:
+    mirror, other = Mirror(), {"host": "another-machine", "pid": gone()}
+    say(record, "running", 1.0, **other)
+    mirror.sweep()
+    assert status() == "none"
+    with FileLock(record / ".lock", timeout=0):  # its own mirror can have it
+        pass
+    say(record, "finished", 1.0, **other)
+    mirror.sweep()
+    assert status() == "FINISHED"
+
+
+def test_another_machines_run_that_was_silent_for_a_day_is_killed_unless_it_ends_after_all(
+    record: Path,
+) -> None:
+    other = {"host": "another-machine", "pid": gone()}
+    say(record, "running", 1.0, **other)
+    yesterday = time.time() - module.AWAY_SECONDS - 1
+    os.utime(record / "run.json", (yesterday, yesterday))
+    assert Mirror().sweep() == 1 and status() == "KILLED"
+    say(record, "finished", 1.0, **other)
+    assert Mirror().sweep() == 1 and status() == "FINISHED"
+    assert Mirror().sweep() == 1
+
+
+def test_a_run_that_ends_while_its_record_is_read_was_not_killed(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(record, "running", 1.0, pid=gone())
+
+    def alive(pid: int) -> bool:  # the last word comes between the reading and the look at the process
+        say(record, "finished", 1.0, pid=pid)
+        return False
+
+    monkeypatch.setattr(module, "_alive", alive)
+    mirror = Mirror()
+    assert mirror.sweep() == 1 and status() == "FINISHED"
+    monkeypatch.undo()
+
+
+def test_a_run_whose_process_is_gone_was_killed(record: Path) -> None:
+    say(record, "running", 1.0, pid=gone())
+    assert Mirror().sweep() == 1 and status() == "KILLED"
+    say(record, "running", 2.0)
+    assert Mirror().sweep() == 0 and status() == "RUNNING", "it goes on"
