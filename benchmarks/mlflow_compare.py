@@ -30,6 +30,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 METRICS = ("reward/accuracy", "reward/overall", "response_length", "entropy", "actor_loss", "grad_norm")
+CHARTS = ("compareRunsMode=CHART&workflowType=machine_learning&orderByAsc=false"
+          "&orderByKey=metrics.%60final%2Fdev%2Faccuracy%60")  # fmt: skip
 # Chromium as root in a container, and without calls home.
 FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--no-first-run", "--disable-default-apps"]  # fmt: skip
@@ -143,12 +145,14 @@ def look(url: str, folder: Path, only: list[str]) -> None:
     many = json.dumps(runs, separators=(",", ":"))
     pages = {
         "table": (f"/#/experiments/{place}/runs", "[role=row]"),
-        "chart view": (f"/#/experiments/{place}/runs?compareRunsMode=CHART", ".js-plotly-plot .main-svg"),
+        "chart view": (f"/#/experiments/{place}/runs?{CHARTS}", ".js-plotly-plot .main-svg"),
         "compare": (f'/#/compare-runs?runs={many}&experiments=["{place}"]', ".js-plotly-plot .main-svg"),
     }  # fmt: skip
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = chromium.new_page(viewport={"width": 1600, "height": 1200})
+        answered = [0.0]
+        page.on("response", lambda _: answered.append(time.perf_counter()))
         page.goto(f"{url}{pages['table'][0]}")
         page.wait_for_selector("[role=row]", timeout=120_000)
         for name, (path, drawn) in pages.items():
@@ -157,8 +161,9 @@ def look(url: str, folder: Path, only: list[str]) -> None:
             page.goto(url + path)
             page.wait_for_selector(drawn, timeout=120_000)
             first = time.perf_counter() - began
-            page.wait_for_load_state("networkidle", timeout=120_000)
-            quiet = time.perf_counter() - began - 0.5  # playwright waits half a second without requests
+            while time.perf_counter() - answered[-1] < 2:  # some requests to elsewhere are never answered
+                page.wait_for_timeout(100)
+            quiet = max(first, answered[-1] - began)
             page.screenshot(path=folder / f"{name.replace(' ', '-')}.png")
             print(f"{name}, {len(runs)} runs: drawn in {first:.2f} s, all in {quiet:.2f} s", flush=True)
         chromium.close()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,23 @@ def run_page(record: Path, which: str = "run_id") -> str | None:
     if not uri.startswith("http") or which not in known:
         return None
     return f"{uri}/#/experiments/{known['experiment']}/runs/{known[which]}"
+
+
+def compare_page(record: Path) -> str | None:
+    """The curves of all runs of the record's stage in its experiment, best on dev first.
+
+    In MLflow's order by time runs hide under their parent, which has no curves; by a metric they do not.
+    """
+    page, stage = run_page(record), read(record / "run.json").get("stage")
+    if page is None:
+        return None
+    shown_as = {
+        "workflowType": "machine_learning", "compareRunsMode": "CHART", "orderByAsc": "false",
+        "orderByKey": "metrics.`final/dev/accuracy`",
+        "searchFilter": f"tags.`mlflow.source.name` = 'mathrl.stages.{stage}'",
+    }  # fmt: skip
+    words = urllib.parse.urlencode(shown_as, quote_via=urllib.parse.quote)
+    return f"{page.rpartition('/')[0]}?{words}"
 
 
 def link_run(record: Path, step: str) -> None:

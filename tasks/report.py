@@ -14,7 +14,7 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
-from tasks.links import artifact_key, link_run, newest_record, records_of, run_page
+from tasks.links import artifact_key, compare_page, link_run, newest_record, records_of, run_page
 
 # What each stage leaves that is worth a look.
 PICTURES = {
@@ -77,6 +77,12 @@ def link_to_mlflow(folder: Path, name: str) -> None:
     page = run_page(newest, "parent") if newest else None
     if page:
         create_link_artifact(page, key="mlflow", link_text="Run in MLflow", description=name)
+    trained = [each for step, each in records_of(str(flow_run.id or "")) if step in ("sft", "rl")]
+    curves = compare_page(trained[-1]) if trained else None
+    if curves:
+        create_link_artifact(
+            curves, key="mlflow-compare", link_text="Its curves beside those of the experiment's other runs"
+        )
 
 
 def _page(folder: Path) -> None:

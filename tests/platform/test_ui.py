@@ -204,6 +204,9 @@ def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) 
     page.goto(f"{pages}/{ids['rl']}")
     page.get_by_text("Parent run", exact=True).wait_for()
     page.get_by_text("reward/accuracy").first.wait_for()
+    (compare, *_) = servers.post("/artifacts/filter", {"artifacts": {"key": {"any_": ["mlflow-compare"]}}})
+    page.goto(compare["data"].partition("](")[2].rstrip(")"))
+    page.locator(".js-plotly-plot .main-svg").first.wait_for()  # none where runs hide under their parents
 
 
 def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Path) -> None:
