@@ -1,5 +1,6 @@
 """Is the winner better than the present parameters? Both run anew on fresh seeds, and on test for once."""
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
+from mathrl.core.hashing import digest, digest_path
 from mathrl.evaluation.responses import common_problems, read_run
 from mathrl.evaluation.side_by_side import compare_sides
-from mathrl.sweeps.objective import Failed, Run, clear, execute, rl_run
+from mathrl.sweeps.objective import Failed, Run, clear, execute, finished, rl_run
 from mathrl.sweeps.space import overrides, trial_params
 from mathrl.sweeps.study import Opened, best
 
@@ -27,7 +29,7 @@ class _Side:
 def compare(opened: Opened, stopping: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Train both on the fresh seeds, evaluate on test, test the difference; comparison.json in the folder.
 
-    What is there from an earlier call is not run again.
+    What is there from an earlier call is not run again, unless `evaluate` or the test problems have changed.
 
     Raises:
         UserError: no complete trial, or a run that failed.
@@ -67,13 +69,22 @@ def _one(opened: Opened, side: _Side, seed: int, stopping: Callable[[], bool]) -
     """The responses on test of one side's run with one fresh seed."""
     train = rl_run(opened, f"t{side.number:04d}-fresh-s{seed}", side.values, seed)
     words = _evaluation(opened, side, seed, f"{train.out}/model")
-    test = Run(opened.folder, f"t{side.number:04d}-test-s{seed}", "evaluate", words)
+    test = Run(opened.folder, f"t{side.number:04d}-test-s{seed}-{measure(opened)}", "evaluate", words)
     responses = test.out / "report" / "responses.jsonl"
     if not responses.exists():
+        if finished(train) and not (train.out / "model").exists():
+            shutil.rmtree(train.out)  # the model was removed after an earlier comparison: trained anew
         execute(train, opened, stopping, keep=True)
         execute(test, opened, stopping, keep=True)
     clear(train, keep=opened.sweep.keep_models)
     return responses
+
+
+def measure(opened: Opened) -> str:
+    """Digest of what responses depend on beside the facts of the study: `evaluate` and the test problems."""
+    only_statistics = {"benchmarks", "ks", "confidence", "resamples", "examples"}
+    evaluate = trial_params(opened.sweep, opened.present).evaluate.model_dump(exclude=only_statistics)
+    return digest([evaluate, digest_path(Path(opened.sweep.test))])[:6]
 
 
 def _evaluation(opened: Opened, side: _Side, seed: int, model: str) -> tuple[str, ...]:

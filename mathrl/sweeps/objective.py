@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optuna.trial import Trial, TrialState
+import psutil
+from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.places import home, state_root
-from mathrl.sweeps.lease import Known, give_back, renew, tree
+from mathrl.sweeps.lease import Held, Known, Lost, fenced, give_back, renew, tree
 from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
 from mathrl.sweeps.storage import STORAGE
@@ -67,43 +68,50 @@ def rl_run(opened: Opened, label: str, values: dict[str, Any], seed: int, trial:
     return Run(opened.folder, label, "rl", tuple(words), trial)
 
 
-def run_trial(opened: Opened, trial: Trial, stopping: Callable[[], bool]) -> str:
+def run_trial(opened: Opened, held: Held, stopping: Callable[[], bool]) -> str:
     """Run a claimed trial to its end and tell the study; returns a line that says what came out.
 
     Raises:
         Interrupted: `stopping` became true; the trial is left for the next claim.
+        Lost: another worker has the trial now; its trainer here is ended.
     """
+    trial = held.trial
     values = values_of(opened.sweep.space, trial.params, opened.present, trial.number)
-    trial.set_user_attr("values", values)
     record = TrialRecord(opened, trial.number)
-    record.begin(values)
+    with fenced(held):
+        trial.set_user_attr("values", values)
+        record.begin(values)
     try:
-        scores = _all_seeds(opened, trial, values, record, stopping)
-        if scores is None:
-            opened.study.tell(trial, state=TrialState.PRUNED)
-            record.end("finished", "ended early")
-            said = "ended early"
-        else:
-            mean = sum(scores) / len(scores)
-            opened.study.tell(trial, mean)
-            record.end("finished", "complete", summary={"dev/accuracy": mean})
-            said = f"dev accuracy {mean:.4f}"
+        scores = _all_seeds(opened, held, values, record, stopping)
+        with fenced(held):
+            if scores is None:
+                opened.study.tell(trial, state=TrialState.PRUNED)
+                record.end("finished", "ended early")
+                said = "ended early"
+            else:
+                mean = sum(scores) / len(scores)
+                opened.study.tell(trial, mean)
+                record.end("finished", "complete", summary={"dev/accuracy": mean})
+                said = f"dev accuracy {mean:.4f}"
     except Failed as failed:
-        trial.set_user_attr("error", str(failed)[:2000])
-        opened.study.tell(trial, state=TrialState.FAIL)
-        record.end("failed", "failed", error=str(failed))
+        with fenced(held):
+            trial.set_user_attr("error", str(failed)[:2000])
+            opened.study.tell(trial, state=TrialState.FAIL)
+            record.end("failed", "failed", error=str(failed))
         said = f"failed: {failed}"
     except Interrupted:
-        record.end("stopped", "unfinished")
-        give_back(trial)
+        with suppress(Lost), fenced(held):
+            record.end("stopped", "unfinished")
+            give_back(held)
         raise
     return f"trial {trial.number}: {said}  ({', '.join(f'{k}={v}' for k, v in values.items())})"
 
 
 def _all_seeds(
-    opened: Opened, trial: Trial, values: dict[str, Any], record: TrialRecord, stopping: Callable[[], bool]
+    opened: Opened, held: Held, values: dict[str, Any], record: TrialRecord, stopping: Callable[[], bool]
 ) -> list[float] | None:
     """The score of every seed; None where the trial was ended early."""
+    trial = held.trial
     try:
         first = trial_params(opened.sweep, values).run.seed
     except UserError as error:
@@ -121,8 +129,9 @@ def _all_seeds(
                     continue
                 reported.add(step)
                 now = (sum(scores) + score(curve[:upto], opened.sweep.evaluations)) / (place + 1)
-                record.report(step, now)
-                trial.report(now, step)
+                with fenced(held):
+                    record.report(step, now)
+                    trial.report(now, step)
                 if trial.number and step < last and trial.should_prune():
                     return True
             return False
@@ -130,11 +139,12 @@ def _all_seeds(
         run = rl_run(
             opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.folder.name
         )
-        curve = execute(run, opened, stopping, hopeless, lambda below: renew(trial, below))
+        curve = execute(run, opened, stopping, hopeless, lambda below: renew(held, below))
         if curve is None:
             return None
         scores.append(score(curve, opened.sweep.evaluations))
-        trial.set_user_attr("scores", scores)
+        with fenced(held):
+            trial.set_user_attr("scores", scores)
     return scores
 
 
@@ -173,15 +183,17 @@ def execute(
     """Run a stage to its end, or go on with it; its dev curve, or None where `hopeless` ended it early.
 
     What ran to its end before a worker died is not run again. `hold` is called with the trainer's processes
-    when they change, and now and then.
+    when they change, now and then, and at the end.
 
     Raises:
         Interrupted: `stopping` became true; the run resumes at its next start.
+        Lost: `hold` or `hopeless` found the trial with another worker.
         Failed: it ended with an error.
     """
     for _ in range(ATTEMPTS):
         if (record := finished(run)) is None:
             code = _attempt(run, opened, stopping, hopeless, hold)
+            hold([])  # before anything is removed that may be another's
             if code is None:
                 clear(run, keep=False)
                 return None
@@ -218,7 +230,7 @@ def _attempt(
         )  # fmt: skip
     try:
         while (code := child.poll()) is None:
-            if (now := tree(child.pid)) != below or time.time() - renewed > RENEW_SECONDS:
+            if (now := tree(child.pid)) != below or abs(time.time() - renewed) > RENEW_SECONDS:
                 hold(now)
                 below, renewed = now, time.time()
             if stopping():
@@ -231,6 +243,11 @@ def _attempt(
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
         return int(code)
+    except Lost:
+        for pid, _ in tree(child.pid)[1:]:  # no last checkpoint: the folder may be the other worker's, too
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+        raise
     finally:
         assert child.stdin is not None
         child.stdin.close()  # the guard ends the trainer: SIGINT, a checkpoint, then harder

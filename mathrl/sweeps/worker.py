@@ -16,6 +16,7 @@ from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.params import load_params
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.claim import claim
+from mathrl.sweeps.lease import Lost
 from mathrl.sweeps.objective import Interrupted, run_trial
 from mathrl.sweeps.study import open_study
 
@@ -48,16 +49,20 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
     failures = 0
     while not stop.is_set():
         opened = open_study(sweep_section(overrides))  # anew: params/ may have been changed meanwhile
-        trial = claim(opened, until, stop.is_set)
-        if trial is None:
+        held = claim(opened, until, stop.is_set)
+        if held is None:
             return
+        number = held.trial.number
         try:
-            said = run_trial(opened, trial, stop.is_set)
+            said = run_trial(opened, held, stop.is_set)
             print(f"\n{said}", flush=True)  # on a line of its own, below the bar
         except Interrupted:
-            print(f"trial {trial.number}: stopped; the next `mathrl sweep run` goes on with it", flush=True)
+            print(f"trial {number}: stopped; the next `mathrl sweep run` goes on with it", flush=True)
             return
-        last = opened.study.get_trials(deepcopy=False)[trial.number]
+        except Lost as lost:
+            print(f"\ntrial {number} is no longer this worker's: {lost}", flush=True)
+            continue
+        last = opened.study.get_trials(deepcopy=False)[number]
         failures = failures + 1 if last.state == TrialState.FAIL else 0
         if failures == MOST_FAILURES:
             raise UserError(f"{MOST_FAILURES} trials in a row failed; the last: {last.user_attrs['error']}")

@@ -49,12 +49,13 @@ def then(rows: Sequence[Row], health: Health, name: str) -> float | None:
 
 
 def gain(rows: Sequence[Row], health: Health) -> float:
-    """How much accuracy rose from then to now."""
+    """How much accuracy rose from then to now; 0 where the run is too short to tell."""
     first = max(0, len(rows) - health.window - health.patience)
     dev = [row[DEV] for row in rows[first:] if DEV in row]
     if len(dev) >= 2:
         return dev[-1] - dev[0]
-    return (now(rows, health, ACCURACY) or 0.0) - (then(rows, health, ACCURACY) or 0.0)
+    before = then(rows, health, ACCURACY)
+    return 0.0 if before is None else accuracy(rows, health) - before
 
 
 def accuracy(rows: Sequence[Row], health: Health) -> float:
@@ -90,11 +91,20 @@ def loss(rows: Sequence[Row], health: Health, rl: Rl | None) -> Found | None:
 
 def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     size = health.window
-    windows = [mean(rows[end - size : end], ACCURACY) for end in range(size, len(rows) + 1, size)]
-    best = max((each for each in windows if each is not None), default=0.0)
-    if len(rows) < 2 * size or accuracy(rows, health) >= best - health.drop:
+    dev = [row[DEV] for row in rows if DEV in row]
+    falls = [("on dev", max(dev), dev[-1])] if len(dev) >= 2 else []
+    # In another order the problems become harder by design. Dev alone would be late: it is averaged weights'.
+    if rl.curriculum.order == "shuffled" and len(rows) >= 2 * size:
+        windows = [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
+        falls.append(("of the roll-outs", max(windows), accuracy(rows, health)))
+    fell = [
+        f"{where} fell from {best:.3f} to {last:.3f}"
+        for where, best, last in falls
+        if last < best - health.drop
+    ]
+    if not fell:
         return None
-    said = f"accuracy of the roll-outs fell from {best:.3f} to {accuracy(rows, health):.3f}"
+    said = f"accuracy {' and '.join(fell)}"
     entropies = mean(rows[:size], "entropy"), now(rows, health, "entropy")
     if entropies[0] is not None and entropies[1] is not None:
         said += f", entropy went from {entropies[0]:.3f} to {entropies[1]:.3f}"
@@ -106,12 +116,12 @@ def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     value = now(rows, health, "kl")
     if value is None or value <= health.kl or gain(rows, health) >= health.progress:
         return None
-    before = mean(rows[-2 * health.window : -health.window], "kl")
+    before = mean(rows[-2 * health.window : -health.window] or rows[:1], "kl")
     rising = before is not None and value > 1.5 * max(before, 0.0)
     fast = too_fast(rl, health)
     if not rising and not fast:
         return None
-    said = f"KL to the reference is {value:.3g} a token, {before or 0.0:.3g} a window ago"
+    said = f"KL to the reference is {value:.3g} a token, {before or 0.0:.3g} before"
     cause = fast or "the policy leaves the reference without becoming better"
     return said, cause, "lower the learning rate, raise rl.kl_coef or set rl.kl_controller"
 

@@ -57,8 +57,11 @@ class Place:
 
     def start(self, module: str, *words: str, **env: str) -> "subprocess.Popen[str]":
         how = ["-c", MATHRL] if module == "mathrl" else ["-m", module]
+        return self.begin([sys.executable, *how, *words], **env)
+
+    def begin(self, command: list[str], **env: str) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, *how, *words], cwd=self.folder, env=self.env | env, text=True,
+            command, cwd=self.folder, env=self.env | env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.started.append(child)

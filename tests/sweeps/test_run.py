@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from mathrl.cli.main import app
 from mathrl.params import load_params
 from mathrl.sweeps.claim import claim
-from mathrl.sweeps.lease import LEASE
+from mathrl.sweeps.compare import compare, measure
+from mathrl.sweeps.lease import LEASE, fenced
 from mathrl.sweeps.objective import run_trial
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.space import distribution
@@ -33,6 +34,10 @@ Place = Any
 pytestmark = [pytest.mark.xdist_group("sweeps"), pytest.mark.timeout(600)]
 STUDY, STEPS = "killed", 30
 TOLD = {"rl.optimizer.muon_lr": 0.02, "rl.kl_coef": 0.05}
+COMPARED = [
+    f"sweep.study={STUDY}", "sweep.seeds=2", "sweep.fresh_seeds=1", "sweep.workers=2", f"rl.steps={STEPS}",
+    "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.eval_every=2",
+]  # fmt: skip
 SWEEP = (sys.executable, "-m", "mathrl.sweeps.run", "run")
 
 
@@ -155,16 +160,13 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
         pytest.skip("the study of the test above")
     opened = read_study(STUDY)
     folder = place.home / "sweeps" / STUDY
-    words = [f"sweep.study={STUDY}", "sweep.seeds=2", "sweep.fresh_seeds=1", "sweep.workers=2",
-             f"rl.steps={STEPS}", "rl.eval_samples=1", "rl.checkpoint_every=3",
-             "rl.eval_every=2"]  # fmt: skip
-    said = place.run("mathrl.sweeps.run", "compare", *words)
+    said = place.run("mathrl.sweeps.run", "compare", *COMPARED)
     found = json.loads((folder / "comparison.json").read_text())
     assert found["winner"] == 1 and found["seeds"] == [1000] and found["problems"] == 16
     assert found["verdict"] in said and list(found["models"]) == ["present parameters", "winner"]
     tests = {json.loads(line)["id"] for line in Path("data/splits/test.jsonl").read_text().splitlines()}
     for number in (0, 1):
-        file = folder / f"t{number:04d}-test-s1000" / "report" / "responses.jsonl"
+        (file,) = folder.glob(f"t{number:04d}-test-s1000-*/report/responses.jsonl")
         assert {json.loads(line)["problem_id"] for line in file.read_text().splitlines()} == tests
         assert not (folder / f"t{number:04d}-fresh-s1000" / "model").exists()
 
@@ -177,7 +179,30 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
     assert (rl.optimizer.muon_lr, rl.kl_coef) == (0.02, 0.05)
     assert "# GRPO" in Path("params/rl.yaml").read_text()
     # A promoted winner does not change what trial 0 was: the study goes on.
-    assert open_study(sweep_section(words)).present == opened.user_attrs["mathrl"]["present"]
+    assert open_study(sweep_section(COMPARED)).present == opened.user_attrs["mathrl"]["present"]
+
+
+def test_a_comparison_is_measured_anew_where_the_measure_has_changed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place.home / "sweeps" / STUDY
+    if not (folder / "comparison.json").exists():
+        pytest.skip("the comparison of the test above")
+    monkeypatch.setenv("MATHRL_MIRROR", "none")
+    before = {file: file.stat().st_mtime_ns for file in folder.glob("*-test-*/report/responses.jsonl")}
+    evaluate = Path("params/evaluate.yaml")
+    evaluate.write_text(evaluate.read_text() + "resamples: 200\n")
+    found = compare(open_study(sweep_section(COMPARED)))
+    assert found["problems"] == 16
+    assert before == {f: f.stat().st_mtime_ns for f in folder.glob("*-test-*/report/responses.jsonl")}
+
+    # Other test problems, and nothing left of the models: they are trained again.
+    Path("fewer.jsonl").write_text("".join(Path("data/splits/test.jsonl").read_text().splitlines(True)[:9]))
+    found = compare(open_study(sweep_section([*COMPARED, "sweep.test=fewer.jsonl"])))
+    assert found["problems"] == 9
+    evaluate.write_text(evaluate.read_text() + "top_p: 0.9\n")
+    opened = open_study(sweep_section(COMPARED))
+    assert measure(opened) not in {file.parts[-3].split("-")[-1] for file in before}
 
 
 def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> None:
@@ -185,15 +210,54 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> 
     values = {"rl.prompts_per_step": [4, 6], "rl.minibatches": [2, 4]}
     space = {key: {"kind": "choice", "values": each} for key, each in values.items()}
     opened = open_study(sweep_section(["sweep.study=odd", f"sweep.space={json.dumps(space)}"]))
-    opened.study.tell(claim(opened), 0.5)  # trial 0 is not what is looked at
+    first = claim(opened)
+    assert first is not None
+    opened.study.tell(first.trial, 0.5)  # trial 0 is not what is looked at
     opened.study.enqueue_trial({"rl.prompts_per_step": 6, "rl.minibatches": 4})
-    trial = claim(opened)
-    assert trial is not None
-    said = run_trial(opened, trial, lambda: False)
+    held = claim(opened)
+    assert held is not None
+    said = run_trial(opened, held, lambda: False)
     assert "trial 1: failed: these values do not go together" in said and "multiple of minibatches" in said
     assert read_study("odd").trials[1].state == TrialState.FAIL
     write_report(opened)
     assert "Trial 1 failed: these values" in (opened.folder / "trials.md").read_text()
+
+
+FAR = """
+import socket, sys
+socket.gethostname = lambda: "far"
+from mathrl.sweeps.worker import work
+work(sys.argv[1:])
+"""
+
+
+def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.eval_samples=1"]
+    far = place.begin([sys.executable, "-c", FAR, *words])
+    opened = open_study(sweep_section(words))
+    wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
+
+    def lease() -> Any:
+        return read_study("slept").trials[0].user_attrs[LEASE]
+
+    below = wait(lambda: len(lease()["below"]) > 1 and [pid for pid, _ in lease()["below"]])
+    for pid in (far.pid, *below):
+        os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("mathrl.sweeps.lease.AWAY_SECONDS", 0.0)
+    held = claim(opened)
+    assert held is not None
+    for pid in (far.pid, *below):
+        os.kill(pid, signal.SIGCONT)
+    wait(lambda: not any(map(psutil.pid_exists, below)), 30.0)
+    assert lease()["token"] == held.token
+    with fenced(held):
+        opened.study.tell(held.trial, 0.5)
+    said = far.communicate(timeout=60)[0]
+    taken = f"trial 0 is no longer this worker's: a worker on {socket.gethostname()} has taken it over"
+    assert far.returncode == 0 and taken in said, said
+    assert read_study("slept").trials[0].value == 0.5
 
 
 def test_the_dashboard_is_served_on_loopback(place: Place) -> None:

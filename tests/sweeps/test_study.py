@@ -15,12 +15,12 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.claim import claim
-from mathrl.sweeps.lease import AWAY_SECONDS, LEASE, give_back, holder, renew, tree
+from mathrl.sweeps.lease import LEASE, Lost, fenced, give_back, holder, renew, tree
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 
@@ -51,16 +51,16 @@ def section(study: str = "s", **more: Any) -> Sweep:
 def works(sweep: Sweep, out: Path) -> None:
     """A worker without a trainer: claims, scores at once, notes which trials it had."""
     with out.open("a") as log:
-        while (trial := claim(opened := open_study(sweep))) is not None:
+        while (held := claim(opened := open_study(sweep))) is not None:
             time.sleep(0.01)
-            opened.study.tell(trial, trial.params["rl.lr"])
-            log.write(f"{trial.number}\n")
+            opened.study.tell(held.trial, held.trial.params["rl.lr"])
+            log.write(f"{held.trial.number}\n")
 
 
 def claims_and_dies(sweep: Sweep, out: Path) -> None:
-    trial = claim(open_study(sweep))
-    assert trial is not None
-    out.write_text(json.dumps([trial.number, trial.params]))
+    held = claim(open_study(sweep))
+    assert held is not None
+    out.write_text(json.dumps([held.trial.number, held.trial.params]))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -94,7 +94,67 @@ def test_workers_share_a_journal_and_survive_one_anothers_death(inputs: Path) ->
     check_workers_share_and_survive(sweep, inputs)
     assert claim(open_study(sweep)) is None
     more = claim(open_study(section(trials=13)))
-    assert more is not None and more.number == 12
+    assert more is not None and more.trial.number == 12
+
+
+def check_the_fence(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two workers that both believe they have the trial only the one that claimed it last can write."""
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "another")
+        slept = claim(open_study(sweep))
+    monkeypatch.setattr("mathrl.sweeps.lease.AWAY_SECONDS", 0.0)
+    opened = open_study(sweep)
+    held = claim(opened)
+    assert slept is not None and held is not None and held.trial.number == slept.trial.number == 0
+    with pytest.raises(Lost, match=f"a worker on {socket.gethostname()} has taken it over"):
+        renew(slept)
+    with pytest.raises(Lost), fenced(slept):
+        opened.study.tell(slept.trial, 0.1)
+    renew(held, [(1, 1.0)])
+    assert open_study(sweep).study.trials[0].user_attrs[LEASE]["token"] == held.token
+    with fenced(held):
+        opened.study.tell(held.trial, 0.7)
+    for each in (slept, held):
+        with pytest.raises(Lost, match="it is complete already"):
+            renew(each)
+    assert open_study(sweep).study.trials[0].value == 0.7
+
+
+def test_a_worker_that_lost_its_trial_writes_nothing_more(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_the_fence(section(trials=1), monkeypatch)
+
+
+def renews(sweep: Sweep, skew: float) -> None:
+    """A worker of another machine, whose clock is wrong by so many seconds."""
+    right = time.time
+    time.time, socket.gethostname = lambda: right() + skew, lambda: "another"
+    held = claim(open_study(sweep))
+    assert held is not None
+    while True:
+        renew(held)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_a_trial_of_another_machine_is_taken_when_it_is_silent_whatever_its_clock_says(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], skew: float
+) -> None:
+    sweep = section(trials=1)
+    monkeypatch.setattr("mathrl.sweeps.lease.AWAY_SECONDS", 1.5)
+    opened = open_study(sweep)
+    other = get_context("fork").Process(target=renews, args=(sweep, skew))
+    other.start()
+    while LEASE not in opened.study.get_trials()[0].user_attrs:
+        time.sleep(0.01)
+    assert claim(opened) is None, "it is alive"
+    other.kill()
+    other.join()
+    began = time.monotonic()
+    held = claim(opened)
+    assert held is not None and held.trial.number == 0 and time.monotonic() - began >= 1.5
+    assert "trial 0 is another machine's: waiting" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -132,6 +192,7 @@ def test_workers_share_a_postgresql_server(
 ) -> None:
     monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server)
     check_workers_share_and_survive(section(storage="environment"), inputs)
+    check_the_fence(section("fence", storage="environment", trials=1), monkeypatch)
     assert not list(study_folder("s").glob("journal*")), "nothing on a disk that machines would have to share"
     assert len(read_study("s", "environment").trials) == 12
     port = int(server.rsplit(":", 1)[1].split("/")[0])
@@ -149,30 +210,28 @@ def test_a_storage_url_is_asked_for(inputs: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     opened = open_study(section())
-    trial = claim(opened)
-    assert trial is not None and trial.number == 0
-    assert opened.present == {"rl.lr": 5e-4, "rl.kl_coef": 0.0} and trial.params["rl.lr"] == 5e-4
+    held = claim(opened)
+    assert held is not None and held.trial.number == 0
+    assert opened.present == {"rl.lr": 5e-4, "rl.kl_coef": 0.0} and held.trial.params["rl.lr"] == 5e-4
     assert claim(opened, until=time.time() - 1) is None
-    give_back(trial)
+    give_back(held)
     again = claim(opened, until=time.time() - 1)
-    assert again is not None and again.number == 0, "what is begun is finished, however late"
+    assert again is not None and again.trial.number == 0, "what is begun is finished, however late"
 
 
 def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> None:
-    sweep = section(trials=1)
-    opened = open_study(sweep)
-    several(1, claims_and_dies, sweep, inputs / "had")
-    trial = Trial(opened.study, opened.study.get_trials()[0]._trial_id)
+    opened = open_study(section(trials=1))
+    mine = claim(opened)
+    assert mine is not None
 
     def held() -> str:
-        return holder(opened.study.get_trials()[0])
+        return holder(opened.study.get_trials()[0], {})
 
-    assert held() == "nobody"
     sleeper = subprocess.Popen(["sleep", "60"])
-    renew(trial, tree(sleeper.pid))
+    renew(mine, tree(sleeper.pid))
     assert held() == "worker"
-    lease = trial.user_attrs[LEASE]
-    trial.set_user_attr(LEASE, {**lease, "worker": [lease["worker"][0], 1.0]})  # another's number by now
+    lease = mine.trial.user_attrs[LEASE]
+    mine.trial.set_user_attr(LEASE, {**lease, "worker": [lease["worker"][0], 1.0]})  # another's number by now
     assert held() == "trainer"
     asked: list[float] = []
 
@@ -184,11 +243,7 @@ def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> Non
         return len(asked) > 20
 
     taken = claim(opened, stopping=stopping)
-    assert taken is not None and taken.number == 0 and len(asked) in (3, 4)
-    for seconds, who in ((AWAY_SECONDS - 30, "worker"), (AWAY_SECONDS + 30, "nobody")):
-        elsewhere = {"host": "another", "worker": [1, 1.0], "below": [], "at": time.time() - seconds}
-        trial.set_user_attr(LEASE, elsewhere)
-        assert held() == who
+    assert taken is not None and taken.trial.number == 0 and len(asked) in (3, 4)
 
 
 def test_a_study_is_not_mixed_with_another(inputs: Path) -> None:
@@ -224,15 +279,15 @@ def reports(trial: optuna.trial.Trial, height: float) -> Iterator[bool]:
 def test_pruners_end_a_curve_below_the_others(inputs: Path, pruner: str) -> None:
     opened = open_study(section(pruner=pruner, startup_trials=2, trials=None, hours=1))
     for _ in range(6):
-        trial = claim(opened)
-        assert trial is not None and not any(reports(trial, 0.5))
-        opened.study.tell(trial, 0.55)
+        held = claim(opened)
+        assert held is not None and not any(reports(held.trial, 0.5))
+        opened.study.tell(held.trial, 0.55)
     ended = []
     for _ in range(6):  # Hyperband spares some, those of its bracket without a rung
-        trial = claim(opened)
-        assert trial is not None
-        ended.append(any(reports(trial, 0.1)))
-        opened.study.tell(trial, state=TrialState.PRUNED)
+        held = claim(opened)
+        assert held is not None
+        ended.append(any(reports(held.trial, 0.1)))
+        opened.study.tell(held.trial, state=TrialState.PRUNED)
     assert all(ended) if pruner == "median" else any(ended)
     kind = {"median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner}[pruner]
     assert isinstance(opened.study.pruner, kind)

@@ -8,7 +8,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from mathrl.models.packing import Group
 from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
-from mathrl.params.train import Critic, Optimizer, Rl
+from mathrl.params.train import Critic, Curriculum, Optimizer, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.backend import Backend
@@ -260,10 +260,10 @@ def test_the_probe_measures_the_kl_without_changing_the_run(train: Callable[...,
 RL = Rl()
 
 
-def colours(rows: list[dict[str, float]], **health: Any) -> dict[str, str]:
+def colours(rows: list[dict[str, float]], rl: Rl = RL, **health: Any) -> dict[str, str]:
     """The findings of made-up rows; what a row does not say is well."""
     whole = [{"step": n, "reward/accuracy": 0.5, **row} for n, row in enumerate(rows, start=1)]
-    return {name: each.colour for name, each in examine(whole, Health(**health), RL).findings.items()}
+    return {name: each.colour for name, each in examine(whole, Health(**health), rl).findings.items()}
 
 
 def rising(name: str, first: float, last: float, steps: int = 60, **others: float) -> list[dict[str, float]]:
@@ -300,6 +300,35 @@ def test_kl_and_length_are_fine_while_accuracy_rises_with_them() -> None:
     # Dev accuracy, where it is measured, is what counts: it rises, that of the roll-outs does not.
     dev = [{**row, "dev/accuracy": 0.2 + n / 200} if n % 2 else row for n, row in enumerate(length)]
     assert "length" not in colours(dev)
+
+
+def test_a_kl_that_explodes_in_the_first_steps_is_found_at_once() -> None:
+    sudden = [{"kl": 0.0}, *[{"kl": 5.0}] * 5]
+    for steps in range(2, 7):
+        assert colours(sudden[:steps]) == {"kl": "red"}, steps
+    assert colours([{"kl": 0.9}] * 6) == {}
+    learned = [{**row, "dev/accuracy": 0.2 + n / 10} for n, row in enumerate(sudden)]
+    assert colours(learned) == {}, "on dev it rises"
+
+
+def test_a_collapse_is_judged_by_dev_and_not_by_problems_that_become_harder() -> None:
+    falling = with_accuracy([{}] * 60, 0.8, 0.4)
+
+    def on_dev(first: float, last: float) -> list[dict[str, float]]:
+        dev = rising("dev/accuracy", first, last)
+        return [{**row, **(dev[n] if n % 10 == 9 else {})} for n, row in enumerate(falling)]
+
+    for order in get_args(Curriculum.model_fields["order"].annotation):
+        rl = Rl(curriculum=Curriculum(order=order))
+        assert ("collapse" in colours(falling, rl)) == (order == "shuffled"), order
+        assert ("collapse" in colours(on_dev(0.4, 0.6), rl)) == (order == "shuffled")
+        assert colours(on_dev(0.8, 0.4), rl)["collapse"] == "red"
+    steady = [{k: v for k, v in row.items() if k != "reward/accuracy"} for row in on_dev(0.8, 0.4)]
+    found = examine(
+        [{"step": n, "reward/accuracy": 0.5, **row} for n, row in enumerate(steady, 1)], Health(), RL
+    )
+    collapse = found.findings["collapse"]
+    assert collapse.first == 40 and collapse.evidence == "accuracy on dev fell from 0.739 to 0.400"
 
 
 def test_low_entropy_and_equal_groups_are_fine_near_the_maximum() -> None:
