@@ -1,5 +1,6 @@
 #!/bin/sh
 # MLflow on this machine over PostgreSQL and an S3-compatible store: mlflow/postgres-s3.sh [port]
+# Further words go to `mlflow server`; one that listens to others (mlflow/README.md) must ask for a login.
 #
 # From the environment, so that no secret is in a file of the repository:
 #   MLFLOW_POSTGRES         postgresql://USER:PASSWORD@HOST:PORT/DATABASE; the tables are made on the first start
@@ -8,12 +9,21 @@
 #   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
 # Clients need none of these: the server hands artifacts on (`pip install -e '.[s3]'` is for its machine alone).
 set -eu
+case " $* " in
+  *" --host"* | *" -h "*)
+    case " $* " in
+      *" --app-name basic-auth "*) ;;
+      *) echo "error: --host lets others change runs without a login: add --app-name basic-auth (mlflow/README.md)" >&2; exit 2 ;;
+    esac ;;
+esac
+port="${1:-5000}"
+[ $# -eq 0 ] || shift
 : "${MLFLOW_POSTGRES:?give it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE}"
 : "${MLFLOW_BUCKET:?give it as s3://BUCKET/FOLDER}"
 : "${AWS_ACCESS_KEY_ID:?the key of the artifact store}"
 : "${AWS_SECRET_ACCESS_KEY:?the secret key of the artifact store}"
 # By the environment and not as options: what is in a command line, every user of the machine can read.
 export MLFLOW_BACKEND_STORE_URI="postgresql+psycopg2://${MLFLOW_POSTGRES#postgresql://}"
-export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1
-exec python -m mlflow server --host 127.0.0.1 --port "${1:-5000}" --workers 1 \
-  --artifacts-destination "$MLFLOW_BUCKET"
+export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1 MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
+exec python -m mlflow server --host 127.0.0.1 --port "$port" --workers 1 \
+  --artifacts-destination "$MLFLOW_BUCKET" "$@"

@@ -1,9 +1,19 @@
 #!/bin/sh
 # MLflow on this machine over the sqlite file that runs without a server write to: mlflow/sqlite.sh [port]
+# Further words go to `mlflow server`; one that listens to others (mlflow/README.md) must ask for a login.
 set -eu
+case " $* " in
+  *" --host"* | *" -h "*)
+    case " $* " in
+      *" --app-name basic-auth "*) ;;
+      *) echo "error: --host lets others change runs without a login: add --app-name basic-auth (mlflow/README.md)" >&2; exit 2 ;;
+    esac ;;
+esac
+port="${1:-5000}"
+[ $# -eq 0 ] || shift
 home="${MATHRL_HOME:-$(git rev-parse --path-format=absolute --git-common-dir)/../.mathrl}"
 mkdir -p "$home/artifacts"
 home="$(cd "$home" && pwd)"
-export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1
-exec python -m mlflow server --host 127.0.0.1 --port "${1:-5000}" --workers 1 \
-  --backend-store-uri "sqlite:///$home/mlflow.db" --artifacts-destination "file://$home/artifacts"
+export MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1 MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
+exec python -m mlflow server --host 127.0.0.1 --port "$port" --workers 1 \
+  --backend-store-uri "sqlite:///$home/mlflow.db" --artifacts-destination "file://$home/artifacts" "$@"

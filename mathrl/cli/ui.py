@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,11 +13,13 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.places import home, is_loopback, main_checkout, state_root, tracking_uri
 
-HOST = "127.0.0.1"
+HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"
 START_SECONDS = 120.0
 SERVERS = "servers.json"
@@ -110,6 +113,9 @@ def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
         )
     if not Path(environment.get("MLFLOW_AUTH_CONFIG_PATH") or "-").is_file():
         raise UserError(f"--open: MLFLOW_AUTH_CONFIG_PATH names no file, so MLflow asks for no login: {how}")
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        if not environment.get(name):
+            raise UserError(f"--open: {name} is not set, so flows could not write to MLflow: {how}")
     if importlib.util.find_spec("flask_wtf") is None:
         raise UserError(
             "--open: MLflow's login needs a package: pip install -c constraints.txt 'mlflow[auth]'"
@@ -117,7 +123,7 @@ def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
 
 
 def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
-    own = HOST if host in ("0.0.0.0", "::") else host
+    own = HOST if host in EVERYWHERE else host
     login = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     return (
         os.environ
@@ -130,6 +136,8 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
             "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
             "DO_NOT_TRACK": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            # Judges of GenAI traces, eight processes of 245 MB each that nothing here gives work.
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_TRACKING_URI": f"http://{own}:{mlflow_port}",
             "MATHRL_WORKSPACE": str(root),
             "MATHRL_HOME": str(home()),
@@ -138,7 +146,29 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
             "MLFLOW_BACKEND_STORE_URI": _store(),
         }
         | ({"PREFECT_API_AUTH_STRING": login} if login else {})
+        | ({} if is_loopback(host) else _open_environment(prefect_port, mlflow_port, host))
     )
+
+
+def _open_environment(prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
+    """The names that others call the servers by: MLflow answers to no other, and Prefect's pages ask there.
+
+    What the environment says already, for a proxy or an alias, stays.
+    """
+    names = [host]
+    if host in EVERYWHERE:
+        every = [each for card in psutil.net_if_addrs().values() for each in card]
+        names = [socket.gethostname(), socket.getfqdn()]
+        names += [each.address for each in every if each.family == socket.AF_INET]
+    names = list(dict.fromkeys([*names, HOST, "localhost"]))
+    given = {
+        "PREFECT_UI_API_URL": f"http://{names[0]}:{prefect_port}/api",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:{mlflow_port}" for name in names),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{mlflow_port}" for name in names),
+        # Signs the forms of one server's life; MLflow's login does not start without.
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
+    }
+    return {name: os.environ.get(name) or value for name, value in given.items()}
 
 
 def _store() -> str:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,9 @@ import jsonschema
 import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from ruamel.yaml import YAML
+
+from mathrl.cli import ui
+from tasks import slots
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "kubernetes"
@@ -38,6 +44,20 @@ def test_the_job_template_is_prefects_with_a_volume_a_gpu_and_time_for_a_checkpo
     }
     own_pod = own["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     assert own_pod.keys() - pod.keys() == set()
+    (login,) = pod["containers"][0]["envFrom"]
+    page = (ROOT / "docs" / "platform.md").read_text()
+    assert f"kubectl create secret generic {login['secretRef']['name']} " in page
+
+
+def test_the_page_makes_the_limit_that_flows_wait_for() -> None:
+    page = (ROOT / "docs" / "platform.md").read_text()
+    (line,) = re.findall(r"^    (prefect gcl create .*?)(?: +#.*)?$", page, re.M)
+    words = shlex.split(line)
+    assert words[3:] == [slots.SLOTS, "--limit", "4"] and slots.SLOTS == ui.SLOTS
+    known = subprocess.run(
+        [sys.executable, "-m", *words[:3], "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--limit" in known.stdout and "NAME" in known.stdout
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"])

@@ -148,6 +148,20 @@ def test_the_server_says_what_it_needs() -> None:
     assert done.returncode and "MLFLOW_POSTGRES: give it as postgresql://" in done.stderr
 
 
+@pytest.mark.parametrize("script", ["sqlite.sh", "postgres-s3.sh"])
+@pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--host=0.0.0.0"], ["-h", "::"]])
+def test_a_server_for_others_asks_for_a_login(script: str, words: list[str]) -> None:
+    def said(*command: str, path: str) -> tuple[int, str]:
+        done = subprocess.run([ROOT / "mlflow" / script, *command], capture_output=True, text=True,
+                              check=False, env={"PATH": path})  # fmt: skip
+        return done.returncode, done.stderr
+
+    code, refused = said("5000", *words, path=os.environ["PATH"])
+    assert code == 2 and "add --app-name basic-auth" in refused
+    code, other = said("5000", *words, "--app-name", "basic-auth", path="/nowhere")
+    assert code and "basic-auth" not in other, "it is let through, to the next obstacle"
+
+
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
     kind: str, checkout: Checkout, request: pytest.FixtureRequest, tmp_path: Path
