@@ -11,6 +11,7 @@ from prefect.artifacts import create_link_artifact
 
 from mathrl.core.places import home, shown, tracking_uri
 
+TRAINING = "?workflowType=machine_learning"  # MLflow's pages for training, not for GenAI
 LINKED: set[Path] = set()  # records to whose runs this process has made a link
 
 
@@ -42,19 +43,19 @@ def compare_page(record: Path) -> str | None:
     if page is None:
         return None
     shown_as = {
-        "workflowType": "machine_learning", "compareRunsMode": "CHART", "orderByAsc": "false",
-        "orderByKey": "metrics.`final/dev/accuracy`",
+        "compareRunsMode": "CHART", "orderByAsc": "false", "orderByKey": "metrics.`final/dev/accuracy`",
         "searchFilter": f"tags.`mlflow.source.name` = 'mathrl.stages.{stage}'",
     }  # fmt: skip
     words = urllib.parse.urlencode(shown_as, quote_via=urllib.parse.quote)
-    return f"{page.rpartition('/')[0]}?{words}"
+    return f"{page.rpartition('/')[0]}{TRAINING}&{words}"
 
 
 def link_run(record: Path, step: str) -> None:
     """The artifact `<step>-mlflow`, once, as soon as the run is in MLflow."""
     page = None if record in LINKED else run_page(record)
     if page:
-        create_link_artifact(page, key=artifact_key(f"{step}-mlflow"), link_text=f"{step} in MLflow")
+        key = artifact_key(f"{step}-mlflow")
+        create_link_artifact(page + TRAINING, key=key, link_text=f"{step} in MLflow")
         LINKED.add(record)
 
 

@@ -14,7 +14,7 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
-from tasks.links import artifact_key, compare_page, link_run, newest_record, records_of, run_page
+from tasks.links import TRAINING, artifact_key, compare_page, link_run, newest_record, records_of, run_page
 
 # What each stage leaves that is worth a look.
 PICTURES = {
@@ -76,7 +76,7 @@ def link_to_mlflow(folder: Path, name: str) -> None:
     newest = newest_record(folder)
     page = run_page(newest, "parent") if newest else None
     if page:
-        create_link_artifact(page, key="mlflow", link_text="Run in MLflow", description=name)
+        create_link_artifact(page + TRAINING, key="mlflow", link_text="Run in MLflow", description=name)
     trained = [each for step, each in records_of(str(flow_run.id or "")) if step in ("sft", "rl")]
     curves = compare_page(trained[-1]) if trained else None
     if curves:
@@ -92,7 +92,7 @@ def _page(folder: Path) -> None:
     if record is None or file is None or not file.exists():
         return
     page = run_page(record)
-    link = f"{page}/artifacts/{file.name}" if page else file.as_uri()
+    link = f"{page}/artifacts/{file.name}{TRAINING}" if page else file.as_uri()
     create_link_artifact(link, key="report", link_text="Report of the run", description=str(file))
 
 

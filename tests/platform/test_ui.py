@@ -282,7 +282,7 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
         assert found["name"] == f"rl lr={lr} seed 3"
         assert set(found["tags"]) == {"mathrl", "stage:rl", "seed:3"}
         link = servers.artifacts(run)["rl-mlflow"]
-        mlflow_run = link.partition("](")[2].rpartition("/")[2].rstrip(")")
+        mlflow_run = link.partition("](")[2].partition("?")[0].rpartition("/")[2]
         tried = {each["id"]: each["params"].get("rl.lr") for each in servers.checkout.mlflow_runs()}
         assert float(tried[mlflow_run]) == float(lr)
     trees = servers.checkout.folder / "runs"
