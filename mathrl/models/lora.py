@@ -5,8 +5,9 @@ same model. Switched off, the model is the one that training started from: the K
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,33 @@ def adapters_off(network: Any) -> Iterator[None]:
 @torch.no_grad()
 def merged_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
     """Weights under the names they have without adapters; W + alpha / r · B A where there is one."""
+    for name, _, make in weight_parts(network):
+        yield name, make()
+
+
+def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[], Tensor]]]:
+    """Of each of `merged_weights` its name, the network's own tensors that it is made of, and what makes it.
+
+    For networks whose tensors are not all there at a time: they must be when a weight is made.
+    """
     modules = network.named_modules()
     adapted = {f"{name}.base_layer.weight": module for name, module in modules if _is_adapted(module)}
-    for name, weight in network.state_dict().items():
+    for name, weight in network.state_dict(keep_vars=True).items():
         if ".lora_" in name:
             continue
-        if name in adapted:
-            weight = weight + adapted[name].get_delta_weight(_NAME)
-        yield name.replace(".base_layer.", "."), weight
+        module = adapted.get(name)
+        parts = [weight]
+        if module is not None:
+            parts += [module.lora_A[_NAME].weight, module.lora_B[_NAME].weight]
+        yield name.replace(".base_layer.", "."), parts, partial(_merged, weight, module)
+
+
+def _merged(weight: Tensor, module: Any) -> Tensor:
+    if module is None:
+        return weight.detach()
+    with torch.no_grad():
+        delta: Tensor = module.get_delta_weight(_NAME)
+        return weight + delta
 
 
 def merged_state(network: Any) -> dict[str, Tensor]:

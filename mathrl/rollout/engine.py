@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from mathrl.core.nouns import Completion
@@ -57,11 +58,13 @@ class RolloutEngine(Protocol):
 class SyncedEngine(RolloutEngine, Protocol):
     """An engine with weights of its own, which are sent to it after each update.
 
-    `tolerance` is how far its log-probs may be from the trainer's on average, in nats. `shared` says that all
-    processes of the trainer use the same engine, so that rank 0 alone sends.
+    `tolerance` is how far its log-probs may be from the trainer's on average, in nats; `dtype` is what the
+    weights are rounded to before it computes with them. `shared` says that all processes of the trainer use
+    the same engine, so that rank 0 alone sends.
     """
 
     tolerance: float
+    dtype: torch.dtype
     shared: bool
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:

@@ -53,7 +53,8 @@ def training_engine(
     if rollout.engine == "torch":
         if ahead:
             tolerance = canary_tolerance(rollout, model, model.precision)
-            return CopyEngine(copy.deepcopy(network), tokenizer, rollout, tolerance)
+            dtype = getattr(torch, model.precision)
+            return CopyEngine(copy.deepcopy(network), tokenizer, rollout, tolerance, dtype)
         return TorchEngine(network, tokenizer, rollout)
     if rollout.engine == "vllm":
         return open_vllm(model_folder, tokenizer, model, rollout)

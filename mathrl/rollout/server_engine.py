@@ -5,7 +5,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,12 @@ class ServerEngine:
 
         threads = self.rollout.servers.at_a_time * len(self.pool.servers)
         workers = ThreadPoolExecutor(max(1, min(threads, len(prompts))))
+        seeds = request_seeds(seed, len(prompts))
         try:
-            return list(workers.map(ask, prompts, request_seeds(seed, len(prompts))))
+            asked = [workers.submit(ask, *each) for each in zip(prompts, seeds, strict=True)]
+            for each in as_completed(asked):
+                each.result()  # the first error ends it, whatever others still wait for
+            return [each.result() for each in asked]
         except BaseException:
             self.pool.client.close()  # ends the requests in flight, which an exit would wait for
             raise
@@ -93,16 +97,16 @@ class ServerEngine:
         write_buckets(weights, folder, self.dtype, self.rollout.servers.bucket_mb)
         self.pool.send(str(folder))
         shutil.rmtree(before, ignore_errors=True)
-        return str(folder)
+        return self.pool.told()
 
     def sync_folder(self, folder: Path) -> str:
         """The weights of a model folder, which the servers read themselves."""
         self.pool.send(str(folder.resolve()))
-        return str(folder.resolve())
+        return self.pool.told()
 
     def follow(self, told: str) -> None:
-        """A server that comes back is given these weights."""
-        self.pool.weights = told
+        """See `Pool.follow`. A server that comes back is given these weights."""
+        self.pool.follow(told)
 
     def probe(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int

@@ -4,6 +4,7 @@ A server that does not answer, or not in time, counts as dead and its requests g
 back is given the newest weights before it is used again.
 """
 
+import json
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ import httpx
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.vllm_login import login_headers
+from mathrl.rollout.vllm_login import KEY, login_headers
 
 HEALTH_SECONDS = 5.0
 POLL_SECONDS = 1.0
@@ -29,7 +30,10 @@ class ServerDied(Exception):
 
 @dataclass
 class Server:
-    """One server; `busy` requests are in flight from here, `newest` says whether it has the last weights."""
+    """One server; `busy` requests are in flight from here, `newest` says whether it has the last weights.
+
+    `why` is what it was last found wanting for, empty while it lives.
+    """
 
     url: str
     client: httpx.Client
@@ -37,6 +41,7 @@ class Server:
     busy: int = 0
     newest: bool = False
     model: str = ""
+    why: str = ""
 
     def post(self, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
         """The answer's JSON.
@@ -59,14 +64,19 @@ class Server:
         return answer.json() if answer.content else None
 
     def healthy(self) -> bool:
+        """Whether it answers; `why` says what is wrong if not."""
         try:
-            if self.client.get(self.url + "/health", timeout=HEALTH_SECONDS).status_code != 200:
-                return False
-            listed = self.client.get(self.url + "/v1/models", timeout=HEALTH_SECONDS).json()
-            self.model = str(listed["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, KeyError, IndexError):
-            return False
-        return True
+            status = self.client.get(self.url + "/health", timeout=HEALTH_SECONDS).status_code
+            if status == 200:
+                listed = self.client.get(self.url + "/v1/models", timeout=HEALTH_SECONDS).json()
+                self.model = str(listed["data"][0]["id"])
+                return True
+            self.why = f"{self.url} answers /health with {status}"
+            if status == 401:
+                self.why += f": {KEY} must be the same there and here"
+        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+            self.why = f"{self.url} does not answer ({type(error).__name__})"
+        return False
 
     def complete(
         self, prompt: Sequence[int], sampling: Sampling, seed: int, ends: list[int], seconds: float
@@ -85,6 +95,9 @@ class Server:
         choices = sorted(
             self.post("/v1/completions", body, seconds)["choices"], key=lambda each: each["index"]
         )
+        for choice in choices:
+            if choice["finish_reason"] not in ("stop", "length"):
+                raise ServerDied(f"{self.url} ended a response with {choice['finish_reason']!r}")
         return choices * sampling.samples if greedy else choices
 
 
@@ -99,6 +112,7 @@ class Pool:
         self.client = httpx.Client(trust_env=False, limits=limits, headers=login_headers())
         self.servers = [Server(url.rstrip("/"), self.client) for url in params.urls]
         self.weights: str | None = None  # the folder that was sent last
+        self.none_since: float | None = None  # when it was first seen that no server lives
         self.revive(wait=True)
 
     def alive(self) -> list[Server]:
@@ -108,7 +122,7 @@ class Pool:
         """The idlest server that lives; waits for one.
 
         Raises:
-            UserError: none came back within `wait_seconds`.
+            UserError: none came back within `wait_seconds` of the moment when the last one was lost.
         """
         with self.lock:
             if not self.alive():
@@ -124,7 +138,7 @@ class Pool:
     def died(self, server: Server, why: Exception) -> None:
         with self.lock:
             if server.alive:
-                server.alive = server.newest = False
+                server.alive, server.newest, server.why = False, False, str(why)
                 others = len(self.alive())
                 print(f"rollout: {why}; {others} other server(s) go on", file=sys.stderr, flush=True)
 
@@ -134,24 +148,51 @@ class Pool:
             self._revive(wait)
 
     def _revive(self, wait: bool) -> None:
-        deadline, told = time.monotonic() + self.params.wait_seconds, False
+        told = False
         while True:
+            if self.none_since is not None and time.monotonic() > self.none_since + self.params.wait_seconds:
+                raise self._nobody()  # at once for each of many that wait: their waits must not add up
             for server in self.servers:
-                if not server.alive and server.healthy():
-                    server.alive = self.weights is None or self._send(server)
-            if not wait or self.alive():
+                if not server.alive:
+                    self._try(server)
+            if self.alive():
+                self.none_since = None
+            if self.alive() or not wait:
                 return
-            names = ", ".join(server.url for server in self.servers)
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"no vLLM server answers ({names}) after {self.params.wait_seconds:g} s: start one with "
-                    "`mathrl serve MODEL --port PORT`, correct rollout.servers.urls, or raise "
-                    "rollout.servers.wait_seconds"
-                )
+            self.none_since = self.none_since or time.monotonic()
             if not told:
-                print(f"rollout: no server answers ({names}); waiting", file=sys.stderr, flush=True)
+                print("rollout: no server is left; waiting", file=sys.stderr, flush=True)
                 told = True
             time.sleep(POLL_SECONDS)
+
+    def _try(self, server: Server) -> None:
+        before = server.why
+        server.alive = server.healthy() and (self.weights is None or self._send(server))
+        if not server.alive and server.why != before:
+            print(f"rollout: {server.why}", file=sys.stderr, flush=True)
+
+    def _nobody(self) -> UserError:
+        reasons = "; ".join(server.why for server in self.servers)
+        return UserError(
+            f"no vLLM server can be used after {self.params.wait_seconds:g} s ({reasons}): start one with "
+            "`mathrl serve MODEL --port PORT`, correct rollout.servers.urls, or raise "
+            "rollout.servers.wait_seconds"
+        )
+
+    def told(self) -> str:
+        """What `follow` takes in another process: the newest weights, and who has them."""
+        return json.dumps([self.weights, [server.url for server in self.alive()]])
+
+    def follow(self, told: str) -> None:
+        """Use the servers that took the weights at the process that sent them, and no others.
+
+        Where that process counted one as dead, it may have older weights and seem well to this one.
+        """
+        with self.lock:
+            self.weights, taken = json.loads(told)
+            for server in self.servers:
+                server.newest = server.url in taken
+                server.alive = server.newest and (server.alive or server.healthy())
 
     def send(self, folder: str) -> None:
         """Have every server take over the folder's weights and forget what it cached; the dead are left out.
@@ -168,6 +209,8 @@ class Pool:
             with ThreadPoolExecutor(max(1, len(behind))) as workers:
                 for server, taken in zip(behind, workers.map(self._send, behind), strict=True):
                     server.alive = taken
+                    if not taken:
+                        print(f"rollout: {server.why}", file=sys.stderr, flush=True)
             if not self.alive():
                 self._revive(wait=True)
 
@@ -178,7 +221,10 @@ class Pool:
             if not server.post("/reset_prefix_cache?reset_running_requests=true", None, seconds)["success"]:
                 raise ServerDied(f"{server.url} could not forget its prefix cache")
         except ServerDied as error:
-            print(f"rollout: weights were not taken: {error}", file=sys.stderr, flush=True)
+            server.why = (
+                f"weights were not taken: {error}; where a server cannot see their folder, name one in "
+                "rollout.servers.folder that it shares with this machine"
+            )
             return False
         server.newest = True
         return True

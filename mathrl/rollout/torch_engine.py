@@ -119,9 +119,12 @@ class CopyEngine(TorchEngine):
 
     shared = False
 
-    def __init__(self, model: Any, tokenizer: Any, rollout: Rollout, tolerance: float) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, rollout: Rollout, tolerance: float,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         super().__init__(model, tokenizer, rollout)
-        self.tolerance = tolerance
+        self.tolerance, self.dtype = tolerance, dtype
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
         """See `SyncedEngine.sync`."""

@@ -75,9 +75,10 @@ class VllmEngine:
         path = local_folder(folder)
         trust = isinstance(model.base, PretrainedModel) and model.base.trust_remote_code
         self.tokenizer, self.rollout, dtype = tokenizer, rollout, dtype_name(rollout, model)
-        self.tolerance = canary_tolerance(rollout, model, dtype)
+        self.tolerance, self.dtype = canary_tolerance(rollout, model, dtype), getattr(torch, dtype)
         self.ends = end_tokens(tokenizer, generation_config(path))
         how, ranks = rollout.vllm, world_size()
+        self.sleeps = how.sleep and on_gpu  # vLLM refuses it on a CPU
         if ranks % how.tensor_parallel:
             raise UserError(
                 f"rollout.vllm.tensor_parallel is {how.tensor_parallel}, but run.processes is {ranks}: make "
@@ -94,7 +95,7 @@ class VllmEngine:
                 distributed_executor_backend="external_launcher" if ranks > 1 else None,
                 max_model_len=how.max_model_length, max_num_seqs=rollout.max_sequences,
                 gpu_memory_utilization=how.memory_share, kv_cache_memory_bytes=cache,
-                enforce_eager=not on_gpu if how.eager is None else how.eager, enable_sleep_mode=how.sleep,
+                enforce_eager=not on_gpu if how.eager is None else how.eager, enable_sleep_mode=self.sleeps,
                 hf_overrides=UNTIED, logprobs_mode="processed_logprobs", generation_config="vllm",
                 use_tqdm_on_load=False,
             )  # fmt: skip
@@ -185,7 +186,7 @@ class VllmEngine:
         return [("vLLM in this process", self.generate(prompts, sampling, seed))]
 
     def sleep(self) -> None:
-        if self.rollout.vllm.sleep and not self.asleep:
+        if self.sleeps and not self.asleep:
             self.llm.sleep(level=2)  # weights need not be kept: new ones come
             self.asleep = True
 

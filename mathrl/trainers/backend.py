@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch import Tensor
 from mathrl.core.errors import UserError
 from mathrl.core.launch import check_ranks, rank, rendezvous, world_size
 from mathrl.params.training import Training
+
+Item = TypeVar("Item")
 
 
 def choose_device(name: str) -> torch.device:
@@ -67,6 +70,16 @@ class Backend:
         out: list[Any] = [None] * self.world
         self._guarded(lambda: dist.all_gather_object(out, value))
         return out
+
+    def evened(self, micros: Sequence[Item], spare: Item) -> Iterator[tuple[Item, float]]:
+        """This process's micro-batches with 1.0, then `spare` with 0.0 until each process has as many.
+
+        For passes in which processes exchange weights or gradients: all of them make the same number, one
+        at least. The factor says what a pass counts.
+        """
+        most = max(1, *self.gather(len(micros)))
+        yield from ((micro, 1.0) for micro in micros)
+        yield from ((spare, 0.0) for _ in range(most - len(micros)))
 
     def _guarded(self, call: Any) -> None:
         try:

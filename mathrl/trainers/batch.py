@@ -230,7 +230,7 @@ def for_all(
 ) -> Tensor:
     """`forward` of all groups, [N]: each process computes its share, every process gets all.
 
-    The network is in eval mode meanwhile.
+    The network is in eval mode meanwhile, and makes as many passes at each process as at the others.
     """
     training = network.training
     network.eval()
@@ -238,10 +238,12 @@ def for_all(
     sizes = [group.group.packed_tokens for group in groups]
     mine = balanced(sizes, backend.world)[backend.rank]
     own: dict[int, Tensor] = {}
-    for micro in filled(mine, [sizes[i] for i in mine], budget):
+    spare = [min(range(len(sizes)), key=lambda i: sizes[i])]
+    for micro, counted in backend.evened(filled(mine, [sizes[i] for i in mine], budget), spare):
         counts = [sum(len(response) for response in groups[i].responses) for i in micro]
         values_N = forward([groups[i].group for i in micro]).float().cpu()
-        own |= dict(zip(micro, torch.split(values_N, counts), strict=True))
+        if counted:
+            own |= dict(zip(micro, torch.split(values_N, counts), strict=True))
     network.train(training)
     everyone: dict[int, Tensor] = {}
     for share in backend.gather(own):

@@ -12,8 +12,9 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,15 +23,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
+from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
+from mathrl.models.weights import with_head
 from mathrl.params.train import Optimizer
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
 from mathrl.trainers.optimizer import schedule
+from mathrl.trainers.partition import filled
 from mathrl.trainers.torch_learner import check_bad
 
 Micro = TypeVar("Micro")
+Part = tuple[str, list[Tensor], Callable[[], Tensor]]  # see weight_parts
 BUCKET = 50_000_000  # elements that are sent at a time; DeepSpeed's own half a billion is 2 GB of buffer
+LIVE = 4 * BUCKET  # elements that a pass of ZeRO 3 may keep whole beside the layer that it is in
 
 
 class DeepSpeedLearner:
@@ -74,6 +80,8 @@ class DeepSpeedLearner:
         if given.stage == 3:
             del zero["allgather_bucket_size"]
             zero["stage3_prefetch_bucket_size"] = BUCKET
+            # DeepSpeed's own billion would leave a smaller model whole from the first pass on.
+            zero["stage3_max_live_parameters"] = zero["stage3_max_reuse_distance"] = LIVE
         half = self.model.dtype == torch.bfloat16
         return {
             "train_micro_batch_size_per_gpu": 1,  # micro-batches are the trainer's own, by tokens
@@ -88,10 +96,7 @@ class DeepSpeedLearner:
         }
 
     def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
-        # At least one, since a step without a backward pass is an error to DeepSpeed.
-        most = max(1, *self.backend.gather(len(micros)))
-        yield from ((micro, 1.0) for micro in micros)
-        yield from ((spare, 0.0) for _ in range(most - len(micros)))
+        return self.backend.evened(micros, spare)
 
     def descend(self, compute: Callable[[], Tensor]) -> None:
         self.engine.backward(self.engine(compute) * self.backend.world, scale_wrt_gas=False)
@@ -124,10 +129,8 @@ class DeepSpeedLearner:
         if self.stage < 3 or self._gathered:
             yield
             return
-        import deepspeed
-
         offload = self.engine.optimizer.parameter_offload
-        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
+        with self._gather(self.model.parameters()):
             # The hooks would divide a layer's weights again as soon as it has run.
             _remove_hooks(offload)
             self._gathered = True
@@ -137,24 +140,58 @@ class DeepSpeedLearner:
                 self._gathered = False
                 offload._register_deepspeed_module(offload.module)
 
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        if self.stage < 3 or self._gathered:
+            yield
+            return
+        offload = self.engine.optimizer.parameter_offload
+        # What it knows of the order in training would have it fetch ahead for a backward pass.
+        if not offload.get_param_coordinator().is_invalid_trace():
+            offload.get_param_coordinator()._invalidate_trace()
+        try:
+            yield
+        finally:
+            offload.partition_all_parameters()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return with_head(self._in_buckets(list(weight_parts(self.model))))
+
+    def _in_buckets(self, weights: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
+        """The weights by their names, about BUCKET elements of them gathered at a time."""
+        sizes = [sum(getattr(each, "ds_numel", each.numel()) for each in parts) for _, parts, _ in weights]
+        for bucket in filled(weights, sizes, BUCKET):
+            with self._gather(each for _, parts, _ in bucket for each in parts):
+                for name, _, make in bucket:
+                    yield name, make()
+
+    def _gather(self, weights: Iterable[Tensor]) -> AbstractContextManager[None]:
+        if self.stage < 3 or self._gathered:
+            return nullcontext()
+        import deepspeed
+
+        context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(weights))
+        return context
+
     def evaluated(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def keep_best(self) -> None:
-        with self.whole():
-            self.best = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+        own = [(name, [each], each.detach) for name, each in self.model.state_dict(keep_vars=True).items()]
+        self.best = {name: value.cpu().clone() for name, value in self._in_buckets(own)}
 
     def finish(self) -> None:
-        """Frees optimizer and gradients first, then makes the model's weights whole and plain."""
-        with self.whole():
-            made: dict[int, nn.Parameter] = {}
-            plain = {
-                module: {
-                    key: weight if weight is None else _plain(weight, made)
-                    for key, weight in module._parameters.items()
-                }
-                for module in self.model.modules()
+        made: dict[int, nn.Parameter] = {}
+        own = [(name, [each], partial(_plain, each, made)) for name, each in self.model.named_parameters()]
+        for _ in self._in_buckets(own):
+            pass
+        plain = {
+            module: {
+                key: weight if weight is None else made[id(weight)]
+                for key, weight in module._parameters.items()
             }
+            for module in self.model.modules()
+        }
         if self.stage == 3:
             _remove_hooks(self.engine.optimizer.parameter_offload)
         self.engine.destroy()

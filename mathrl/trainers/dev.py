@@ -31,9 +31,10 @@ def evaluate_dev(
     sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
     mine = list(dev[backend.rank :: backend.world])
     dropped = sampler.dropped
-    with policy.whole(), policy.evaluated():
+    with policy.evaluated():
         sync()
-        graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
+        with sync.while_sampling():
+            graded = sampler.sample(mine, sampling, reward, derive_seed(seed, "dev", backend.rank))
     sampler.dropped = dropped
     reward.counters()  # begins anew: the counters of a step are those of its roll-outs
     rows = [(each.correct, len(each.completion.tokens)) for group in graded if group for each in group]

@@ -120,7 +120,7 @@ def fit(
             }  # fmt: skip
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                with learner.whole():
+                with learner.scoring():
                     held_out = evaluate(model, dev, loss_of, params, backend)
                 row |= {f"dev/{name}": value for name, value in held_out}
             figures |= row
@@ -145,7 +145,9 @@ def evaluate(
     """The mean figures of held-out items."""
     model.eval()
     mine, sizes = _share(items, backend)
-    found = [loss_of(micro)[1] for micro in filled(mine, sizes, params.tokens_per_microbatch)]
+    micros = backend.evened(filled(mine, sizes, params.tokens_per_microbatch), [items[0]])
+    passes = [(loss_of(micro)[1], counted) for micro, counted in micros]
+    found = [figures for figures, counted in passes if counted]
     model.train()
     return list(_means(found, items, backend).items())
 

@@ -65,7 +65,18 @@ class Learner(Protocol):
         ...
 
     def whole(self) -> AbstractContextManager[None]:
-        """Within it every process has all weights and runs the model at its own pace, without a gradient."""
+        """Within it every process has all weights and samples from the model at its own pace."""
+        ...
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """Within it the model runs without a gradient, where weights are divided layer by layer.
+
+        All processes make the same number of passes of it (see `Backend.evened`).
+        """
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights as `full_weights` gives them, at every process, some at a time."""
         ...
 
     def evaluated(self) -> AbstractContextManager[None]:

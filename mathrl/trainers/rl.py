@@ -136,9 +136,8 @@ def train_rl(
         dev_accuracy = saved.values["dev_accuracy"]
     metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
     fitting = [prompts[index] or () for index in usable]
-    sync = WeightSync(sampler.engine, model, backend, fitting, params.temperature, params.max_tokens)
-    with policy.whole():
-        sync()
+    sync = WeightSync(sampler.engine, policy, backend, fitting, params.temperature, params.max_tokens)
+    sync()
     if params.rollout_ahead and sync.engine is None:
         raise UserError("rl.rollout_ahead is 1, but the sampler has no weights of its own: give it a copy")
     ahead = Ahead(params, backend, saved.values if saved is not None else None)
@@ -163,32 +162,32 @@ def train_rl(
             if not (ahead.on or backend.plain):  # else other processes are needed to write it
                 stop.hold(point())
 
-            with ExitStack() as weights:
-                for learner in learners:
-                    weights.enter_context(learner.whole())
-
-                # Sample and grade: each process its share of the prompts; then every process knows all.
-                first = ahead.take()
+            # Sample and grade: each process its share of the prompts; then every process knows all.
+            first = ahead.take()
+            with sync.while_sampling():
                 rollouts = collect(
                     sampler, problems, prompts, order, reward, judge, params, backend, step_seed, first
                 )
-                lag = policy.updates - first.updates if first is not None else 0
-                if not ahead.on:
-                    sync.sleep()
-                elif done + 1 < params.steps:
-                    next_seed = derive_seed(seed, "rl", done + 1, backend.rank)
-                    call = partial(draw, sampler, problems, order, reward, params, backend, next_seed)
-                    ahead.start(partial(call, policy.updates), reward)
-                sampled_at = time.perf_counter()
+            lag = policy.updates - first.updates if first is not None else 0
+            if not ahead.on:
+                sync.sleep()
+            elif done + 1 < params.steps:
+                next_seed = derive_seed(seed, "rl", done + 1, backend.rank)
+                call = partial(draw, sampler, problems, order, reward, params, backend, next_seed)
+                ahead.start(partial(call, policy.updates), reward)
+            sampled_at = time.perf_counter()
 
-                # Advantages: of the whole batch, at every process.
+            # Advantages: of the whole batch, at every process.
+            with ExitStack() as scoring:
+                for learner in learners:
+                    scoring.enter_context(learner.scoring())
                 batch, row = make_batch(
                     rollouts.groups, params, backend, model, reference if params.kl_coef else None, teacher,
                     valuer.model if valuer is not None else None, kl_coef,
                 )  # fmt: skip
                 if params.kl_probe and not params.kl_coef:
                     row["kl"] = probe_kl(rollouts.groups, reference, params, backend)
-                scored_at = time.perf_counter()
+            scored_at = time.perf_counter()
 
             # Loss and step.
             stop.release()
@@ -252,8 +251,7 @@ def train_rl(
                     dev_accuracy, counts["exported"] = dev_row["dev/accuracy"], done
                     if params.export == "best":
                         policy.keep_best()
-            with policy.whole():
-                row |= sync()
+            row |= sync()
             if metrics is not None:
                 metrics.log(done, row)
             mismatch = check_mismatch(row, sampler.engine.rollout, done, mismatch)

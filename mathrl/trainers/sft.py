@@ -122,7 +122,7 @@ def train_sft(
             }  # fmt: skip
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                with learner.whole():
+                with learner.scoring():
                     dev_loss = demonstration_loss(model, dev, params.tokens_per_microbatch, backend)
                 figures["dev/loss"] = dev_loss
             if metrics is not None:
@@ -145,8 +145,11 @@ def demonstration_loss(model: Any, groups: Sequence[Group], budget: int, backend
     mine = groups[backend.rank :: backend.world]
     sums = torch.zeros(2, device=backend.device)
     model.eval()
-    for micro in filled(mine, [group.packed_tokens for group in mine], budget):
+    micros = filled(mine, [group.packed_tokens for group in mine], budget)
+    for micro, counted in backend.evened(micros, [groups[0]]):
         logprobs_N, _ = response_logprobs(model, micro)
+        if not counted:
+            continue
         sums += torch.stack([-logprobs_N.sum(), torch.tensor(float(len(logprobs_N)), device=sums.device)])
     model.train()
     backend.sum_(sums)

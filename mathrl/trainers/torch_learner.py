@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.overflow import memory_part
+from mathrl.models.weights import full_weights
 from mathrl.params.train import Optimizer
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
@@ -78,6 +79,12 @@ class TorchLearner:
 
     def whole(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def scoring(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return full_weights(self.model)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

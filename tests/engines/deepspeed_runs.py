@@ -55,6 +55,20 @@ MODES = {
 }  # fmt: skip
 
 
+_CONFIG = learners.DeepSpeedLearner._config
+
+
+def _divided(self: Any) -> dict[str, Any]:
+    """ZeRO 3 keeps weights of less than 100,000 elements whole, which all of these are."""
+    config: dict[str, Any] = _CONFIG(self)
+    if self.stage == 3:
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return config
+
+
+learners.DeepSpeedLearner._config = _divided  # type: ignore[method-assign]
+
+
 def demonstrations(count: int) -> list[Group]:
     """Prompts and responses of 1 to 9 tokens, so that processes have shares of different sizes."""
     draw = torch.Generator().manual_seed(7)

@@ -31,6 +31,65 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return read
 
 
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same on two gloo processes, an engine in each, with the torch backend and with ZeRO 3."""
+    if not importlib.util.find_spec("deepspeed"):
+        pytest.skip("DeepSpeed is not installed: make engines")
+    where = tmp_path_factory.mktemp("vllm-zero")
+    shared = os.environ | {
+        "OMP_NUM_THREADS": "1", "MATHRL_RENDEZVOUS": str(where), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "DS_ACCELERATOR": "cpu",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen([sys.executable, str(HERE / "vllm_rl.py"), str(where)], text=True,
+                         env=shared | {"RANK": rank, "LOCAL_RANK": rank},
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=580)
+            assert rank.returncode == 0, output[-5000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    read: dict[str, Any] = json.loads((where / "told.json").read_text())
+    return read
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_with_zero_3_it_is_the_torch_backends_run(on_two: dict[str, Any], head: str) -> None:
+    rows, expected = on_two[f"{head}, zero 3"], on_two[f"{head}, torch"]
+    assert len(rows) == len(expected) == 3
+    for row, other in zip(rows, expected, strict=True):
+        # vLLM drew the same tokens from the weights that were gathered for it.
+        assert row["response_length"] == other["response_length"]
+        assert row["reward/overall"] == other["reward/overall"]
+        assert row["rollout/canary_gap"] < 2e-5 and row["rollout/gap_above/0.001"] == 0
+        for name in ("actor_loss", "grad_norm", "entropy", "rollout/logprob_alignment"):
+            assert row[name] == pytest.approx(other[name], abs=1e-4), name
+    # The weights moved: a sampler that kept the first ones would have been noticed.
+    assert len({row["reward/overall"] for row in rows}) == 3
+
+
+def test_adapters_under_zero_3_are_merged_for_the_sampler(on_two: dict[str, Any]) -> None:
+    assert all(row["rollout/canary_gap"] < 2e-5 and row["grad_norm"] > 0 for row in on_two["lora"])
+    assert on_two["lora"][1]["kl"] > 0  # the policy without its adapters is the reference
+
+
+def test_the_canary_stops_a_broken_sync_under_zero_3(on_two: dict[str, Any]) -> None:
+    assert "vLLM in this process differ from the trainer's" in on_two["zero 3, without head"]
+
+
+def test_zero_3_gathers_a_bucket_for_the_sync_and_a_layer_for_scores(on_two: dict[str, Any]) -> None:
+    gathered = on_two["gathered"]
+    assert gathered["network"] > 60_000
+    assert gathered["roll-outs"] == 0  # vLLM has weights of its own
+    assert 0 < gathered["sync"] <= 20_000
+    assert 0 < gathered["scoring"] < 10_000  # the largest: a matrix of the MLP, 6,144, or the head
+
+
 @pytest.mark.parametrize("run", ["rows", "lora", "untied", "importance"])
 def test_sampler_and_trainer_agree_at_every_step(told: dict[str, Any], run: str) -> None:
     rows = told[run]

@@ -161,6 +161,14 @@ def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:
     assert all(row[0] == row[1] and len(row) == 2 for row in greedy)
 
 
+def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
+    engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=0.5), "cpu")[0]
+    with pytest.raises(
+        UserError, match=r"answered /collective_rpc with 500.* name one in rollout\.servers\.folder"
+    ):
+        engine.sync_folder(tmp_path)  # nothing is in it
+
+
 def test_the_canary_notices_a_server_without_the_new_head(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +225,6 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     end(two.processes[0], signal.SIGKILL)
     two.processes[0].wait()
     engine.pool.params = engine.pool.params.model_copy(update={"wait_seconds": 2.0})
-    with pytest.raises(UserError, match=r"no vLLM server answers .* after 2 s: start one with `mathrl serve"):
+    with pytest.raises(UserError, match=r"no server can be used after 2 s .*: start one with `mathrl serve"):
         engine.generate(PROMPTS, SAMPLING, 5)
     assert "waiting" in capfd.readouterr().err

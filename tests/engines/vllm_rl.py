@@ -23,7 +23,7 @@ from mathrl.core.nouns import Problem
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.weights import full_weights, with_head
 from mathrl.params.lora import Lora
-from mathrl.params.rollout import Rollout
+from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.params.training import DeepSpeed, Training
@@ -32,7 +32,9 @@ from mathrl.rewards.verdict import Verdict
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open import training_engine
 from mathrl.rollout.sampler import Sampler
+from mathrl.trainers import deepspeed_learner
 from mathrl.trainers.backend import Backend
+from mathrl.trainers.deepspeed_learner import DeepSpeedLearner
 from mathrl.trainers.rl import train_rl
 
 torch.set_num_threads(1)
@@ -40,7 +42,7 @@ MODEL = Model(
     base=FreshModel(hidden_size=64, intermediate_size=96, layers=2, heads=2, kv_heads=1, max_positions=128),
     precision="float32",
 )
-ROLLOUT = Rollout(engine="vllm", max_sequences=32)
+ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # which a CPU passes over
 PROBLEMS = [
     Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl")
     for n in range(1, 9)
@@ -50,6 +52,7 @@ STEPS = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=10, eval_every=
 # An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
 ZERO_STEPS = STEPS.model_copy(update={
     "ema": None, "steps": 3, "optimizer": Optimizer(type="adamw", warmup_steps=0, eps=1e-3), "lr": 3e-2,
+    "importance": Importance(),
 })  # fmt: skip
 ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
@@ -116,6 +119,51 @@ def untied(folder: Path, target: Path) -> Path:
     return target
 
 
+class Gathered:
+    """The most elements of the divided network that were whole at a time: during roll-outs, while weights
+    are sent, and in a layer that runs without a gradient."""
+
+    BUCKET = 20_000
+
+    def __init__(self) -> None:
+        self.most = {"network": 0, "roll-outs": 0, "sync": 0, "scoring": 0}
+        deepspeed_learner.BUCKET = self.BUCKET
+        config, weights = DeepSpeedLearner._config, DeepSpeedLearner._in_buckets
+        generate, linear = vllm_engine.VllmEngine.generate, torch.nn.Linear.forward
+
+        def divided(learner: Any) -> dict[str, Any]:
+            made = config(learner)
+            self.network = learner.model
+            # Else weights of less than 100,000 elements, which all of these are, would stay whole.
+            made["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+            return made
+
+        def sent(learner: Any, parts: Any) -> Iterator[tuple[str, Tensor]]:
+            for each in weights(learner, parts):
+                self.note("sync")
+                yield each
+
+        def sampled(engine: Any, *given: Any) -> Any:
+            self.note("roll-outs")
+            return generate(engine, *given)
+
+        def computed(layer: Any, input: Tensor) -> Tensor:
+            if not torch.is_grad_enabled() and layer in self.network.modules():
+                self.note("scoring")
+            return linear(layer, input)
+
+        DeepSpeedLearner._config, DeepSpeedLearner._in_buckets = divided, sent  # type: ignore[method-assign]
+        vllm_engine.VllmEngine.generate = sampled  # type: ignore[method-assign]
+        torch.nn.Linear.forward = computed  # type: ignore[method-assign]
+        self.network: Any = torch.nn.Module()
+
+    def note(self, when: str) -> None:
+        own = [each for each in self.network.parameters() if hasattr(each, "ds_status")]
+        whole = sum(each.ds_numel for each in own if each.ds_status.name == "AVAILABLE")
+        self.most[when] = max(self.most[when], whole)
+        self.most["network"] = max(self.most["network"], sum(each.ds_numel for each in own))
+
+
 def on_two_processes(where: Path) -> None:
     """Each run with the torch backend and with ZeRO 3, through an engine in each process."""
     first = rank() == 0
@@ -124,15 +172,18 @@ def on_two_processes(where: Path) -> None:
         untied(where / "tied", where / "untied")
     Backend(torch.device("cpu"), ZERO).gather(None)  # the folders are there
     told: dict[str, Any] = {}
+    gathered = Gathered()
     for kind in ("tied", "untied"):
         trial = Trial(where / kind, where / f"{kind} runs {rank()}")
         for name, training in (("torch", Training()), ("zero 3", ZERO)):
             told[f"{kind}, {name}"] = trial.train(ZERO_STEPS, training)
         if kind == "tied":
-            told["lora"] = trial.train(ZERO_STEPS.model_copy(update={"lora": Lora(r=4)}), ZERO)
-        vllm_engine.with_head = without(lambda name: name == "lm_head.weight")
-        told[f"{kind}, zero 3, without head"] = trial.said(ZERO_STEPS, ZERO)
-        vllm_engine.with_head = with_head
+            adapted = ZERO_STEPS.model_copy(update={"lora": Lora(r=4), "kl_coef": 0.1, "steps": 2})
+            told["lora"] = trial.train(adapted, ZERO)
+            vllm_engine.with_head = without(lambda name: name == "lm_head.weight")
+            told["zero 3, without head"] = trial.said(ZERO_STEPS, ZERO)
+            vllm_engine.with_head = with_head
+    told["gathered"] = gathered.most
     if first:
         (where / "told.json").write_text(json.dumps(told))
 

@@ -1,0 +1,185 @@
+"""Servers that fail in ways that a real one only does when it is broken: each is a small HTTP server here.
+
+With real vLLM servers: tests/engines/test_vllm_servers.py.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.models.base import character_tokenizer
+from mathrl.params.rollout import Rollout, Servers
+from mathrl.params.run import FreshModel
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.server_engine import ServerEngine
+from mathrl.rollout.servers import Pool
+
+TOKENIZER = character_tokenizer(FreshModel())
+
+
+class Stand(ThreadingHTTPServer):
+    """Speaks as a vLLM server does; what it answers can be set. `asked` are the prompts it was given."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.health = self.weights = self.completions = 200
+        self.ending = "stop"
+        self.hangs_on: int | None = None
+        self.asked: list[int] = []
+        self.taken: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Stand
+
+    def log_message(self, *said: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        self.answer(self.server.health, {"data": [{"id": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+        if self.path == "/collective_rpc":
+            if self.server.weights == 200:
+                self.server.taken += body["args"]
+            self.answer(self.server.weights, {})
+        elif self.path == "/v1/completions":
+            (first, *_) = body["prompt"]
+            self.server.asked.append(first)
+            if first == self.server.hangs_on:
+                time.sleep(30)
+            choice = {"index": 0, "token_ids": [first], "logprobs": {"token_logprobs": [-1.0]},
+                      "finish_reason": self.server.ending}  # fmt: skip
+            self.answer(self.server.completions, {"choices": [choice]})
+        else:
+            self.answer(200, {"success": True})
+
+    def answer(self, status: int, body: Any) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def stand() -> Iterator[Callable[[], Stand]]:
+    made: list[Stand] = []
+
+    def make() -> Stand:
+        made.append(Stand())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.shutdown()
+        each.server_close()
+
+
+def params(*stands: Stand, wait: float = 1.0) -> Servers:
+    return Servers(urls=tuple(each.url for each in stands), wait_seconds=wait, timeout_seconds=20.0)
+
+
+def engine(*stands: Stand) -> ServerEngine:
+    rollout = Rollout(engine="vllm_server", servers=params(*stands))
+    return ServerEngine(TOKENIZER, [2], rollout, "float32", 1e-3)
+
+
+def used(pool: Pool) -> set[str]:
+    taken = [pool.take() for _ in range(6)]
+    for server in taken:
+        pool.give_back(server)
+    return {server.url for server in taken}
+
+
+def test_every_process_leaves_out_a_server_that_missed_the_weights(stand: Any) -> None:
+    good, bad = stand(), stand()
+    first, second = Pool(params(good, bad)), Pool(params(good, bad))
+    first.send("/weights/1")
+    second.follow(first.told())
+    assert used(second) == {good.url, bad.url}
+    bad.weights = 500
+    first.send("/weights/2")
+    second.follow(first.told())
+    # It answers, and looks well to the second process, but has /weights/1.
+    assert used(first) == used(second) == {good.url}
+    bad.weights = 200
+    first.send("/weights/3")
+    second.follow(first.told())
+    assert used(first) == used(second) == {good.url, bad.url}
+    assert bad.taken == ["/weights/1", "/weights/3"]
+
+
+def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stand: Any) -> None:
+    one, other = stand(), stand()
+    first, second = Pool(params(one, other)), Pool(params(one, other))
+    second.died(second.servers[0], RuntimeError("it broke off"))
+    first.send("/weights/1")
+    second.follow(first.told())
+    assert used(second) == {one.url, other.url}
+
+
+def test_many_requests_wait_together_and_not_one_after_the_other(stand: Any) -> None:
+    lost = stand()
+    pool = Pool(params(lost))
+    lost.health = 503
+    pool.died(pool.servers[0], RuntimeError("it broke off"))
+    start = time.monotonic()
+
+    def wait(_: int) -> str:
+        with pytest.raises(UserError, match="can be used after 1 s") as raised:
+            pool.take()
+        return str(raised.value)
+
+    with ThreadPoolExecutor(32) as threads:
+        said = list(threads.map(wait, range(32)))
+    assert len(said) == 32 and "answers /health with 503" in said[0]
+    assert time.monotonic() - start < 8  # each in its turn: at least 32 s
+
+
+def test_the_first_error_ends_the_step_while_other_requests_hang(stand: Any) -> None:
+    lost = stand()
+    sampler = engine(lost)
+    lost.hangs_on, lost.completions, lost.health = 5, 500, 503
+    start = time.monotonic()
+    with pytest.raises(UserError, match="no vLLM server can be used after 1 s"):
+        sampler.generate([[5 + n] for n in range(32)], Sampling(1, 1.0, 4), 0)
+    assert time.monotonic() - start < 8  # the request that hangs is the first of them, and takes 20 s
+    assert 5 in lost.asked
+
+
+def test_a_response_that_was_aborted_is_asked_for_elsewhere(stand: Any, capsys: Any) -> None:
+    aborting, well = stand(), stand()
+    sampler = engine(aborting, well)
+    aborting.ending = "abort"
+    found = sampler.generate([[5 + n] for n in range(8)], Sampling(1, 1.0, 4), 0)
+    assert [row[0].tokens for row in found] == [(5 + n,) for n in range(8)]
+    assert {row[0].finish_reason for row in found} == {"stop"}
+    assert aborting.asked and [server.alive for server in sampler.pool.servers] == [False, True]
+    assert "ended a response with 'abort'; 1 other server" in capsys.readouterr().err
+
+
+def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> None:
+    closed = stand()
+    closed.health = 401
+    with pytest.raises(UserError, match=r"health with 401: MATHRL_SERVE_KEY must be the same there"):
+        Pool(params(closed, wait=0.1))
+    assert capsys.readouterr().err.count("MATHRL_SERVE_KEY") == 1  # and not once a second
+    blind = stand()
+    blind.weights = 500
+    pool = Pool(params(blind, wait=2.5))
+    with pytest.raises(UserError, match=r"cannot see their folder, name one in rollout\.servers\.folder"):
+        pool.send("/weights/1")
+    assert capsys.readouterr().err.count("rollout.servers.folder") == 1
