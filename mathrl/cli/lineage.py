@@ -7,7 +7,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.tracking.client import connect
-from mathrl.tracking.lineage import Back, Step, way_back, way_forward
+from mathrl.tracking.lineage import REMEDY, Back, Step, way_back, way_forward
 from mathrl.tracking.lineage_picture import picture
 
 STYLE = (
@@ -79,10 +79,10 @@ def _row(step: Step) -> str:
 
 
 def _complete(back: Back) -> str:
-    if not back.unexplained:
+    missing = back.gaps()
+    if not missing:
         return f"complete: {len(back.steps)} runs, every input made by one of them"
-    missing = ", ".join(f"{path} ({digest[:12]})" for _, path, digest in back.unexplained)
-    return f"not complete: no run in MLflow made {missing}; `mathrl sync` uploads what was kept back"
+    return f"not complete: no run in MLflow made {', '.join(missing)}; {REMEDY}"
 
 
 def _forward(dataset: str) -> None:

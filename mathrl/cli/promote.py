@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 
 from mathrl.core.places import main_checkout
-from mathrl.params import load_params
 from mathrl.tracking.client import connect
 
 
@@ -18,8 +17,7 @@ def promote(model: str, benchmark: str | None, preset: str | None, overrides: Se
     from mathrl.stages.promote import promote as through_gate
 
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides)
-    done, said = through_gate(connect(), model, benchmark or params.evaluate.benchmarks[0], params)
+    done, said = through_gate(connect(), model, benchmark, preset, overrides)
     print(said)
     if not done:
         sys.exit(1)

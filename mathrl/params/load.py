@@ -22,15 +22,19 @@ FOLDER = Path("params")
 SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
 
 
-def load_params(folder: Path = FOLDER, *, preset: str | None = None, overrides: Iterable[str] = ()) -> Params:
-    """The resolved parameters of a workspace.
+def load_params(
+    folder: Path = FOLDER, *, preset: str | None = None, overrides: Iterable[str] = (),
+    instead: Mapping[str, Any] | None = None,
+) -> Params:  # fmt: skip
+    """The resolved parameters of a workspace; `instead` has sections to take in the place of their files.
 
     Raises:
         UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
             message, with its file and field.
     """
-    values = {name: read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
-    origin = {name: f"{folder}/{name}.yaml" for name in SECTIONS}
+    given = instead or {}
+    values = {name: given[name] if name in given else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
+    origin = {name: f"{name} of the run" if name in given else f"{folder}/{name}.yaml" for name in SECTIONS}
     if preset:
         file = preset_file(folder, preset)
         for name, section in read_yaml(file).items():

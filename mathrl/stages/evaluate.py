@@ -151,15 +151,19 @@ def flat(summary: dict[str, Any]) -> dict[str, float]:
     return out
 
 
-def evaluate_once(model: Path | str, benchmark: str, params: Params, output: Path) -> dict[str, Any]:
+def evaluate_once(
+    model: Path | str, benchmark: str, params: Params, output: Path, *,
+    problems: Sequence[Problem] | None = None, examples: Path = EXAMPLES,
+) -> dict[str, Any]:  # fmt: skip
     """Any Hugging Face model folder on one benchmark, outside the pipeline: summary.json, responses.jsonl and
-    pictures in `output`. Returns the figures, with the printable row under `row`.
+    pictures in `output`. `problems` are the benchmark's where they are known, `examples` the split with the
+    worked ones. Returns the figures, with the printable row under `row`.
 
     Raises:
         UserError: no such benchmark, no model there, or every prompt too long.
     """
-    problems = benchmark_problems(benchmark, params)
-    few_shot = few_shot_examples(params.prompt, EXAMPLES)
+    problems = benchmark_problems(benchmark, params) if problems is None else problems
+    few_shot = few_shot_examples(params.prompt, examples)
     label = Path(str(model)).name
     with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
         result = evaluate_model(model, benchmark, problems, params, label=label, few_shot=few_shot,
@@ -171,8 +175,8 @@ def evaluate_once(model: Path | str, benchmark: str, params: Params, output: Pat
         folder.mkdir()
         write_json(folder / "summary.json", summary)
         write_jsonl(folder / "responses.jsonl", result.responses)
-        examples = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
-        write_text(folder / "examples.md", examples_markdown(examples, [label], benchmark))
+        told = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
+        write_text(folder / "examples.md", examples_markdown(told, [label], benchmark))
         draw(summary, folder)
     return figures | {"model": label, "benchmark": benchmark, "row": table_rows({label: figures})[0]}
 

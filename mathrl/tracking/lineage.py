@@ -7,6 +7,7 @@ has the same digest under `output.<path>`. Example, one step of the way back:
          inputs={"models/sft": "9be1…"}, outputs={"models/rl": "77aa…"}, depth=1)
 """
 
+import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,18 @@ from mathrl.core.errors import UserError
 from mathrl.tracking.client import experiments
 
 PAGE = 1000
+LONGEST = 6000  # MLflow's limit of a parameter; `upload` cuts there
+REMEDY = (
+    "`mathrl sync` uploads what was kept back, `mlflow runs restore --run-id RUN` brings back a deleted run, "
+    "`dvc repro --force --single-item STAGE` makes it again"
+)
 GIVEN = "data/inputs/"  # files from outside the checkout: sources, which no stage made
 
 
 @dataclass(frozen=True)
 class Step:
     """One run of a stage; `depth` is its distance from where the walk began; `sources` are digests of
-    files that no stage made (curate's)."""
+    files that no stage made (curate's); `workspace` is the folder in which it worked."""
 
     run: str
     stage: str
@@ -32,7 +38,35 @@ class Step:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     sources: Mapping[str, str]
+    workspace: str = ""
     depth: int = 0
+
+    def section(self, name: str) -> dict[str, Any]:
+        """The section of the parameters that it ran with, back from MLflow's flat texts.
+
+        A text that is JSON is that value: {"prompt.few_shot": "2", "prompt.system": "null"} →
+        {"few_shot": 2, "system": None}.
+
+        Raises:
+            UserError: the run has no such section, or one that MLflow cut off.
+        """
+        values: dict[str, Any] = {}
+        for key, text in self.params.items():
+            if not key.startswith(f"{name}."):
+                continue
+            _, *above, last = key.split(".")
+            if len(text) >= LONGEST:
+                raise UserError(f"run {self.run} ({self.stage}): {key} is longer than MLflow keeps")
+            here = values
+            for each in above:
+                here = here.setdefault(each, {})
+            try:
+                here[last] = json.loads(text)
+            except json.JSONDecodeError:
+                here[last] = text
+        if not values:
+            raise UserError(f"run {self.run} ({self.stage}) has no parameters {name}.* in MLflow")
+        return values
 
 
 @dataclass(frozen=True)
@@ -50,6 +84,17 @@ class Back:
     steps: Sequence[Step]
     edges: Sequence[tuple[str, str, str]]
     unexplained: Sequence[tuple[str, str, str]]
+
+    def maker(self) -> Step | None:
+        """The run that made the model's bytes."""
+        return next((step for step in self.steps if self.digest in step.outputs.values()), None)
+
+    def gaps(self) -> list[str]:
+        """What no run made, as "models/rl (77aa…)"; nothing where the lineage is complete."""
+        missing = [f"{path} ({digest[:12]})" for _, path, digest in self.unexplained]
+        if self.maker() is None and not missing:
+            missing = [f"the model's bytes ({self.digest[:12] or 'no mathrl.digest'})"]
+        return list(dict.fromkeys(missing))
 
 
 @dataclass(frozen=True)
@@ -108,13 +153,20 @@ def way_back(client: Any, text: str) -> Back:
     """Walk from a registered version to runs that read nothing.
 
     Raises:
-        UserError: as `find_registered`.
+        UserError: as `find_registered`, or the run that registered it is not there.
     """
     version = find_registered(client, text)
+    first = _kept(client, version.run_id) if version.run_id else None
+    if first is None:
+        raise UserError(
+            f"{version.name} version {version.version}: the run that registered it is not in MLflow "
+            f"({version.run_id or 'it has none: only the stage register makes versions with a lineage'}); "
+            "a deleted run comes back with `mlflow runs restore --run-id RUN`"
+        )
     steps: dict[str, Step] = {}
     edges: list[tuple[str, str, str]] = []
     unexplained: list[tuple[str, str, str]] = []
-    ahead = deque([(client.get_run(version.run_id), 0)])
+    ahead = deque([(first, 0)])
     while ahead:
         run, depth = ahead.popleft()
         if run.info.run_id in steps:
@@ -175,11 +227,25 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
     return list(steps.values()), sorted(reached, key=lambda each: (each.name, int(each.version)))
 
 
+def _kept(client: Any, run_id: str) -> Any | None:
+    """The run, unless it was deleted: what is in the bin vouches for nothing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
+
+
 def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
     """The run that made what `reader` read: the one it was linked to, else any with the digest."""
-    linked = reader.data.tags.get(f"made_by.{path}")
-    if linked:
-        return client.get_run(linked)
+    link = reader.data.tags.get(f"made_by.{path}")
+    linked = _kept(client, link) if link else None
+    if linked is not None and linked.data.tags.get(f"output.{path}") == digest:
+        return linked
     found = client.search_runs(experiments(client), f"tags.`output.{path}` = '{digest}'", max_results=1)
     return found[0] if found else None
 
@@ -212,4 +278,5 @@ def _step(run: Any) -> Step:
         tags.get("git.dirty") == "true", dict(run.data.params), inputs, outputs,
         {name: digest for name, digest in (named | read).items()
          if digest not in made and name not in inputs},
+        tags.get("mathrl.workspace", ""),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,21 @@ from mathrl.core.problems import write_problems
 from mathrl.evaluation.paired import Comparison
 from mathrl.models.base import make_base
 from mathrl.params.health import Health
+from mathrl.params.load import load_params, preset_names
 from mathrl.params.run import FreshModel, Model
+from mathrl.params.schema import READS
 from mathrl.params.train import Rl
-from mathrl.stages.promote import TRAINED, Evidence, judge
+from mathrl.stages import promote as gate_stage
+from mathrl.stages.gate import Evidence, judge
 from mathrl.tracking.client import connect
+from mathrl.tracking.lineage import Step
 from mathrl.tracking.registry import champions, register_version
-from mathrl.tracking.upload import Upload
+from mathrl.tracking.upload import Upload, flatten
 from mathrl.trainers.health import examine
 
 ROOT = Path(__file__).parents[2]
 BETTER = Comparison("a", "b", 50, 0.2, 0.1, 0.3, 0.001, 0.05, shown=True)
-FINE = Evidence(BETTER, 0, 1.05, "unknown")
+FINE = Evidence(BETTER, 0, 1.05, "yellow")
 SMALL = ["evaluate.samples=2", "evaluate.ks=[1]", "evaluate.max_tokens=4"]
 
 
@@ -42,7 +47,12 @@ SMALL = ["evaluate.samples=2", "evaluate.ks=[1]", "evaluate.max_tokens=4"]
         (replace(FINE, hits=None), "could not be checked"),
         (replace(FINE, alignment=1.0501), "1.050 is above 1.05"),
         (replace(FINE, alignment=float("nan")), "above 1.05"),
-        (replace(FINE, health="red"), "health is red"),
+        (replace(FINE, health="red"), "lineage is red"),
+        (replace(FINE, health="unknown"), "has no health in MLflow: `mathrl sync`"),
+        (
+            replace(FINE, missing=["models/rl (77)"], hits=None),
+            "no run in MLflow made models/rl (77): `mathrl",
+        ),
     ],
 )
 def test_each_part_of_the_evidence_can_refuse_alone(evidence: Evidence, why: str) -> None:
@@ -50,15 +60,79 @@ def test_each_part_of_the_evidence_can_refuse_alone(evidence: Evidence, why: str
     assert len(against) == 1 and why in against[0]
 
 
-def test_what_is_fine_or_unknown_is_said() -> None:
-    assert judge(FINE)[0] == [] and "health unknown" in judge(FINE)[1]
+def test_what_is_fine_is_said() -> None:
+    assert judge(FINE)[0] == [] and "health yellow" in judge(FINE)[1]
     assert "no champion yet" in judge(replace(FINE, test=None))[1][0]
     assert "no roll-outs" in judge(replace(FINE, alignment=None))[1][2]
 
 
+class Registry:
+    """Versions of the registered model `m`, each with the runs of a small pipeline in a real store.
+
+    The checkout is the current folder, `root`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.client = root, connect()
+        self.upload = Upload(self.client)
+        self.runs: dict[str, str] = {}  # by stage and version
+        self.nothing = root / "none"
+        self.nothing.mkdir()
+
+    def add(
+        self, seed: int, trained_on: str = "9-8=", loss: float = 0.1, alignment: float = 1.01,
+        where: str = ".", overrides: Sequence[str] = (), test: str = "7+{}=", **figures: Any,
+    ) -> Any:  # fmt: skip
+        """A version trained on this question, in the folder `where`, with parameters and figures of its rl
+        run; a figure may be a function of the step."""
+        params = load_params(overrides=overrides).model_dump(mode="json", by_alias=True)
+        folder = self.root / where
+        asked = {"sft": "9-8=", "rl": trained_on, "test": test}
+        for split in asked:
+            problems = [Problem(f"{split}/{n}", asked[split].format(n), (str(7 + n),), "chain", split=split)
+                        for n in range(12 if split == "test" else 1)]  # fmt: skip
+            write_problems(folder / f"data/curated/{split}.jsonl", problems)
+        model = folder / "models" / str(seed)
+        make_base(Model(base=FreshModel()), model, seed)
+        made = digest_path(model)
+        data = {f"data/curated/{split}.jsonl": digest_path(folder / f"data/curated/{split}.jsonl")
+                for split in asked}  # fmt: skip
+        sft, rl, _ = (dict([each]) for each in data.items())
+        models = {"models/sft": f"5f{seed}", "models/rl": made}
+        summary = {"reports/summary.json": f"0{seed}"}
+        figures |= {"actor_loss": loss, "rollout/logprob_alignment": alignment}
+        chain: dict[str, tuple[dict[str, str], dict[str, str], dict[str, Any]]] = {
+            "curate": ({}, data, {}),
+            "sft": (sft, {"models/sft": f"5f{seed}"}, {"loss": 0.1}),
+            "rl": ({"models/sft": f"5f{seed}"} | rl, {"models/rl": made}, figures),
+            "evaluate": (models | data, summary, {}),
+            "register": ({"models/rl": made} | summary, {}, {}),
+        }  # fmt: skip
+        for stage, (inputs, outputs, told) in chain.items():
+            facts = {
+                "stage": stage, "started": 1.0, "params": {each: params[each] for each in READS[stage]},
+                "key": "k", "pipeline": "p", "pipeline_params": {}, "git": {}, "workspace": str(folder),
+                "inputs": inputs, "outputs": outputs,
+            }  # fmt: skip
+            self.runs[f"{stage} {seed}"] = self._record(facts, f"{stage}{seed}", told)
+        register_version(self.client, "m", self.runs[f"register {seed}"], model, {"mathrl.digest": made})
+        return self.client
+
+    def _record(self, facts: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
+        run, parent = self.upload.start(facts, name)
+        if figures:
+            rows = [{"step": n, "at": 1.0, "reward/accuracy": 0.5,
+                     **{key: value(n) if callable(value) else value for key, value in figures.items()}}
+                    for n in range(1, 7)]  # fmt: skip
+            self.upload.metrics(run, rows, None)
+            self.upload.health(run, examine(rows, Health(), Rl()).report())
+        self.upload.finish(run, parent, facts, "finished", self.nothing)
+        return run
+
+
 @pytest.fixture
-def add(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Register a version of `m` whose training had these figures, in a checkout with its curated files."""
+def made(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """An empty registry, in a checkout with its parameters."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
@@ -67,42 +141,21 @@ def add(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> A
     main_checkout.cache_clear()
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
-    client = connect()
-    upload = Upload(client)
-    Path("none").mkdir()
-
-    def record(
-        stage: str, inputs: dict[str, str], outputs: dict[str, str], name: str, **figures: float
-    ) -> str:
-        facts = {"stage": stage, "started": 1.0, "params": {}, "key": name, "pipeline": "p", "git": {},
-                 "pipeline_params": {}, "inputs": inputs, "outputs": outputs}  # fmt: skip
-        run, parent = upload.start(facts, name)
-        rows = [{"step": n, "at": 1.0, "reward/accuracy": 0.5, **figures} for n in range(1, 7)]
-        if figures:
-            upload.metrics(run, rows, None)
-            upload.health(run, examine(rows, Health(), Rl()).report())
-        upload.finish(run, parent, facts, "finished", Path("none"))
-        return run
-
-    def version(seed: int, trained_on: str = "9-8=", loss: float = 0.1, alignment: float = 1.01) -> Any:
-        asked = {"sft": "9-8=", "rl": trained_on, "test": "7+{}="}
-        for split in asked:
-            problems = [Problem(f"{split}/{n}", asked[split].format(n), (str(7 + n),), "chain", split=split)
-                        for n in range(12 if split == "test" else 1)]  # fmt: skip
-            write_problems(Path(f"data/curated/{split}.jsonl"), problems)
-        data = {path: digest_path(Path(path)) for path in TRAINED}
-        record("curate", {}, data, f"c{seed}")
-        folder = Path(f"models/{seed}")
-        make_base(Model(base=FreshModel()), folder, seed)
-        made = digest_path(folder)
-        figures = {"actor_loss": loss, "rollout/logprob_alignment": alignment}
-        record("rl", data, {"models/rl": made}, f"rl{seed}", **figures)
-        run = record("register", {"models/rl": made}, {}, f"r{seed}")
-        register_version(client, "m", run, folder, {"mathrl.digest": made})
-        return client
-
-    yield version
+    yield Registry(tmp_path)
     main_checkout.cache_clear()
+
+
+@pytest.fixture
+def add(made: Registry) -> Any:
+    return made.add
+
+
+def refused(model: str, *words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a refusal says, with exit status 1."""
+    with pytest.raises(SystemExit) as ended:
+        promote(model, None, None, [*SMALL, *words])
+    assert ended.value.code == 1
+    return capsys.readouterr().out
 
 
 @pytest.fixture
@@ -121,7 +174,7 @@ def registry(add: Any) -> Any:
             "1",
         ),
         ({"alignment": 1.2}, "log-prob alignment 1.200 is above 1.05", "alignment", "1.2"),
-        ({"loss": 99.0}, "its run's health is red", "health", "red"),
+        ({"loss": 99.0}, "a run in its lineage is red", "health", "red"),
     ],
 )
 def test_a_run_with_one_illness_is_refused_for_it_alone(
@@ -129,10 +182,7 @@ def test_a_run_with_one_illness_is_refused_for_it_alone(
 ) -> None:
     """Of a first version, which needs no comparison; the same run without the illness is taken."""
     client = add(1, **illness)
-    with pytest.raises(SystemExit) as ended:
-        promote("m:1", None, None, SMALL)
-    assert ended.value.code == 1
-    said = capsys.readouterr().out
+    said = refused("m:1", capsys=capsys)
     reasons = said.split("refused on test: ")[1].split("; ")
     assert any(why in each for each in reasons), said
     if illness != {"alignment": 1.2}:  # which is an illness, too
@@ -153,12 +203,10 @@ def test_first_champion_refusal_promotion_and_rollback(
     promote("m:1", None, None, SMALL)
     assert "no champion yet" in capsys.readouterr().out
     registry.set_registered_model_alias("m", "candidate", "2")
-    with pytest.raises(SystemExit) as ended:
-        promote("m", None, None, SMALL)
-    assert ended.value.code == 1 and "no difference shown" in capsys.readouterr().out
-    refused = registry.get_model_version("m", "2")
-    assert refused.tags["gate.decision"] == "refused" and refused.tags["gate.problems"] == "12"
-    assert "refused on test" in refused.description and champions(registry, "m") == ["1"]
+    assert "no difference shown" in refused("m", capsys=capsys)
+    version = registry.get_model_version("m", "2")
+    assert version.tags["gate.decision"] == "refused" and version.tags["gate.problems"] == "12"
+    assert "refused on test" in version.description and champions(registry, "m") == ["1"]
 
     (kept,) = Path("reports/evaluations").glob("m-2-*/responses.jsonl")
     rows = [json.loads(line) | {"correct": True} for line in kept.read_text().splitlines()]
@@ -177,6 +225,106 @@ def test_first_champion_refusal_promotion_and_rollback(
         rollback("m")
 
     write_text(Path("data/curated/rl.jsonl"), "")
+    assert "could not be checked" in refused("m", capsys=capsys)
+    tags = registry.get_model_version("m", "2").tags
+    assert "gate.difference" not in tags, "figures of the decision before do not stay"
+
+
+def test_without_the_run_that_made_the_model_nothing_vouches_for_it(
+    made: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way back through evaluate and sft still reaches the data; health is sft's, alignment nobody's."""
+    client, rl = made.add(1), made.runs["rl 1"]
+    digest = client.get_run(rl).data.tags["output.models/rl"]
+    client.delete_run(rl)
+    said = refused("m:1", capsys=capsys)
+    assert f"no run in MLflow made models/rl ({digest[:12]}): `mathrl sync` uploads" in said
+    assert "mlflow runs restore --run-id" in said and champions(client, "m") == []
+    client.restore_run(rl)
+    client.delete_tag(rl, "output.models/rl")  # it ended before its outputs were uploaded
+    assert "no run in MLflow made models/rl" in refused("m:1", capsys=capsys)
+    client.set_tag(rl, "output.models/rl", digest)
+    client.delete_tag(rl, "health")
+    assert "has no health in MLflow" in refused("m:1", capsys=capsys)
+    client.set_tag(rl, "health", "green")
+    promote("m:1", None, None, SMALL)
+    assert champions(client, "m") == ["1"]
+
+
+def test_a_version_of_a_worktree_is_judged_by_its_own_data(
+    made: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.add(1)
+    promote("m:1", None, None, SMALL)
+    made.add(2, trained_on="8-3=", where="runs/more")
+    assert "no difference shown" in refused("m:2", capsys=capsys), "compared, so its data was checked"
+    assert made.client.get_model_version("m", "2").tags["gate.contamination_hits"] == "0"
+    made.add(3, trained_on="7+3=", test="2-1=", where="runs/easier")
+    said = refused("m:3", capsys=capsys)
+    assert "1 training problems share text" in said, "test is the champion's, however easy one's own is"
+    Path("runs/easier").rename("runs/elsewhere")
+    assert "1 training problems share text" in refused("m:3", capsys=capsys), "found by its bytes"
+    shutil.rmtree("runs/elsewhere")
+    said = refused("m:3", capsys=capsys)
+    assert "neither here nor under runs/; `mathrl run curate` with the --preset and --set" in said
+    shutil.rmtree("data")
+    shutil.rmtree("runs/more")  # the same split lies there, too
+    with pytest.raises(UserError, match=r"data/curated/test.jsonl of m version 1 .* name a benchmark"):
+        promote("m:3", None, None, SMALL)
+
+
+def test_each_version_is_asked_with_its_own_prompt_and_measured_alike(
+    made: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.add(1)
+    promote("m:1", None, None, SMALL)
+    made.add(2, overrides=["prompt.template=r1_zero", "prompt.max_tokens=1000", "evaluate.samples=3",
+                           "evaluate.ks=[1]", "evaluate.max_tokens=4"])  # fmt: skip
+    asked: dict[str, Any] = {}
+    real = gate_stage.evaluate_once
+
+    def noted(folder: Path, benchmark: str, params: Any, output: Path, **more: Any) -> Any:
+        asked[output.name.split("-")[1]] = params
+        return real(folder, benchmark, params, output, **more)
+
+    monkeypatch.setattr(gate_stage, "evaluate_once", noted)
     with pytest.raises(SystemExit):
-        promote("m", None, None, SMALL)
-    assert "could not be checked" in capsys.readouterr().out
+        promote("m:2", None, None, [])
+    assert {n: params.prompt.template for n, params in asked.items()} == {"1": "plain", "2": "r1_zero"}
+    assert {params.evaluate.samples for params in asked.values()} == {3}, "the candidate's"
+    with pytest.raises(SystemExit):
+        promote("m:2", None, None, ["prompt.template=boxed", "prompt.max_tokens=1000", "evaluate.samples=2"])
+    assert {(p.prompt.template, p.evaluate.samples) for p in asked.values()} == {("boxed", 2)}
+    made.client.delete_run(made.runs["rl 1"])
+    with pytest.raises(UserError, match="version 1, the champion, was made by no run"):
+        promote("m:2", None, None, [])
+
+
+@pytest.mark.parametrize(("probe", "so"), [(1.01, "promoted"), (1.2, "log-prob alignment 1.200 is above")])
+def test_of_a_run_one_step_ahead_the_probe_counts(
+    add: Any, capsys: pytest.CaptureFixture[str], probe: float, so: str
+) -> None:
+    """Its roll-outs are of older weights: the policy's own change is in their alignment, from step 2 on."""
+    client = add(
+        1, alignment=lambda n: 1.0 if n == 1 else 1.4,
+        **{"rollout/lag": lambda n: float(n > 1), "rollout/canary_alignment": probe},
+    )  # fmt: skip
+    client.set_tag(client.get_model_version("m", "1").run_id, "health", "green")
+    said = refused("m:1", capsys=capsys) if probe > 1.05 else ""
+    if not said:
+        promote("m:1", None, None, SMALL)
+        said = capsys.readouterr().out
+    assert so in said
+
+
+@pytest.mark.parametrize("preset", [None, *preset_names(ROOT / "params")])
+def test_parameters_come_back_from_mlflow_as_they_were(preset: str | None) -> None:
+    params = load_params(ROOT / "params", preset=preset)
+    shown = params.model_dump(mode="json", by_alias=True)
+    step = Step("run", "rl", "", False, flatten(shown), {}, {}, {})
+    names = ("prompt", "model", "evaluate", "curate")
+    back = load_params(ROOT / "params", instead={name: step.section(name) for name in names})
+    assert all(getattr(back, name) == getattr(params, name) for name in names)
+    long = replace(step, params={"prompt.system": "x" * 6000})
+    with pytest.raises(UserError, match=r"run \(rl\): prompt.system is longer than MLflow keeps"):
+        long.section("prompt")
