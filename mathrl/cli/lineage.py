@@ -6,9 +6,11 @@ from pathlib import Path
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
+from mathrl.params import Params
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, Step, way_back, way_forward
 from mathrl.tracking.lineage_picture import picture
+from mathrl.tracking.upload import flatten
 
 STYLE = (
     "body{font:14px sans-serif;margin:2em;color:#222}text{font:12px sans-serif}"
@@ -38,16 +40,25 @@ def lineage(model: str | None, dataset: str | None, output: Path | None) -> None
 
 
 def told(back: Back) -> str:
-    """The way back as text: nearest to the model first."""
+    """The way back as text: nearest to the model first, with the parameters that are no defaults."""
     lines = [f"{back.name} version {back.version}, digest {back.digest}"]
+    if "gate.decision" in back.tags:
+        on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
+        lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then {against}")
+    usual = _defaults()
     for step in sorted(back.steps, key=lambda each: each.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
         lines += ["", f"{step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}{dirty}"]
         lines += [f"  made  {path}  {digest}" for path, digest in step.outputs.items()]
         lines += [f"  read  {path}  {digest}" for path, digest in step.inputs.items()]
         lines += [f"  source {name}  {digest}" for name, digest in step.sources.items()]
-        lines += [f"  param {name} = {value}" for name, value in sorted(step.params.items())]
-    lines += ["", _complete(back)]
+        lines += [
+            f"  param {key} = {value}"
+            for key, value in sorted(step.params.items())
+            if usual.get(key) != value
+        ]
+    lines += ["", "parameters: those that are not the schema's defaults; --output FILE has all"]
+    lines.append(_complete(back))
     return "\n".join(lines)
 
 
@@ -78,6 +89,13 @@ def _row(step: Step) -> str:
     return "<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>"
 
 
+def _defaults() -> dict[str, str]:
+    """Every parameter's default as MLflow shows it: {"rl.lr": "1e-06", …}."""
+    sections = {field.alias or name: field.annotation for name, field in Params.model_fields.items()}
+    return flatten({name: kind.model_construct().model_dump(mode="json")
+                    for name, kind in sections.items() if isinstance(kind, type)})  # fmt: skip
+
+
 def _complete(back: Back) -> str:
     missing = back.gaps()
     if not missing:
@@ -90,9 +108,11 @@ def _forward(dataset: str) -> None:
     digest = digest_path(path) if path.exists() else dataset
     steps, models = way_forward(connect(), digest)
     print(f"{dataset}, digest {digest}")
-    for step in steps:
-        print(f"  {'  ' * step.depth}{step.stage}  run {step.run}")
+    for depth in sorted({step.depth for step in steps}):
+        print("read by" if depth == 1 else "read what came of that" if depth > 2 else "read what these made")
+        for step in (step for step in steps if step.depth == depth):
+            print(f"  {step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}")
+    print("registered models" if models else "no registered model came of it")
     for model in models:
-        print(f"{model.name} version {model.version}: {'made from it' if model.made else 'measured with it'}")
-    if not models:
-        print("no registered model")
+        how = "made from it" if model.made else "not made from it, only measured beside what was"
+        print(f"  {model.name} version {model.version}: {how}")

@@ -33,9 +33,9 @@ class Evidence:
     """What the gate judges. Example: Evidence(Comparison(…), hits=0, alignment=1.01, health="green").
 
     `test` is None without a champion; `hits` None where the training data could not be checked; `alignment`
-    is the largest of the run's steps, None where nothing was rolled out; `health` is red where any run of the
-    lineage is, else that of the run that made the model, "unknown" where nobody said it; `missing` is what no
-    run made.
+    is the largest of the run's steps, None where nothing was rolled out; `health` begins with red where any
+    run of the lineage is, else it is that of the run that made the model, with the rules that said so;
+    "unknown" where none did; `missing` is what no run made.
     """
 
     test: Comparison | None
@@ -76,8 +76,8 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
                        "are not the same model")  # fmt: skip
     else:
         found.append(f"log-prob alignment at most {evidence.alignment:.3f}")
-    if evidence.health == "red":
-        against.append("the health of a run in its lineage is red: `mathrl health RUN` says why")
+    if evidence.health.startswith("red"):
+        against.append(f"its health is {evidence.health}: `mathrl health RUN` says why and what helps")
     elif evidence.health == "unknown":
         against.append(
             "the run that made it has no health in MLflow: `mathrl sync` uploads what was kept back"
@@ -180,6 +180,12 @@ def alignment(client: Any, back: Back) -> float | None:
 
 
 def health(client: Any, back: Back) -> str:
-    told = {step.run: client.get_run(step.run).data.tags.get("health", "unknown") for step in back.steps}
-    maker = back.maker()
-    return "red" if "red" in told.values() else told[maker.run] if maker else "unknown"
+    """Such as "green", "yellow (rl: truncated, flat)"."""
+    tags = {step.run: client.get_run(step.run).data.tags for step in back.steps}
+    red = [step for step in back.steps if tags[step.run].get("health") == "red"]
+    step = red[0] if red else back.maker()
+    if step is None or "health" not in tags[step.run]:
+        return "unknown"
+    rules = [key.removeprefix("health.") for key in tags[step.run] if key.startswith("health.")]
+    said = f" ({step.stage}: {', '.join(sorted(rules))})" if rules else ""
+    return f"{tags[step.run]['health']}{said}"

@@ -34,6 +34,7 @@ from mathrl.stages.gate import (
 )
 from mathrl.tracking.lineage import REMEDY, Back, find_registered, way_back
 from mathrl.tracking.registry import champions, set_champions
+from mathrl.tracking.upload import flatten
 
 
 def promote(
@@ -57,6 +58,7 @@ def promote(
     if history[-1:] == [number]:
         raise UserError(f"{name} version {number} is the champion already")
     before = way_back(client, f"{name}:{history[-1]}") if history else None
+    notes: list[str] = []
     if missing := back.gaps():
         evidence = Evidence(None, None, None, "unknown", missing)
     else:
@@ -70,10 +72,11 @@ def promote(
             runs = [_responses(client, before, benchmark, problems, theirs),
                     _responses(client, back, benchmark, problems, params)]  # fmt: skip
             evidence = replace(evidence, test=_compared(runs, params))
+            notes = _prompts_differ(theirs, params)
     against, found = judge(evidence)
     verdict = "refused" if against else "promoted"
     on = f" on {benchmark}" if benchmark else ""
-    said = f"{name} version {number} {verdict}{on}: " + "; ".join(against or found)
+    said = "\n- ".join([f"{name} version {number} {verdict}{on}:\n", *(against or found), *notes])
     _write_down(client, back, evidence, said,
                 {"decision": verdict, "benchmark": benchmark or "", "champion": before.version if before else
                  "none"})  # fmt: skip
@@ -116,6 +119,14 @@ def own_params(back: Back, candidate: Back, preset: str | None, overrides: Seque
         return load_params(preset=preset, overrides=overrides, instead=own)
     except UserError as error:
         raise UserError(f"{back.name} version {back.version}: {error}") from None
+
+
+def _prompts_differ(theirs: Params, own: Params) -> list[str]:
+    """["each was asked with its own prompt: template plain, now r1_zero"], or nothing."""
+    first, second = (flatten(each.prompt.model_dump(mode="json")) for each in (theirs, own))
+    changed = [f"{key} {first.get(key)}, now {second.get(key)}" for key in sorted({*first, *second})
+               if first.get(key) != second.get(key)]  # fmt: skip
+    return [f"each was asked with its own prompt: {'; '.join(changed)}"] if changed else []
 
 
 def _compared(runs: Sequence[ModelRun], params: Params) -> Comparison:

@@ -47,7 +47,7 @@ SMALL = ["evaluate.samples=2", "evaluate.ks=[1]", "evaluate.max_tokens=4"]
         (replace(FINE, hits=None), "could not be checked"),
         (replace(FINE, alignment=1.0501), "1.050 is above 1.05"),
         (replace(FINE, alignment=float("nan")), "above 1.05"),
-        (replace(FINE, health="red"), "lineage is red"),
+        (replace(FINE, health="red"), "health is red"),
         (replace(FINE, health="unknown"), "has no health in MLflow: `mathrl sync`"),
         (
             replace(FINE, missing=["models/rl (77)"], hits=None),
@@ -174,7 +174,7 @@ def registry(add: Any) -> Any:
             "1",
         ),
         ({"alignment": 1.2}, "log-prob alignment 1.200 is above 1.05", "alignment", "1.2"),
-        ({"loss": 99.0}, "a run in its lineage is red", "health", "red"),
+        ({"loss": 99.0}, "its health is red (rl: loss): `mathrl health RUN`", "health", "red (rl: loss)"),
     ],
 )
 def test_a_run_with_one_illness_is_refused_for_it_alone(
@@ -183,7 +183,8 @@ def test_a_run_with_one_illness_is_refused_for_it_alone(
     """Of a first version, which needs no comparison; the same run without the illness is taken."""
     client = add(1, **illness)
     said = refused("m:1", capsys=capsys)
-    reasons = said.split("refused on test: ")[1].split("; ")
+    assert said.startswith("m version 1 refused on test:\n")
+    reasons = said.split("\n- ")[1:]
     assert any(why in each for each in reasons), said
     if illness != {"alignment": 1.2}:  # which is an illness, too
         assert len(reasons) == 1, said
@@ -292,6 +293,8 @@ def test_each_version_is_asked_with_its_own_prompt_and_measured_alike(
         promote("m:2", None, None, [])
     assert {n: params.prompt.template for n, params in asked.items()} == {"1": "plain", "2": "r1_zero"}
     assert {params.evaluate.samples for params in asked.values()} == {3}, "the candidate's"
+    said = capsys.readouterr().out
+    assert "own prompt: max_tokens 64, now 1000; template plain, now r1_zero" in said
     with pytest.raises(SystemExit):
         promote("m:2", None, None, ["prompt.template=boxed", "prompt.max_tokens=1000", "evaluate.samples=2"])
     assert {(p.prompt.template, p.evaluate.samples) for p in asked.values()} == {("boxed", 2)}

@@ -126,7 +126,11 @@ def test_the_command_draws_a_page_that_loads_nothing(
     assert drawn == page(way_back(store.client, "chain:1"))
     assert drawn.count("<rect") == len(CHAIN) and "src=" not in drawn and "<script" not in drawn
     lineage(None, str(store.root / "data" / "mixture"), None)
-    assert "chain version 2: made from it" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.index("read by\n  rl  run ") < said.index("read what these made\n")
+    assert "chain version 2: made from it" in said
+    lineage(None, str(store.root / "data" / "curated" / "test.jsonl"), None)
+    assert "chain version 1: not made from it, only measured" in capsys.readouterr().out
     wrong = {None: "give a registered", "other": "are: chain", "chain:9": "are: 1, 2", "chain@x": "candidate"}
     for model, said in wrong.items():
         with pytest.raises(UserError, match=said):
