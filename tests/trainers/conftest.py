@@ -126,15 +126,9 @@ def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(make_workspace: Callable[..., Workspace]) -> Callable[[int], Workspace]:
-    """A workspace in which sft and rl ran through, one for each number of processes."""
-    made: dict[int, Workspace] = {}
-
-    def get(processes: int) -> Workspace:
-        if processes not in made:
-            made[processes] = make_workspace(f"run.processes={processes}")
-            made[processes].run("sft")
-            made[processes].run("rl")
-        return made[processes]
-
-    return get
+def uninterrupted(make_workspace: Callable[..., Workspace]) -> Workspace:
+    """A workspace in which sft and rl ran through, in two processes."""
+    made = make_workspace("run.processes=2")
+    made.run("sft")
+    made.run("rl")
+    return made
