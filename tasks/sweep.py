@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import re
 import select
 import subprocess
 import sys
@@ -22,32 +21,15 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.places import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
-from mathrl.params.load import preset_file, read_yaml
 from tasks.live import Live
 from tasks.naming import name_run
 from tasks.output import shower
 from tasks.repro import environment
 from tasks.slots import slot
-from tasks.workspace import Workspace, in_use, prepare
+from tasks.sweep_place import named, workspace
+from tasks.workspace import Workspace, in_use
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
-
-
-def workspace(preset: str | None, *, allow_dirty: bool = False) -> Path:
-    """The checkout; of a preset the worktree where `mathrl run mix --preset` makes what trials start from."""
-    return prepare("mix", preset, (), allow_dirty=allow_dirty).folder
-
-
-def named(preset: str | None, overrides: Sequence[str], root: Path) -> list[str]:
-    """The overrides with a study of the preset's name, where neither they nor the preset name one.
-
-    >>> named(None, ["rl.steps=5"], Path("."))
-    ['rl.steps=5']
-    """
-    own = read_yaml(preset_file(root / "params", preset)).get("sweep", {}) if preset else {}
-    if preset is None or "study" in own or any(each.startswith("sweep.study=") for each in overrides):
-        return list(overrides)
-    return [f"sweep.study={re.sub('[^a-z0-9_-]+', '-', preset.lower())}", *overrides]
 
 
 def run_sweep(

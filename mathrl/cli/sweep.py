@@ -106,7 +106,7 @@ def _flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirt
     from mathrl.core.places import main_checkout
     from mathrl.sweeps.study import open_study
     from mathrl.sweeps.worker import sweep_section
-    from tasks.sweep import named, workspace
+    from tasks.sweep_place import named, workspace
 
     root = main_checkout()
     os.chdir(root)

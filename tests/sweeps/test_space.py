@@ -16,7 +16,7 @@ from mathrl.params import load_params, write_params
 from mathrl.params.form import form_overrides, section_form
 from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
 from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of
-from tasks.sweep import named
+from tasks.sweep_place import named
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
@@ -196,10 +196,13 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     ):
         subprocess.run(["git", *words], cwd=root, check=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith("MATHRL_")}
+    # Prefect reads its settings at import: those of the command's own server must stand by then.
+    program = "import sys\nfrom mathrl.cli import main\ntry: main()\nfinally: print('prefect' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", "from mathrl.cli import main; main()", "sweep", "run", "--preset", "tiny"],
+        [sys.executable, "-c", program, "sweep", "run", "--preset", "tiny"],
         cwd=root, env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
+    assert done.stdout == "False\n", done.stdout + done.stderr
     assert "models/sft: not there yet; `mathrl run mix --preset tiny` makes the usual inputs" in done.stderr
     (worktree,) = (root / "runs").iterdir()
     there = load_params(worktree / "params")
