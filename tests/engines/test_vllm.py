@@ -73,6 +73,14 @@ def test_with_zero_3_it_is_the_torch_backends_run(on_two: dict[str, Any], head: 
     assert len({row["reward/overall"] for row in rows}) == 3
 
 
+def test_two_processes_that_share_an_engine_draw_what_each_would_with_its_own(on_two: dict[str, Any]) -> None:
+    rows, expected = on_two["halves"], on_two["tied, torch"]
+    assert len(rows) == 3
+    for row, other in zip(rows, expected, strict=True):
+        assert row["rollout/canary_gap"] < 2e-5
+        assert row == pytest.approx(other, abs=1e-4)
+
+
 def test_adapters_under_zero_3_are_merged_for_the_sampler(on_two: dict[str, Any]) -> None:
     assert all(row["rollout/canary_gap"] < 2e-5 and row["grad_norm"] > 0 for row in on_two["lora"])
     assert on_two["lora"][1]["kl"] > 0  # the policy without its adapters is the reference

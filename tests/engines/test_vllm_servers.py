@@ -225,6 +225,6 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     end(two.processes[0], signal.SIGKILL)
     two.processes[0].wait()
     engine.pool.params = engine.pool.params.model_copy(update={"wait_seconds": 2.0})
-    with pytest.raises(UserError, match=r"no server can be used after 2 s .*: start one with `mathrl serve"):
+    with pytest.raises(UserError, match=r"no vLLM server can be used after 2 s .*: start one with"):
         engine.generate(PROMPTS, SAMPLING, 5)
     assert "waiting" in capfd.readouterr().err

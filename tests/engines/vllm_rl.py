@@ -72,12 +72,12 @@ class Letters(RewardFunction):
 class Trial:
     """A model folder, the network that is trained from it, and the process's vLLM engine."""
 
-    def __init__(self, folder: Path, where: Path) -> None:
+    def __init__(self, folder: Path, where: Path, rollout: Rollout = ROLLOUT) -> None:
         self.folder, self.where = folder, where
         self.tokenizer = load_tokenizer(folder)
         self.runs = 0
         self.network = load_model(folder, MODEL, "cpu")
-        self.engine: Any = training_engine(self.network, folder, self.tokenizer, MODEL, ROLLOUT, False)
+        self.engine: Any = training_engine(self.network, folder, self.tokenizer, MODEL, rollout, False)
 
     def train(self, params: Rl = STEPS, training: Training | None = None) -> list[dict[str, float]]:
         """The logged rows of a run from the folder's weights."""
@@ -184,6 +184,8 @@ def on_two_processes(where: Path) -> None:
             told["zero 3, without head"] = trial.said(ZERO_STEPS, ZERO)
             vllm_engine.with_head = with_head
     told["gathered"] = gathered.most
+    halves = ROLLOUT.model_copy(update={"vllm": Vllm(tensor_parallel=2)})
+    told["halves"] = Trial(where / "tied", where / f"halves {rank()}", halves).train(ZERO_STEPS)
     if first:
         (where / "told.json").write_text(json.dumps(told))
 
