@@ -45,19 +45,17 @@ def told(back: Back) -> str:
     if "gate.decision" in back.tags:
         on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
         lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then {against}")
-    usual = _defaults()
+    known = _defaults()
     for step in sorted(back.steps, key=lambda each: each.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
         lines += ["", f"{step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}{dirty}"]
         lines += [f"  made  {path}  {digest}" for path, digest in step.outputs.items()]
         lines += [f"  read  {path}  {digest}" for path, digest in step.inputs.items()]
         lines += [f"  source {name}  {digest}" for name, digest in step.sources.items()]
-        lines += [
-            f"  param {key} = {value}"
-            for key, value in sorted(step.params.items())
-            if usual.get(key) != value
-        ]
-    lines += ["", "parameters: those that are not the schema's defaults; --output FILE has all"]
+        own = {key: value for key, value in step.params.items() if known.get(key) != value}
+        lines += [f"  param {key} = {value}" for key, value in sorted(own.items())]
+        known |= own
+    lines += ["", "parameters that are no defaults, each where it is met first; --output FILE has all"]
     lines.append(_complete(back))
     return "\n".join(lines)
 
@@ -107,12 +105,12 @@ def _forward(dataset: str) -> None:
     path = Path(dataset)
     digest = digest_path(path) if path.exists() else dataset
     steps, models = way_forward(connect(), digest)
-    print(f"{dataset}, digest {digest}")
+    print(f"{dataset}, digest {digest}" if path.exists() else f"digest {digest}")
     for depth in sorted({step.depth for step in steps}):
         print("read by" if depth == 1 else "read what came of that" if depth > 2 else "read what these made")
         for step in (step for step in steps if step.depth == depth):
             print(f"  {step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}")
     print("registered models" if models else "no registered model came of it")
     for model in models:
-        how = "made from it" if model.made else "not made from it, only measured beside what was"
+        how = "made from it" if model.made else "measured with it, not made from it"
         print(f"  {model.name} version {model.version}: {how}")
