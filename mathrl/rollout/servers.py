@@ -66,16 +66,17 @@ class Server:
     def healthy(self) -> bool:
         """Whether it answers; `why` says what is wrong if not."""
         try:
-            status = self.client.get(self.url + "/health", timeout=HEALTH_SECONDS).status_code
-            if status == 200:
-                listed = self.client.get(self.url + "/v1/models", timeout=HEALTH_SECONDS).json()
-                self.model = str(listed["data"][0]["id"])
-                return True
-            self.why = f"{self.url} answers /health with {status}"
-            if status == 401:
-                self.why += f": {KEY} must be the same there and here"
+            for path in ("/health", "/v1/models"):
+                answer = self.client.get(self.url + path, timeout=HEALTH_SECONDS)
+                if answer.status_code != 200:
+                    self.why = f"{self.url} answers {path} with {answer.status_code}"
+                    if answer.status_code == 401:
+                        self.why += f": {KEY} must be the same there and here"
+                    return False
+            self.model = str(answer.json()["data"][0]["id"])
+            return True
         except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-            self.why = f"{self.url} does not answer ({type(error).__name__})"
+            self.why = f"{self.url} does not answer as a vLLM server ({type(error).__name__})"
         return False
 
     def complete(

@@ -32,6 +32,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open import open_engine, training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.serve import serve_command, serve_environment
+from mathrl.rollout.servers import Pool
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.rl import train_rl
 
@@ -102,8 +103,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
             processes.append(
                 subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
             )
+    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     try:
-        yield Two(where / "base", processes, tuple(f"http://127.0.0.1:{port}" for port in ports))
+        pool = Pool(Servers(urls=urls, wait_seconds=400.0))
+        within(400, lambda: pool.revive() or len(pool.alive()) == 2)
+        yield Two(where / "base", processes, urls)
     finally:
         for process in processes:
             end(process, signal.SIGKILL)

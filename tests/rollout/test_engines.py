@@ -103,7 +103,7 @@ def test_servers_are_named_by_urls() -> None:
 
 def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = Servers(urls=("http://127.0.0.1:9",), wait_seconds=0.5)
-    with pytest.raises(UserError, match=r"can be used after 0.5 s \(http://127.0.0.1:9 does not answer"):
+    with pytest.raises(UserError, match=r"can be used after 0.5 s \(http://127.0.0.1:9 does not answer as"):
         ServerEngine(TOKENIZER, [2], Rollout(engine="vllm_server", servers=nobody), "float32", 1e-3)
     assert "waiting" in capsys.readouterr().err
 
