@@ -158,7 +158,7 @@ def _stage(
     made = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
         "wdir": "../..",
-        "cmd": shlex.join(words),
+        "cmd": shlex.join(words).replace("${", r"\${"),  # in a value it is no template of DVC's
         "deps": [*inputs, *code],
         "params": [{f"params/{section}.yaml": None} for section in READS[stage]],
         **made,

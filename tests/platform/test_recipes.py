@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.artifacts import ProgressArtifact
 
+from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
 from mathrl.params.recipe import load_recipe, recipe_names
 from mathrl.params.schema import READS
@@ -88,6 +91,22 @@ def test_seeds_are_stages_of_their_own_and_start_from_their_own() -> None:
     assert "chains" in stages and "chains-s0" not in stages  # curated once
     assert stages["short_sft-s2"]["deps"][1] == "recipes/study/chains/splits/sft.jsonl"
     assert "methods=recipes/study/methods-s2" in stages["summary"]["cmd"]
+
+
+def test_a_value_with_a_dollar_and_a_brace_reaches_its_step(tmp_path: Path) -> None:
+    from dvc.repo import Repo  # seconds
+
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    asked = "prompt.instruction='Write ${x}$, not $y; it''s \\boxed{}.'"
+    (tmp_path / "params" / "recipes" / "mine.yaml").write_text(
+        f"description: mine\nset: [{json.dumps(asked)}]\nsteps:\n  sft: {{stage: sft, start: base}}\n"
+    )
+    for file, text in graph_files("mine", load_recipe("mine", tmp_path / "params"), tmp_path).items():
+        write_text(file, text)
+    with Repo.init(str(tmp_path), no_scm=True) as repo:
+        stage = repo.stage.load_one(str(tmp_path / "recipes" / "mine" / "dvc.yaml"), "sft")
+    assert shlex.split(stage.cmd)[-1] == asked
 
 
 def write(checkout: Checkout, name: str, *overrides: str, more: str = "") -> None:
