@@ -169,7 +169,9 @@ class Pool:
     def _try(self, server: Server) -> None:
         before = server.why
         server.alive = server.healthy() and (self.weights is None or self._send(server))
-        if not server.alive and server.why != before:
+        if server.alive:
+            server.why = ""
+        elif server.why != before:
             print(f"rollout: {server.why}", file=sys.stderr, flush=True)
 
     def _nobody(self) -> UserError:

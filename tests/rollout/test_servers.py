@@ -120,6 +120,7 @@ def test_every_process_leaves_out_a_server_that_missed_the_weights(stand: Any) -
     second.follow(first.told())
     assert used(first) == used(second) == {good.url, bad.url}
     assert bad.taken == ["/weights/1", "/weights/3"]
+    assert [server.why for server in first.servers] == ["", ""]
 
 
 def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stand: Any) -> None:
