@@ -1,11 +1,14 @@
 """Planned against measured memory of real runs: `python benchmarks/memory.py [CASE …]` (ten minutes).
 
-Each case trains two steps in a process of its own on this machine's CPU, in one thread (several on busy
-cores take many times as long); measured is the peak of its resident memory (VmHWM). On a machine with a GPU
-the same runs are made there, and measured is torch's peak of allocated memory plus CUDA's context.
+Each case trains two steps in a process of its own on this machine's CPU, or in two where ZeRO divides, in
+one thread (several on busy cores take many times as long); measured is the peak of its resident memory
+(VmHWM), of several the largest. On a machine with a GPU the same runs are made there, and measured is torch's
+peak of allocated memory plus CUDA's context.
 """
 
+import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,19 +19,18 @@ import torch
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.nouns import Problem
 from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.models.linear import use_bfloat16_products
-from mathrl.models.load import keep_freed_memory
-from mathrl.models.norm import use_fast_norms
+from mathrl.models.export import export_model
+from mathrl.models.load import keep_freed_memory, load_model
 from mathrl.models.packing import Group
 from mathrl.models.shape import shape_of
+from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.load import load_params
-from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
 from mathrl.rewards.compose import Reward, RewardFunction
 from mathrl.rewards.verdict import Verdict
+from mathrl.rollout.open import training_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.memory import GIB, plan_memory
 from mathrl.trainers.rl import train_rl
@@ -41,6 +43,12 @@ PART = "rl.tokens_per_microbatch=2048"
 ADAMW, RECOMPUTE = "rl.optimizer.type=adamw", "sft.gradient_checkpointing=true"
 PPO = ["rl.advantage=gae", "rl.critic={}", "rl.group_size=1", "rl.prompts_per_step=64"]
 KL_IN_REWARD = ["rl.kl_coef=0.01", "rl.kl_in=reward", "rl.kl_estimator=k1"]
+ZERO = [
+    "training.backend=deepspeed", "rl.ema=null", "run.processes=2", ADAMW, "rl.tokens_per_microbatch=512",
+    "rl.prompts_per_step=4", "rl.group_size=4",
+]  # fmt: skip
+FLOAT32, STAGE3 = "model.precision=float32", "training.deepspeed.stage=3"
+VLLM = ["rollout.engine=vllm", "rollout.vllm.max_model_length=128", "rollout.max_sequences=64", ADAMW]
 CASES = {
     "sft, 22M, AdamW": (SMALL, "sft", ["sft.optimizer.type=adamw"]),
     "sft, 22M, Muon, recomputed": (SMALL, "sft", [RECOMPUTE, "sft.tokens_per_step=8192"]),
@@ -49,6 +57,12 @@ CASES = {
     "rl GRPO, 75M, AdamW": (LARGE, "rl", [ADAMW, "rl.ema=null"]),
     "rl PPO, 75M, KL in the reward": (LARGE, "rl", [*PPO, *KL_IN_REWARD, ADAMW, PART]),
     "rl GRPO, 75M, LoRA, KL": (LARGE, "rl", ["rl.lora={}", "rl.kl_coef=0.01", ADAMW]),
+    "rl GRPO, 22M, ZeRO 2, float32": (SMALL, "rl", [*ZERO, FLOAT32]),
+    "rl GRPO, 22M, ZeRO 3, float32": (SMALL, "rl", [*ZERO, FLOAT32, STAGE3]),
+    "rl GRPO, 22M, ZeRO 2, bfloat16": (SMALL, "rl", ZERO),
+    "rl GRPO, 22M, ZeRO 3, bfloat16": (SMALL, "rl", [*ZERO, STAGE3]),
+    "rl GRPO, 22M, vLLM": (SMALL, "rl", [*VLLM, FLOAT32]),
+    "rl GRPO, 22M, vLLM, bfloat16": (SMALL, "rl", VLLM),
 }
 SIZES = [
     "rl.steps=2", "rl.prompts_per_step=8", "rl.group_size=8", f"rl.max_tokens={RESPONSE}", "rl.eval_every=0",
@@ -75,11 +89,11 @@ def run(case: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     keep_freed_memory()
     torch.set_num_threads(1)
-    tokenizer = character_tokenizer(base)
-    model = fresh_network(base, tokenizer, seed=0).to(device).eval()
-    use_fast_norms(model)
-    use_bfloat16_products(model)
-    state, backend = Path(tempfile.mkdtemp()), Backend(device)
+    state, backend = Path(tempfile.mkdtemp()), Backend(device, params.training)
+    tokenizer, folder = character_tokenizer(base), state / "base"
+    export_model(fresh_network(base, tokenizer, seed=0), tokenizer, folder, "")
+    gc.collect()
+    model = load_model(folder, params.model, device, plain=backend.plain)
 
     def sink(resume_after: int | None) -> JsonlSink:
         return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
@@ -88,14 +102,20 @@ def run(case: str) -> None:
         shown = [Group([5] * PROMPT, [[6 + i % 80] * RESPONSE]) for i in range(512)]
         train_sft(model, shown, (), params.sft, 0, backend, state, sink)
     else:
-        sampler = Sampler(TorchEngine(model, tokenizer, Rollout()), tokenizer, params.prompt)
+        engine = training_engine(model, folder, tokenizer, params.model, params.rollout, False)
+        sampler = Sampler(engine, tokenizer, params.prompt)
         problems = [
             Problem(id=f"p{i}", question=f"{i:0{PROMPT}d}", answers=("1",), source="s", split="rl")
             for i in range(64)
         ]
         train_rl(model, sampler, problems, (), Lengths({}), params.rl, 0, backend, state, sink)
     planned = plan_memory(
-        shape_of(model.config), params, stage, device.type, prompt_tokens=PROMPT, response_tokens=RESPONSE
+        shape_of(AutoConfig.from_pretrained(folder)),
+        params,
+        stage,
+        device.type,
+        prompt_tokens=PROMPT,
+        response_tokens=RESPONSE,
     )
     measured = (
         float(torch.cuda.max_memory_allocated()) + 0.6 * GIB if device.type == "cuda" else peak_resident()
@@ -110,15 +130,32 @@ def peak_resident() -> float:
     raise OSError("no VmHWM in /proc/self/status")
 
 
+def measure(case: str) -> dict[str, float]:
+    """Of the process that took most, where there are several."""
+    world, meeting = params_of(case).run.processes, tempfile.mkdtemp()
+    shared = os.environ | {"OMP_NUM_THREADS": "1"}
+    if world > 1:
+        shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MATHRL_RENDEZVOUS": meeting}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--run", case],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    told = [rank.communicate() for rank in ranks]
+    for rank, (_, errors) in zip(ranks, told, strict=True):
+        if rank.returncode:
+            sys.exit(errors)
+    found = [json.loads(said.splitlines()[-1]) for said, _ in told]
+    return max(found, key=lambda each: float(each["measured"]))
+
+
 def main(cases: list[str]) -> None:
     print(f"{'case':<34} {'planned':>9} {'measured':>9} {'off by':>7}   largest phase")
     for case in cases or CASES:
-        done = subprocess.run(
-            [sys.executable, __file__, "--run", case], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(done.stderr)
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = measure(case)
         planned, measured = found["planned"] / GIB, found["measured"] / GIB
         off = planned / measured - 1
         print(

@@ -89,6 +89,26 @@ def evaluate(
 
 
 @app.command()
+def alignment(
+    model: Annotated[str, typer.Argument(help="A Hugging Face model folder, or a hub id.")],
+    problems: Annotated[
+        Path | None, typer.Option(help="Curated problems; data/curated/dev.jsonl otherwise.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many of them, two responses each.")] = 16,
+    preset: Preset = None,
+    set_: Set = None,
+) -> None:
+    """Compare log-probs of the sampling engine, the trainer and a plain Hugging Face forward in float32.
+
+    On the same sampled responses; exit status 1 where two of them differ by more than their limits.
+    """
+    from mathrl.cli.alignment import alignment as align
+
+    if not align(model, problems, limit, preset, set_ or []):
+        raise typer.Exit(1)
+
+
+@app.command()
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
     after: Annotated[str, typer.Argument(metavar="B", help="As A; several seeds are joined by commas.")],

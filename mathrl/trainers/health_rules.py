@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.trainers.mismatch import ALIGNMENT, judged
 
 Row = Mapping[str, float]
 Found = tuple[str, str, str]  # evidence, cause, remedy
@@ -38,6 +39,11 @@ def mean(rows: Sequence[Row], name: str) -> float | None:
 
 def now(rows: Sequence[Row], health: Health, name: str) -> float | None:
     return mean(rows[-health.window :], name)
+
+
+def earliest(rows: Sequence[Row], name: str) -> float | None:
+    """The first value: a step that measured nothing has none."""
+    return next((row[name] for row in rows if name in row), None)
 
 
 def then(rows: Sequence[Row], health: Health, name: str) -> float | None:
@@ -127,12 +133,11 @@ def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
 
 
 def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
-    # Roll-outs of older weights have the policy's own change in that figure; the probe after a sync has not.
-    name = "rollout/canary_alignment" if rows[-1].get("rollout/lag") else "rollout/logprob_alignment"
+    name = judged(rows[-1])
     value = now(rows, health, name)
     if value is None or value <= health.alignment or stale_sampler(rows, health, rl):
         return None
-    if len(rows) < health.window and rows[0].get(name, 0.0) <= health.alignment:
+    if len(rows) < health.window and (earliest(rows, name) or 0.0) <= health.alignment:
         return None  # too early to tell it from a stale sampler
     return (
         f"log-prob alignment of sampler and trainer is {value:.3f}",
@@ -142,7 +147,7 @@ def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
 
 
 def stale_sampler(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
-    value, first = now(rows, health, "rollout/logprob_alignment"), rows[0].get("rollout/logprob_alignment")
+    value, first = now(rows, health, ALIGNMENT), earliest(rows, ALIGNMENT)
     if value is None or first is None or len(rows) < health.window or rows[-1].get("rollout/lag"):
         return None
     limit = 1 + max((health.alignment - 1) / SHARE_OF_START, SHARE_OF_START * (first - 1))

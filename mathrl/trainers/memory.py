@@ -9,20 +9,29 @@ T tokens of a micro-batch, B sequences decoded at a time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mathrl.models.logprobs import MOST_LOGITS
 from mathrl.models.packing import LONG
 from mathrl.models.shape import Shape
-from mathrl.params.lora import Lora
 from mathrl.params.schema import Params
-from mathrl.params.train import Optimizer
 from mathrl.trainers.deepspeed_learner import BUCKET
+from mathrl.trainers.memory_states import (
+    adam_share,
+    bytes_of,
+    critic_shape,
+    divided,
+    fetched,
+    frozen,
+    trainable,
+    trained,
+)
 
 GIB = 1 << 30
 # Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
+VLLM_RUNTIME = 0.27 * GIB  # the same of vLLM on a CPU; on a GPU its share holds everything
 # Measured on a CPU (benchmarks/memory.py): glibc's heap holds so much more than is in use, in pieces.
 HEAP_KEPT = 0.4
 LEAST_CACHED = 16  # sequences that vLLM must have room for, or it decodes too few at a time to be of use
@@ -72,7 +81,7 @@ def plan_memory(
     zero = params.training.backend == "deepspeed"
     host: dict[str, float] = {}
     if zero:
-        standing["communication buckets"] = 4.0 * BUCKET * bytes_of(params)
+        standing["communication buckets"] = 2.0 * BUCKET * bytes_of(params)
         own, host = divided(shape, part.lora, params, "policy")
         standing |= own
     else:
@@ -88,18 +97,25 @@ def plan_memory(
     }
     biggest = max(shape.head, shape.width * shape.mlp)
     passes["one weight's new gradient"] = 4.0 * biggest
+    divides = zero and params.training.deepspeed.stage == 3
+    whole = bytes_of(params) * shape.parameters if divides else 0.0
+    if divides:
+        passes["weights fetched ahead or kept whole"] = fetched(shape, params)
     phases: dict[str, dict[str, float]] = {"forward and backward": passes}
     phases["optimizer step"] = {
         "AdamW's temporaries": 0.0
         if zero or device == "cuda"
         else 4.0 * adam_share(shape, part.optimizer, part.lora)
     }
+    if divides:
+        phases["end"] = {"policy: weights, whole": whole}
     if stage == "rl":
         rl = params.rl
         if rl.ema:
             standing["policy: averaged weights"] = 4.0 * trainable(shape, rl.lora)
         if rl.export == "best":
-            standing["policy: best weights"] = 4.0 * trainable(shape, rl.lora)
+            best = {"policy: best weights": 4.0 * trainable(shape, rl.lora)}
+            host, standing = (host | best, standing) if zero else (host, standing | best)
         if rl.kl_coef and rl.lora is None:
             standing["reference"] = bytes_of(params) * shape.parameters if zero else frozen(shape, rounded)
         if rl.critic is not None:
@@ -110,9 +126,19 @@ def plan_memory(
             else:
                 standing |= trained(scorer, rl.critic.optimizer, rl.critic.lora, "critic")
                 standing["critic: weights rounded to bfloat16"] = rounded
-        phases["roll-outs"] = rollout_memory(shape, params, length, device, gpu_memory)
-        if params.rollout.engine == "vllm" and device == "cuda" and not params.rollout.vllm.sleep:
-            standing |= phases.pop("roll-outs")
+        sampling = rollout_memory(shape, params, length, device, gpu_memory)
+        asleep = device == "cuda" and params.rollout.vllm.sleep  # it does not sleep on a CPU
+        if params.rollout.engine == "vllm" and not asleep:
+            standing, sampling = standing | sampling, {}
+        if params.rollout.engine != "torch":
+            sent = bytes_of(params) * (max(BUCKET, biggest) + shape.head) if divides else 0.0
+            sampling["weights on their way to the sampler"] = sent
+        elif rl.rollout_ahead:
+            copied = bytes_of(params) * shape.parameters if zero else frozen(shape, rounded)
+            standing["sampler's copy of the weights"] = copied
+        else:
+            sampling["policy: weights, whole"] = whole
+        phases["roll-outs"] = sampling
     if device == "cpu":
         for phase in phases.values():
             phase["heap kept free (estimate)"] = HEAP_KEPT * sum(phase.values())
@@ -129,78 +155,6 @@ def micro_batch_tokens(params: Params, stage: Stage, prompt: int, length: int) -
     shared = prompt + rl.group_size * (length - prompt - 1)
     everything = prompts * (rl.group_size * length if length > LONG else shared)
     return max(min(rl.tokens_per_microbatch, everything), length)
-
-
-def frozen(shape: Shape, rounded: float) -> float:
-    """A model that never learns: float32, or its matrices in bfloat16 alone."""
-    return 4.0 * (shape.parameters - (shape.matrices if rounded else 0)) + rounded
-
-
-def trained(shape: Shape, optimizer: Optimizer, lora: Lora | None, name: str) -> dict[str, float]:
-    """Float32 weights, gradients and optimizer states: 16 bytes a parameter with AdamW, 12 under Muon."""
-    count = trainable(shape, lora)
-    adam = adam_share(shape, optimizer, lora)
-    own = 4.0 * (shape.parameters + (count if lora else 0))
-    return {
-        f"{name}: weights": own,
-        f"{name}: gradients": 4.0 * count,
-        f"{name}: optimizer states": 8.0 * adam + 4.0 * (count - adam),
-    }
-
-
-def bytes_of(params: Params) -> float:
-    """Of a weight in DeepSpeed's model."""
-    return 2.0 if params.model.precision == "bfloat16" else 4.0
-
-
-def divided(
-    shape: Shape, lora: Lora | None, params: Params, name: str
-) -> tuple[dict[str, float], dict[str, float]]:
-    """ZeRO over N processes (arXiv:1910.02054, figure 1): on the device, and what offload moves to the host.
-
-    Stage 1 divides AdamW's moments and the float32 weights that bfloat16 ones are rounded from; stage 2 also
-    gradients; stage 3 also weights, of which the largest layer is whole for a moment.
-    """
-    zero, processes, size = params.training.deepspeed, params.run.processes, bytes_of(params)
-    count = trainable(shape, lora)
-    weights = size * (shape.parameters + (count if lora else 0))
-    states = (8.0 + (4.0 if size == 2 else 0.0)) * count / processes
-    device = {
-        f"{name}: weights": weights / processes if zero.stage == 3 else weights,
-        f"{name}: gradients": size * count / (processes if zero.stage >= 2 else 1),
-    }
-    host: dict[str, float] = {}
-    if zero.offload_parameters:
-        host[f"{name}: weights"] = device.pop(f"{name}: weights")
-    if zero.stage == 3:
-        device[f"{name}: the largest layer, whole"] = size * max(shape.head, shape.matrices // shape.layers)
-    (host if zero.offload_optimizer else device)[f"{name}: optimizer states"] = states
-    return device, host
-
-
-def trainable(shape: Shape, lora: Lora | None) -> float:
-    """Parameters with a gradient: all, or those of adapters beside every linear layer of the blocks."""
-    if lora is None:
-        return float(shape.parameters)
-    queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
-    sides = [
-        (shape.width, queries), (shape.width, keys), (shape.width, keys), (queries, shape.width),
-        (shape.width, shape.mlp), (shape.width, shape.mlp), (shape.mlp, shape.width),
-    ]  # fmt: skip
-    chosen = len(lora.targets) / len(sides) if lora.targets else 1.0
-    return shape.layers * lora.r * sum(inputs + outputs for inputs, outputs in sides) * chosen
-
-
-def adam_share(shape: Shape, optimizer: Optimizer, lora: Lora | None) -> float:
-    """How many of the trained parameters have AdamW's two moments; Muon keeps one for a matrix."""
-    count = trainable(shape, lora)
-    return count if optimizer.type == "adamw" or lora else count - shape.matrices
-
-
-def critic_shape(shape: Shape) -> Shape:
-    """The policy's trunk with one output a token."""
-    trunk = shape.parameters - (0 if shape.tied else shape.head)
-    return replace(shape, parameters=trunk + shape.width, vocabulary=1, head=shape.width, tied=False)
 
 
 def kept_activations(
@@ -263,7 +217,9 @@ def rollout_memory(
             share = rollout.vllm.memory_share * gpu_memory
             return {"vLLM: weights and cache": max(share, least / rollout.vllm.tensor_parallel)}
         cache = (rollout.vllm.cache_gib or 1) * GIB
-        return {"vLLM: weights": 4.0 * shape.parameters, "vLLM: cache": float(cache)}
+        untied = shape.parameters + (shape.head if shape.tied else 0)
+        weights = bytes_of(params) * untied
+        return {"vLLM": VLLM_RUNTIME, "vLLM: weights": weights, "vLLM: cache": float(cache)}
     share = -(-rl.prompts_per_step // params.run.processes) * rl.group_size
     sequences = min(share, max(rollout.max_sequences, rl.group_size))
     return {

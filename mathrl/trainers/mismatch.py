@@ -18,13 +18,10 @@ def check_mismatch(row: Mapping[str, float], rollout: Rollout, step: int, said: 
     is for the next step. There is another once the distance from 1 has doubled, and a line when the value is
     back within the limit by half.
 
-    Where the roll-outs are of older weights (`rollout/lag`) the policy's own change is in that figure; the
-    probe's after the last sync, which has none of it, is judged then.
-
     Raises:
         UserError: it is above, and `rollout.on_mismatch` is stop.
     """
-    name = CANARY if row.get("rollout/lag") else ALIGNMENT
+    name = judged(row)
     value = row.get(name, 1.0)
     if value <= rollout.mismatch_limit:
         if said > 1 and value <= (1 + rollout.mismatch_limit) / 2:
@@ -45,6 +42,16 @@ def check_mismatch(row: Mapping[str, float], rollout: Rollout, step: int, said: 
         return said
     tell(f"warning: {warning}; said again if it doubles")
     return far
+
+
+def judged(row: Mapping[str, float]) -> str:
+    """The metric that says how far apart sampler and trainer are.
+
+    Where the roll-outs are of older weights (`rollout/lag`) the policy's own change is in their alignment,
+    and where no response had a gradient (uniform groups, the critic's warm-up) there is none: then it is that
+    of the probe after the last sync.
+    """
+    return CANARY if row.get("rollout/lag") or ALIGNMENT not in row else ALIGNMENT
 
 
 def tell(text: str) -> None:

@@ -262,6 +262,7 @@ def train_rl(
             if stopping and not last:
                 raise Stopped
     stop.close()
+    sync.sleep()  # under ZeRO 3 the whole model comes to each process now
     for learner in learners:
         learner.finish()
     exported = counts["exported"] if params.export == "best" and counts["exported"] else done

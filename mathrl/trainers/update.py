@@ -65,7 +65,7 @@ class UpdateFigures:
         self.dropped += dropped
 
     def metrics(self, params: Rl) -> dict[str, float]:
-        """Means a token, under the field's names; nothing where there was no update."""
+        """Means a token, under the field's names; nothing where there was no update, or nothing measured."""
         if not self.updates:
             return {}
         tokens = max(1.0, self.tokens)
@@ -76,9 +76,10 @@ class UpdateFigures:
             "clip_fraction": self.clipped / tokens,
             "ratio/mean": self.mean_ratio,
             "ratio/max": self.ratio_max or 1.0,
-            "rollout/logprob_alignment": self.alignment / self.responses if self.responses else 1.0,
             "trained_tokens": self.trained,
         }
+        if self.responses:  # where no group has a gradient, none was computed
+            figures["rollout/logprob_alignment"] = self.alignment / self.responses
         if params.kl_coef and params.kl_in == "loss":
             figures["kl"] = self.kl / tokens
         if params.drop_ratio is not None:

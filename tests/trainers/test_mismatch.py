@@ -46,6 +46,14 @@ def test_rollouts_of_older_weights_are_judged_by_the_probe() -> None:
         check_mismatch(row | {"rollout/canary_alignment": 1.2}, STOP, 2)
 
 
+def test_where_no_response_was_trained_on_the_probe_judges() -> None:
+    # Uniform groups, or the critic's warm-up: no forward pass, so no alignment of the roll-outs.
+    check_mismatch({"rollout/canary_alignment": 1.04}, STOP, 1)
+    with pytest.raises(UserError, match=r"step 1: rollout/canary_alignment is 1\.0600"):
+        check_mismatch({"rollout/canary_alignment": 1.06}, STOP, 1)
+    check_mismatch({"rollout/logprob_alignment": 1.0, "rollout/canary_alignment": 1.06}, STOP, 1)
+
+
 def test_the_histogram_counts_tokens_that_differ_by_more() -> None:
     trainer = torch.tensor([-1.0, -1.0, -1.0, -1.0])
     counts = gap_counts(trainer, trainer + torch.tensor([0.0, 5e-4, -0.5, 3.0]))

@@ -1,0 +1,99 @@
+"""Sampler, trainer and a plain Hugging Face forward on the same responses: do they compute one model? (T3)
+
+The plain forward is transformers' own layers in float32, a response at a time: no packing, no padding, no
+layer exchanged for a faster one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mathrl.algorithms.alignment import logprob_alignment
+from mathrl.core.nouns import Completion
+from mathrl.models.load import load_model, resolve_folder
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.models.transformers_import import AutoModelForCausalLM
+from mathrl.params.run import Model, PretrainedModel
+
+SAMPLER, TRAINER, PLAIN = "sampler", "trainer", "plain Hugging Face, float32"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Log-probs of two of them; differences in nats, `alignment` the mean of (1/L) sum exp |difference|.
+
+    Example: Gap("sampler", "trainer", 1.7e-5, 2.6e-6, 1.0000026, 1e-4, 1.05).
+    """
+
+    first: str
+    second: str
+    largest: float
+    mean: float
+    alignment: float
+    tolerance: float
+    limit: float
+
+    @property
+    def fine(self) -> bool:
+        return self.mean <= self.tolerance and self.alignment <= self.limit  # false for a NaN
+
+
+@torch.no_grad()
+def plain_logprobs(network: Any, groups: Sequence[Group], temperature: float) -> Tensor:
+    """[N], a forward pass for each response."""
+    found = []
+    for group in groups:
+        for response in group.responses:
+            ids = torch.tensor([[*group.prompt, *response]], device=network.device)
+            logits = network(input_ids=ids, use_cache=False).logits[0].float() / temperature
+            start = len(group.prompt) - 1
+            rows = logits[start : start + len(response)].log_softmax(-1)
+            found.append(rows.gather(1, ids[0, len(group.prompt) :, None])[:, 0].cpu())
+    return torch.cat(found)
+
+
+def load_plain(folder: Path | str, model: Model, device: torch.device) -> Any:
+    """The folder's weights in transformers' own layers, float32."""
+    path, options = resolve_folder(folder)
+    if isinstance(model.base, PretrainedModel):
+        options["trust_remote_code"] = model.base.trust_remote_code
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, **options)
+    return network.to(device).eval()
+
+
+def gaps(
+    completions: Sequence[Sequence[Completion]],
+    trainer_N: Tensor,
+    plain_N: Tensor,
+    tolerances: tuple[float, float],
+    limit: float,
+) -> list[Gap]:
+    """Between each two; `tolerances` are of sampler and trainer, and of the trainer and the plain forward."""
+    sampler_N = torch.tensor([value for row in completions for each in row for value in each.logprobs])
+    lengths_S = torch.tensor([len(each.tokens) for row in completions for each in row])
+    own, other = tolerances
+    pairs = [
+        (SAMPLER, TRAINER, sampler_N, trainer_N, own),
+        (TRAINER, PLAIN, trainer_N, plain_N, other),
+        (SAMPLER, PLAIN, sampler_N, plain_N, max(own, other)),
+    ]
+    found = []
+    for first, second, first_N, second_N, tolerance in pairs:
+        gap_N = (first_N - second_N).abs()
+        ratio = float(logprob_alignment(first_N, second_N, lengths_S).mean())
+        found.append(Gap(first, second, float(gap_N.max()), float(gap_N.mean()), ratio, tolerance, limit))
+    return found
+
+
+def trainer_logprobs(
+    folder: Path | str, model: Model, device: torch.device, groups: Sequence[Group], temperature: float
+) -> Tensor:
+    """[N], as an update computes them: packed, in `model.precision`."""
+    network = load_model(folder, model, device)
+    with torch.no_grad():
+        return response_logprobs(network, groups, temperature)[0].float().cpu()

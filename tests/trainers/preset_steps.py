@@ -1,0 +1,99 @@
+"""Three steps of a preset on a tiny model of its architecture; as a script with the backend that it ships.
+
+preset_steps.py NAME FOLDER: one gloo process, weights as DeepSpeed takes them; writes FOLDER/metrics.jsonl.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mathrl.core.metrics import JsonlSink
+from mathrl.core.nouns import Problem
+from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.models.load import plain_dtype
+from mathrl.models.shape import KNOWN
+from mathrl.params.load import load_params
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel, PretrainedModel
+from mathrl.params.schema import Params
+from mathrl.rewards.compose import Reward, RewardFunction, RewardInput, build_reward
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.trainers.backend import Backend
+from mathrl.trainers.rl import train_rl
+
+ROOT = Path(__file__).parents[2]
+CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
+
+
+class WithOnes(RewardFunction):
+    """The preset's reward, plus something that random weights earn: the share of the character 1."""
+
+    def __init__(self, preset: RewardFunction) -> None:
+        super().__init__({})
+        self.preset = preset
+
+    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+        given = self.preset.score(items)
+        shares = [item.response.count("1") / max(1, item.length) for item in items]
+        return [
+            Reward(each.overall + share, share > 0, each.parts | {"ones": share}, each.verdict)
+            for each, share in zip(given, shares, strict=True)
+        ]
+
+
+def smaller(name: str) -> Params:
+    full = load_params(ROOT / "params", preset=name).rl
+    sizes = {
+        "steps": 3,
+        "prompts_per_step": max(4, full.minibatches),
+        "group_size": min(4, full.group_size),
+        "max_tokens": 12,
+        "eval_every": 0,
+        "checkpoint_every": 3,
+    }
+    return load_params(
+        ROOT / "params", preset=name, overrides=[f"rl.{key}={value}" for key, value in sizes.items()]
+    )
+
+
+def architecture(params: Params) -> Any:
+    base = params.model.base
+    return KNOWN[base.path][0] if isinstance(base, PretrainedModel) else base.architecture
+
+
+def train(name: str, folder: Path, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights before and after; the records are in folder/metrics.jsonl."""
+    params = smaller(name)
+    base = FreshModel(
+        architecture=architecture(params), hidden_size=32, intermediate_size=48, layers=2, heads=2,
+        kv_heads=1, max_positions=4096,
+    )  # fmt: skip
+    tokenizer = character_tokenizer(base)
+    tokenizer.chat_template = CHAT
+    model = fresh_network(base, tokenizer, seed=3).eval()
+    if backend.plain:
+        model = model.to(plain_dtype(params.model))
+    before = torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
+    sampler = Sampler(TorchEngine(model, tokenizer, Rollout()), tokenizer, params.prompt)
+    extra: dict[str, Any] = {"numbers": [1, 2, 3], "target": 6} if "countdown" in name else {}
+    problems = [
+        Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="s", split="rl", extra=extra)
+        for n in range(1, 33)
+    ]
+    train_rl(
+        model, sampler, problems, (), WithOnes(build_reward(params.reward)), params.rl, 0, backend, folder,
+        lambda resume_after: JsonlSink(folder / "metrics.jsonl", resume_after=resume_after),
+    )  # fmt: skip
+    return before, torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    own = Backend(torch.device("cpu"), load_params(ROOT / "params", preset=sys.argv[1]).training)
+    first, last = train(sys.argv[1], Path(sys.argv[2]), own)
+    assert torch.isfinite(last).all() and not torch.equal(first, last)
+    own.close()
