@@ -13,8 +13,9 @@ Each way computes every stage anew, in a clone of this checkout's HEAD of its ow
 "outside" is the wall time that no stage was at work (from its record: after its imports, until its outputs
 are digested), so it does not hold how fast the stages happened to compute. The stages' own seconds differ by
 chance from way to way, and by what the mirror and the server take from them while they compute; "tools" is
-the processor time of all processes that are not stages, and "a second of rl" their share while RL trained,
-from which the cost of an hour's run follows: the fixed part and 3600 times that share.
+the processor time of all processes that are not stages. While RL trains they take a share of a core, less
+after its first minute, and from then on less and less; an hour's run is longer by the fixed part and at most,
+if it uses all cores, by 3600 times that share over their number.
 """
 
 import argparse
@@ -36,9 +37,9 @@ sys.path.insert(0, str(ROOT))
 WAYS = ("bare", "dvc", "first", "later", "small")
 # What a process is, by what its command line has; the first that fits.
 KINDS = (("mirror", "mathrl.tracking.mirror"), ("stages", "mathrl.stages."),
-         ("stages", "mathrl.rewards.worker"), ("prefect server", "prefect"),
+         ("stages", "mathrl.rewards."), ("prefect server", "tasks.own_server"),
          ("dvc", "dvc repro"), ("guard", "tasks.guard"))  # fmt: skip
-EVERY = 1.0
+EVERY, FIRST = 1.0, 60.0
 
 
 class Meter(threading.Thread):
@@ -53,7 +54,7 @@ class Meter(threading.Thread):
             try:
                 root = psutil.Process(self.pid)
                 for each in [root, *root.children(recursive=True)]:
-                    self._look(each, root)
+                    self._look(each)
             except psutil.NoSuchProcess:
                 return
             sums: dict[str, float] = {}
@@ -62,14 +63,13 @@ class Meter(threading.Thread):
             self.samples.append((time.time(), sums))
             time.sleep(EVERY)
 
-    def _look(self, process: psutil.Process, root: psutil.Process) -> None:
+    def _look(self, process: psutil.Process) -> None:
         try:
             words, used = " ".join(process.cmdline()), process.cpu_times()
             born = process.create_time()
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             return
         kind = next((name for name, part in KINDS if part in words), "flow")
-        kind = "flow" if process == root and kind == "prefect server" else kind
         self.seen[process.pid, born] = (kind, used.user + used.system)
 
     def tools(self, first: float | None = None, last: float | None = None) -> dict[str, float]:
@@ -130,13 +130,17 @@ def timed(todo: list[list[str]], folder: Path, env: dict[str, str]) -> dict[str,
     rl = next((each for each in records if each["stage"] == "rl"), None)
     tools: dict[str, float] = {}
     while_rl: dict[str, float] = {}
+    later_rl: dict[str, float] = {}
     for meter in metered:
-        for out, part in ((tools, meter.tools()),
-                          (while_rl, meter.tools(rl["started"], rl["ended"]) if rl else {})):  # fmt: skip
+        parts = [(tools, meter.tools())]
+        if rl:
+            parts += [(while_rl, meter.tools(rl["started"], rl["ended"])),
+                      (later_rl, meter.tools(rl["started"] + FIRST, rl["ended"]))]  # fmt: skip
+        for out, part in parts:
             for kind, used in part.items():
                 out[kind] = out.get(kind, 0.0) + used
     return {"wall": wall, "stages": stages, "outside": wall - sum(stages.values()), "tools": tools,
-            "while_rl": while_rl, "load": os.getloadavg()[0]}  # fmt: skip
+            "while_rl": while_rl, "later_rl": later_rl, "load": os.getloadavg()[0]}  # fmt: skip
 
 
 def quickest(command: list[str], folder: Path, env: dict[str, str]) -> float:
@@ -165,9 +169,12 @@ def show(found: dict[str, dict[str, Any]]) -> None:
             more = each["outside"] - bare["outside"]
             rl = each["stages"].get("rl", 0.0)
             share = sum(each["while_rl"].values()) / rl if rl else 0.0
+            later = sum(each["later_rl"].values()) / (rl - FIRST) if rl > 1.5 * FIRST else share
+            cores = os.cpu_count() or 1
+            hour = (more + 3600 * later / cores) / 3600
             print(f"{way}: {more:+.1f} s outside the stages against bare, {each['wall'] - bare['wall']:+.1f} "
-                  f"s in all; {share:.2%} of a core while rl trains; of an hour's run at most "
-                  f"{(more + 3600 * share) / 3600:.2%}")  # fmt: skip
+                  f"s in all; {share:.2%} of a core while rl trains, {later:.2%} after its first minute; "
+                  f"of an hour's run on {cores} cores at most {hour:.2%}")  # fmt: skip
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """What a running stage shows in Prefect: its progress, its health, a link to its MLflow run."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from prefect.artifacts import (
 )
 from prefect.exceptions import PrefectException
 
+from mathrl.core.progress import pause
 from tasks.links import artifact_key, link_run, read
 from tasks.report import health_markdown
 
@@ -26,8 +28,14 @@ class Live:
         self.record: Path | None = None
         self.health: Any = None
         self.silent = False
+        self.began = self.due = time.monotonic()
 
     def refresh(self) -> None:
+        """Called about once a second; shows something as often as a run of this age is looked at."""
+        now = time.monotonic()
+        if now < self.due:
+            return
+        self.due = now + pause(now - self.began)
         state = self._state()
         if state is None:
             return

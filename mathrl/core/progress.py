@@ -10,6 +10,16 @@ from pathlib import Path
 from tqdm import tqdm
 
 
+def pause(age: float) -> float:
+    """Seconds until it is worth looking again at what has gone on for `age` seconds: a person looks every
+    second in the first minute, and now and then in the second hour.
+
+    >>> pause(0), pause(300), pause(7200)
+    (1.0, 5.0, 15.0)
+    """
+    return min(15.0, max(1.0, age / 60))
+
+
 class Progress:
     """A bar on stderr and, when $MATHRL_PROGRESS names a file, the share done in it (atomically)."""
 

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.files import write_json
 from mathrl.core.places import home
+from mathrl.core.progress import pause
 from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.upload import Upload, question
 
@@ -40,7 +41,7 @@ def main() -> None:
     threading.Thread(target=wait_for_end, daemon=True).start()
     mirror = Mirror()
     while not ended.wait(EVERY_SECONDS):
-        mirror.sweep()
+        mirror.sweep(patient=True)
     mirror.sweep()
 
 
@@ -52,26 +53,32 @@ class Mirror:
         self.locks: dict[Path, FileLock] = {}
         self.done: dict[Path, int] = {}  # complete records, with the time of their run.json
         self.read: dict[Path, tuple[float, int]] = {}  # a run's start, and how many bytes of its metrics
+        self.due: dict[Path, tuple[int, float]] = {}  # run.json's time, and when else its record is looked at
+        self.failing: set[Path] = set()
         self.machines: dict[Path, Any] = {}  # what logs cpu, memory, disk, network and GPUs, by record
         self.upload: Upload | None = None
         self.said = False
 
-    def sweep(self) -> int:
-        """Bring every record up to date; returns how many are now complete in MLflow."""
-        failed = False
-        for record, written in self._open_records():
+    def sweep(self, *, patient: bool = False) -> int:
+        """Bring every record up to date; returns how many are now complete in MLflow.
+
+        A patient one leaves out runs that have gone on for long and were looked at a moment ago.
+        """
+        for record, written in self._open_records(patient):
             try:
                 self.upload = self.upload or Upload(connect())
             except Exception as error:  # the tracker must never stop a run, whatever it raises
-                failed = True
+                self.failing.add(record)
                 self._say(error)
                 break
             try:
                 self._bring_up_to_date(record, written)
+                self.failing.discard(record)
             except Exception as error:  # nor must one record keep the others back
-                failed, self.upload = True, None
+                self.failing.add(record)
+                self.upload = None
                 self._say(error)
-        self.said = failed  # what goes wrong after all went well is said again
+        self.said = bool(self.failing)  # what goes wrong after all went well is said again
         return len(self.done)
 
     def _say(self, error: Exception) -> None:
@@ -83,13 +90,17 @@ class Mirror:
             )
         self.said = True
 
-    def _open_records(self) -> Iterator[tuple[Path, int]]:
+    def _open_records(self, patient: bool) -> Iterator[tuple[Path, int]]:
         times = {file: file.stat().st_mtime_ns for file in self.records.glob("*/run.json")}
         for run in sorted(times, key=lambda file: times[file]):
             record = run.parent
             if self.done.get(record) == times[run]:
                 continue  # a record is opened again when a failed run goes on
-            facts = _read(run)
+            looked, due = self.due.get(record, (0, 0.0))
+            if patient and looked == times[run] and time.time() < due:
+                continue
+            facts, now = _read(run), time.time()
+            self.due[record] = times[run], now + pause(now - facts.get("started", now))
             if _elsewhere(facts, record):
                 self._leave(record)
             elif not self._mine(record):
@@ -115,6 +126,7 @@ class Mirror:
 
     def _leave(self, record: Path) -> None:
         self._unwatch(record)
+        self.failing.discard(record)
         if record in self.locks:
             self.locks.pop(record).release()
 
@@ -124,6 +136,7 @@ class Mirror:
 
     def _bring_up_to_date(self, record: Path, written: int) -> None:
         facts, known = _read(record / "run.json"), _read(record / "mirror.json")
+        before = json.dumps(known)
         if _dead(facts):
             facts = _read(record / "run.json")  # it may have ended, with a last word, since that was read
         status = "killed" if _dead(facts) else facts.get("status", "running")
@@ -144,9 +157,12 @@ class Mirror:
         if "health" in facts and facts["health"] != known.get("health"):
             self.upload.health(known["run_id"], facts["health"])
             known["health"] = facts["health"]
-        write_json(record / "mirror.json", known)
+        if json.dumps(known) != before:
+            write_json(record / "mirror.json", known)
         if status == "running" and facts["stage"] != "trial" and record not in self.machines:
             self.machines[record] = _watched_machine(known["run_id"])
+        if record in self.machines:
+            self.machines[record].sampling_interval = max(10.0, 2 * pause(time.time() - facts["started"]))
         if status != "running":
             self._unwatch(record)
             self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")
@@ -156,7 +172,7 @@ class Mirror:
 
 
 def _watched_machine(run_id: str) -> Any:
-    """MLflow's own monitor, begun: a sample each ten seconds, as system/cpu_utilization_percentage …"""
+    """MLflow's own monitor, begun: samples of system/cpu_utilization_percentage …"""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     # It tells of its starts and ends, and of a server that is away, which the mirror says once.

@@ -1,5 +1,6 @@
 """Records as they come to stand: resumed, another machine's, ended while they are looked at."""
 
+import json
 import os
 import shutil
 import socket
@@ -132,6 +133,32 @@ def test_a_run_that_ends_while_its_record_is_read_was_not_killed(
     mirror = Mirror()
     assert mirror.sweep() == 1 and status() == "FINISHED"
     monkeypatch.undo()
+
+
+def test_a_run_that_has_gone_on_for_hours_is_followed_at_leisure_and_its_end_at_once(record: Path) -> None:
+    def steps() -> int:
+        (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+        return len(connect().get_metric_history(run.info.run_id, "loss"))
+
+    def step(number: int) -> None:
+        with (record / "metrics.jsonl").open("a") as stream:
+            stream.write(json.dumps({"step": number, "at": 1.0, "loss": 0.5}) + "\n")
+
+    mirror, began = Mirror(), time.time() - 7200
+    say(record, "running", began)
+    for number, seen in ((1, 1), (2, 1)):
+        step(number)
+        mirror.sweep(patient=True)
+        assert steps() == seen
+    mirror.sweep()
+    assert steps() == 2, "the last sweep of a mirror sends what there is"
+    step(3)
+    say(record, "running", began, health=HEALTH)
+    mirror.sweep(patient=True)
+    assert steps() == 3, "whatever the stage says of itself is sent at once"
+    say(record, "finished", began)
+    mirror.sweep(patient=True)
+    assert status() == "FINISHED"
 
 
 def test_a_run_whose_process_is_gone_was_killed(record: Path) -> None:
