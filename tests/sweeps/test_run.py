@@ -92,9 +92,10 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     stopped, before = time.time(), sum(len(steps_of(run)) for run in runs)
     assert read_study(STUDY).trials[0].state == TrialState.RUNNING
 
-    # Started again, with two workers; one is killed, and the other takes over its trial.
+    # Started again, with two workers; one is killed while the other still works, which takes over its trial.
     again = place.start("mathrl.sweeps.run", "run", *words, "sweep.workers=2")
-    wait(lambda: sum(len(steps_of(run)) for run in runs) > before)
+    other = opened.folder / "t0003-s0"
+    wait(lambda: sum(len(steps_of(run)) for run in runs) > before or steps_of(other))
     os.kill(lease()["worker"][0], signal.SIGKILL)
     said = again.communicate(timeout=400)[0]
     assert again.returncode == 0, said
