@@ -22,7 +22,11 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 
-RENDEZVOUS = "MATHRL_RENDEZVOUS"  # a folder that all ranks of a stage share
+RENDEZVOUS = "MATHRL_RENDEZVOUS"  # a folder that all ranks of a stage share, on one machine
+SHARED = "MATHRL_HOSTS_FOLDER"  # one that those of a hostfile's machines share
+PLACES_A_CORE = 4
+ONE_MACHINE = 8  # more processes than that are meant for several
+DRIVER = Path("/proc/driver/nvidia/gpus")
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 10.0
 
@@ -44,15 +48,18 @@ def rendezvous() -> Path | None:
     return Path(folder) if folder else None
 
 
-def launch_ranks(processes: int) -> None:
+def launch_ranks(processes: int, device: str = "auto", *, fewer: bool = False) -> None:
     """Start ranks 1 to processes-1 as `python -m <this module> <argv>`; this process becomes rank 0.
 
     A child dies when rank 0 does, whatever ends it. When a child dies first, rank 0 ends within ten seconds
     with exit status 1 and a sentence that names the rank. A no-op where WORLD_SIZE is set already.
+
+    See `fitting` for `fewer`.
     """
     if "WORLD_SIZE" in os.environ:
         _die_with_parent()
         return
+    processes = fitting(processes, device, fewer=fewer)
     if processes <= 1:
         return
     folder = Path(tempfile.mkdtemp(prefix="mathrl-ranks-"))
@@ -138,9 +145,56 @@ def from_rank_0(make: Callable[[], Any], name: str, timeout: float = 3600.0) -> 
     return json.loads(file.read_text())
 
 
+def fitting(processes: int, device: str, *, fewer: bool) -> int:
+    """How many of `processes` (`run.processes`) this machine has a place for; said where it has not for all.
+
+    A stage that only samples takes `fewer` also where they are meant for several machines.
+
+    Raises:
+        UserError: it is another stage, and they are.
+    """
+    places, what = places_here(device)
+    if processes <= places:
+        return processes
+    if processes > ONE_MACHINE and not fewer:
+        raise UserError(
+            f"run.processes is {processes}, but this machine has {what}: name the machines in "
+            "training.deepspeed.hostfile (with training.backend deepspeed), start the stage by a launcher of "
+            "your own such as torchrun, or lower run.processes"
+        )
+    print(f"run.processes is {processes}, this machine has {what}: {places} here", file=sys.stderr)
+    return places
+
+
+def places_here(device: str) -> tuple[int, str]:
+    """How many processes of a stage this machine takes, and why: one a GPU, or four a core without one.
+
+    Without torch: by CUDA_VISIBLE_DEVICES, or by what NVIDIA's driver lists.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = len(list(DRIVER.glob("*")))
+    gpus = listed if visible is None else len([each for each in visible.split(",") if each.strip()])
+    if device != "cpu" and listed and gpus:
+        return gpus, f"{gpus} GPU{'s' if gpus > 1 else ''}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return PLACES_A_CORE * cores, f"{cores} cores and no GPU"
+
+
 def _launcher_folder() -> Path:
-    key = f"{os.environ.get('TORCHELASTIC_RUN_ID', 'run')}-{os.environ.get('MASTER_PORT', '0')}"
-    folder = Path(tempfile.gettempdir()) / f"mathrl-ranks-{os.getuid()}-{key}"
+    """Where the ranks of another launcher meet: the processes of one machine have one parent."""
+    shared = os.environ.get(SHARED)
+    if shared:
+        return Path(shared)
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size()
+    if int(here) != world_size():
+        raise UserError(
+            "this stage exchanges files between its processes, which are on several machines: start it with "
+            f"training.deepspeed.hostfile, or set {SHARED} at every process to a new folder that all share"
+        )
+    parent = os.getppid()
+    stat = Path(f"/proc/{parent}/stat")
+    started = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
+    folder = Path(tempfile.gettempdir()) / f"mathrl-ranks-{os.getuid()}-{parent}-{started}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 

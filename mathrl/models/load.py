@@ -38,22 +38,19 @@ def load_model(
         UserError: the folder is not a causal LM's, or holds no safetensors.
     """
     keep_freed_memory()
-    path, options = resolve_folder(folder)
-    if isinstance(model.base, PretrainedModel):
-        options["trust_remote_code"] = model.base.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(path, **options)
-        network = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=plain_dtype(model) if plain else torch.float32, use_safetensors=True,
-            **options,
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{folder}: cannot be loaded as a causal language model ({said}); give a Hugging Face folder "
-            "with config.json and *.safetensors, or a hub id"
-        ) from None
+    path, options = resolve_folder(folder, model)
     with memory_part("weights", WEIGHTS_ADVICE):
+        try:
+            config = AutoConfig.from_pretrained(path, **options)
+            network = AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=plain_dtype(model) if plain else torch.float32,
+                use_safetensors=True, **options,
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{folder}: cannot be loaded as a causal language model ({reason(error)}); give a Hugging "
+                "Face folder with config.json and *.safetensors, or a hub id"
+            ) from None
         network = network.to(device).eval()
     if plain:
         return network
@@ -71,19 +68,20 @@ def plain_dtype(model: Model) -> torch.dtype:
     return torch.bfloat16 if model.precision == "bfloat16" else torch.float32
 
 
-def load_tokenizer(folder: Path | str) -> Any:
+def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
     """The folder's tokenizer; one without a padding token pads with its end token.
+
+    Code that comes with it runs only where the parameters of `model` allow it.
 
     Raises:
         UserError: no tokenizer there, or one without an end token.
     """
-    path, options = resolve_folder(folder)
+    path, options = resolve_folder(folder, model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
         size = AutoConfig.from_pretrained(path, **options).get_text_config().vocab_size
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder}: no tokenizer can be loaded from it ({said})") from None
+        raise UserError(f"{folder}: no tokenizer can be loaded from it ({reason(error)})") from None
     # Some tokenizer classes make up an end token, which then is none of the model's.
     if tokenizer.eos_token_id is None or tokenizer.eos_token_id >= size:
         raise UserError(
@@ -95,24 +93,44 @@ def load_tokenizer(folder: Path | str) -> Any:
     return tokenizer
 
 
-def resolve_folder(folder: Path | str) -> tuple[str, dict[str, Any]]:
+def reason(error: Exception) -> str:
+    """Why a folder cannot be loaded, in a line; where it would have to run Python code, what allows that."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs Python code that comes with it, which runs only when asked for: read that code, then "
+            "set model.base.trust_remote_code to true"
+        )
+    return " ".join(str(error).split())[:300]
+
+
+def resolve_folder(folder: Path | str, model: Model | None = None) -> tuple[str, dict[str, Any]]:
     """Follow a folder's reference file; return what from_pretrained takes: a path or hub id, and options.
+
+    Whether code that comes with the model may run is said by the parameters `model`, else by the reference;
+    otherwise it may not.
 
     Raises:
         UserError: neither a folder of a model nor a hub id.
     """
-    path = Path(folder)
+    path, trust = Path(folder), False
     if (path / REFERENCE).is_file():
         reference = read_json(path / REFERENCE)
-        target = str(reference["path"])
+        target, trust = str(reference["path"]), bool(reference.get("trust_remote_code", False))
+        where, options = target, {"revision": str(reference["revision"])}
         if Path(target).is_dir():
-            return resolve_folder(target)
-        trust = bool(reference.get("trust_remote_code", False))
-        return target, {"revision": str(reference["revision"]), "trust_remote_code": trust}
+            where, options = resolve_folder(target)
+    else:
+        where, options = _place(folder, path), {}
+    if model is not None and isinstance(model.base, PretrainedModel):
+        trust = model.base.trust_remote_code
+    return where, {**options, "trust_remote_code": trust}
+
+
+def _place(folder: Path | str, path: Path) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{folder}: not a model folder: it has no config.json")
-        return str(path), {}
+        return str(path)
     if isinstance(folder, Path) or str(folder).startswith((".", "/")) or str(folder).count("/") != 1:
         raise UserError(f"{folder}: no such model folder")
-    return str(folder), {}
+    return str(folder)

@@ -20,13 +20,13 @@ from mathrl.core.overflow import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
-from mathrl.models.load import WEIGHTS_ADVICE, plain_dtype, resolve_folder
+from mathrl.models.load import WEIGHTS_ADVICE, plain_dtype, reason, resolve_folder
 from mathrl.models.logprobs import padded, plain_head, same_when_packed, takes_packed
 from mathrl.models.lora import merged_state
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.transformers_import import AutoConfig, AutoModelForTokenClassification
-from mathrl.params.run import Model, PretrainedModel
+from mathrl.params.run import Model
 
 
 def make_scorer(policy: Any) -> Any:
@@ -37,18 +37,19 @@ def make_scorer(policy: Any) -> Any:
     """
     config = copy.deepcopy(policy.config)
     config.num_labels, config.classifier_dropout = 1, 0.0
-    try:
-        scorer = AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
-    except ValueError:
-        raise UserError(
-            f"a critic or reward model of architecture {config.model_type!r} cannot be made: transformers "
-            "has no token classification for it; take another base model"
-        ) from None
-    scorer.base_model.load_state_dict(merged_state(policy.base_model))
-    with torch.no_grad():
-        for weight in scorer.score.parameters():
-            weight.zero_()
-    scorer = scorer.to(policy.device, policy.dtype).eval()
+    with memory_part("weights of a critic or reward model", WEIGHTS_ADVICE):
+        try:
+            scorer = AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
+        except ValueError:
+            raise UserError(
+                f"a critic or reward model of architecture {config.model_type!r} cannot be made: "
+                "transformers has no token classification for it; take another base model"
+            ) from None
+        scorer.base_model.load_state_dict(merged_state(policy.base_model))
+        with torch.no_grad():
+            for weight in scorer.score.parameters():
+                weight.zero_()
+        scorer = scorer.to(policy.device, policy.dtype).eval()
     use_fast_norms(scorer)
     if any(isinstance(each, BFloat16Linear) for each in policy.modules()):
         use_bfloat16_products(scorer.base_model)
@@ -64,26 +65,23 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *,
         UserError: no scorer there: another kind of model, more than one output, or no safetensors.
     """
     keep_freed_memory()
-    path, options = resolve_folder(folder)
-    if isinstance(model.base, PretrainedModel):
-        options["trust_remote_code"] = model.base.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(path, **options)
-        kinds = getattr(config, "architectures", None) or ["none"]
-        if config.num_labels != 1 or not kinds[0].endswith("ForTokenClassification"):
-            raise ValueError(f"it is a {kinds[0]} with {config.num_labels} labels")
-        config.classifier_dropout = 0.0
-        scorer = AutoModelForTokenClassification.from_pretrained(
-            path, config=config, dtype=plain_dtype(model) if plain else torch.float32, use_safetensors=True,
-            **options,
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{folder}: cannot be loaded as a model with one score a token ({said}); give the folder of a "
-            "reward model or critic: token classification with one label"
-        ) from None
+    path, options = resolve_folder(folder, model)
     with memory_part("weights", WEIGHTS_ADVICE):
+        try:
+            config = AutoConfig.from_pretrained(path, **options)
+            kinds = getattr(config, "architectures", None) or ["none"]
+            if config.num_labels != 1 or not kinds[0].endswith("ForTokenClassification"):
+                raise ValueError(f"it is a {kinds[0]} with {config.num_labels} labels")
+            config.classifier_dropout = 0.0
+            scorer = AutoModelForTokenClassification.from_pretrained(
+                path, config=config, dtype=plain_dtype(model) if plain else torch.float32,
+                use_safetensors=True, **options,
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{folder}: cannot be loaded as a model with one score a token ({reason(error)}); give the "
+                "folder of a reward model or critic: token classification with one label"
+            ) from None
         scorer = scorer.to(device).eval()
     if plain:
         return scorer

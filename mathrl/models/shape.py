@@ -95,7 +95,8 @@ def config_of(base: Base) -> Any:
         return AutoConfig.for_model(kind, **dict(zip(SIZES, sizes, strict=True)))
     path, options = resolve_folder(base.path)
     try:
-        return AutoConfig.from_pretrained(path, **{"revision": base.revision, **options})
+        options = {"revision": base.revision, **options, "trust_remote_code": base.trust_remote_code}
+        return AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         raise UserError(

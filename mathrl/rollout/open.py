@@ -27,7 +27,7 @@ def open_engine(
     Raises:
         UserError: the folder is not a model, its tokenizer has no end token, or the engine is not there.
     """
-    tokenizer = load_tokenizer(model_folder)
+    tokenizer = load_tokenizer(model_folder, model)
     if rollout.engine == "torch":
         return TorchEngine(load_model(model_folder, model, device), tokenizer, rollout), tokenizer
     if rollout.engine == "vllm":

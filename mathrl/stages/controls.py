@@ -45,7 +45,7 @@ def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
 
 def work(run: StageRun) -> None:
     params = run.params
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.trainers.backend import Backend, choose_device
 
@@ -85,7 +85,7 @@ def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Pat
     backend.gather(name)
     if folder.is_dir():
         return folder
-    tokenizer = load_tokenizer(start)
+    tokenizer = load_tokenizer(start, params.model)
     model = load_model(start, params.model, backend.device, plain=backend.plain)
     demonstrations, dev = (
         tokenize_demonstrations(

@@ -37,7 +37,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     `report`."""
     params = run.params
     how = params.difficulty
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.evaluation.device import device_name
     from mathrl.evaluation.pictures import draw_difficulty

@@ -20,7 +20,7 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     Writes the folders `model` and `report`.
     """
     params = run.params
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.trainers.backend import Backend, choose_device
@@ -29,7 +29,7 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
 
     backend = Backend(choose_device(params.run.device), params.training)
-    tokenizer = load_tokenizer(start)
+    tokenizer = load_tokenizer(start, params.model)
     network = load_model(start, params.model, backend.device, plain=backend.plain)
     rows = [row for file in data for row in read_jsonl(file)]
     pairs, dev = (

@@ -45,7 +45,7 @@ def measure(
 ) -> None:
     """Evaluate the model folders of `models` by their labels; `test` and `examples` are the splits' files."""
     params = run.params
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device, fewer=True)
     if TEST in params.evaluate.benchmarks:
         run.dataset(TEST, test)
     few_shot = few_shot_examples(params.prompt, examples)

@@ -26,7 +26,7 @@ def train(
     """
     params, process = run.params, run.name == "process_reward_model"
     how, seed = params.reward_model, params.run.seed
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_tokenizer
     from mathrl.trainers.backend import Backend, choose_device
@@ -36,7 +36,7 @@ def train(
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
 
     backend = Backend(choose_device(params.run.device), params.training)
-    tokenizer, scorer = load_tokenizer(start), _scorer(start, params, backend)
+    tokenizer, scorer = load_tokenizer(start, params.model), _scorer(start, params, backend)
     new, old = ([row for file in files for row in read_jsonl(file)] for files in (data, replay))
     rows, held = hold_out(new, how.dev_share, seed)
     known = {row["problem_id"] for row in held}

@@ -57,7 +57,7 @@ def reinforce(
     params = run.params
     if difficulty is not None:
         check_skill(difficulty, params.rl.min_pass_at_8)
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.models.scores import load_scorer
@@ -72,7 +72,7 @@ def reinforce(
     from mathrl.trainers.rl import train_rl
 
     backend = Backend(choose_device(params.run.device), params.training)
-    tokenizer = load_tokenizer(start)
+    tokenizer = load_tokenizer(start, params.model)
     network = load_model(start, params.model, backend.device, plain=backend.plain)
     few_shot = few_shot_examples(params.prompt, examples)
     ahead = bool(params.rl.rollout_ahead)

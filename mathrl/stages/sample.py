@@ -29,7 +29,7 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     """Sample the model of the folder `start` on the problems of the files `data`; writes the folder `out`."""
     params = run.params
     how, seed = params.sample, params.run.seed
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.evaluation.device import device_name
     from mathrl.evaluation.sharded import sample_all, usable

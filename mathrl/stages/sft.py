@@ -32,7 +32,7 @@ def fine_tune(
     base model is made first, in `start`.
     """
     params = run.params
-    launch_ranks(params.run.processes)
+    launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
     from mathrl.trainers.backend import Backend, choose_device
@@ -45,7 +45,7 @@ def fine_tune(
     if base and rank() == 0:
         make_base(params.model, start, params.run.seed)
     backend.gather("the start is there")
-    tokenizer = load_tokenizer(start)
+    tokenizer = load_tokenizer(start, params.model)
     network = load_model(start, params.model, backend.device, plain=backend.plain)
     demonstrations, held_out = (
         tokenize_demonstrations(

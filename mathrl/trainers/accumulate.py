@@ -1,7 +1,8 @@
 """The gradient of a global batch, a micro-batch of so many tokens at a time."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -41,35 +42,46 @@ def accumulate(
         Halved: it ran out, and `halving` is to begin anew.
     """
     found: list[Told] = []
+    with halvable(backend, "activations of a micro-batch", tokens, name):
+        for micro, counts in learner.rounds(filled(items, sizes, tokens), [spare]):
+
+            def compute(micro: list[Item] = micro, counts: float = counts) -> Tensor:
+                loss, told = loss_of(micro)
+                if counts:
+                    found.append(told)
+                    return loss
+                return loss * 0.0
+
+            learner.descend(compute)
+    learner.reduce()
+    return found
+
+
+@contextmanager
+def halvable(backend: Backend, part: str, tokens: int, name: str) -> Iterator[None]:
+    """Within it every process computes its micro-batches of `tokens`, which memory may not hold.
+
+    Raises:
+        OutOfMemory: it ran out, and `training.on_out_of_memory` is stop or nothing is left to halve.
+        Halved: it ran out at some process, and `halving` is to begin anew.
+    """
     failed: OutOfMemory | None = None
     advice = (
         f"lower {name}.tokens_per_microbatch (now {tokens}), set {name}.gradient_checkpointing where there "
         "is one, or set training.on_out_of_memory to halve"
     )
     try:
-        with memory_part("activations of a micro-batch", advice):
-            for micro, counts in learner.rounds(filled(items, sizes, tokens), [spare]):
-
-                def compute(micro: list[Item] = micro, counts: float = counts) -> Tensor:
-                    loss, told = loss_of(micro)
-                    if counts:
-                        found.append(told)
-                        return loss
-                    return loss * 0.0
-
-                learner.descend(compute)
+        with memory_part(part, advice):
+            yield
     except OutOfMemory as error:
         if backend.training.on_out_of_memory == "stop":
             raise
         failed = OutOfMemory(str(error))  # without the frames, which hold what is to be freed
     if backend.training.on_out_of_memory == "halve" and any(backend.gather(failed is not None)):
-        found.clear()
         if tokens // 2 < LEAST_TOKENS:
             raise failed or OutOfMemory(f"{name}: another process is out of memory; see its output")
         backend.halvings += 1
         raise Halved
-    learner.reduce()
-    return found
 
 
 def halving(backend: Backend, tokens: int, attempt: Callable[[int], Told], name: str) -> Told:

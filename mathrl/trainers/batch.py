@@ -27,6 +27,7 @@ from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
 from mathrl.params.train import Rl
+from mathrl.trainers.accumulate import halvable, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.partition import balanced, filled
 from mathrl.trainers.rollouts import RolloutGroup
@@ -110,10 +111,10 @@ def make_batch(
         UserError: the advantage is process and no judge gave rewards of steps.
     """
 
-    def logprobs(network: Any) -> Tensor:
+    def logprobs(network: Any, whose: str) -> Tensor:
         return for_all(
             lambda packed: response_logprobs(network, packed, params.temperature)[0],
-            network, groups, params.tokens_per_microbatch, backend,
+            network, groups, params.tokens_per_microbatch, backend, f"log-probs of the {whose}",
         )  # fmt: skip
 
     lengths_S = torch.tensor([len(response) for group in groups for response in group.responses])
@@ -126,7 +127,7 @@ def make_batch(
     figures: dict[str, float] = {}
     if params.importance is not None:
         given = params.importance
-        old_N = logprobs(model)
+        old_N = logprobs(model, "policy")
         importance_N, trusted_N = importance_weights(
             old_N, sampler_N, lengths_S, given.kind, given.level, given.low, given.high
         )
@@ -138,19 +139,19 @@ def make_batch(
     penalty_N = None
     if reference is not None:
         with adapters_off(reference):
-            reference_N = logprobs(reference)
+            reference_N = logprobs(reference, "reference")
         if params.kl_in == "reward":
             gap_N = old_N - reference_N
             penalty_N = kl_coef * gap_N
             figures["kl"] = float(gap_N.mean())
     if params.advantage == "distillation":
-        teacher_N = logprobs(teacher)
+        teacher_N = logprobs(teacher, "teacher")
         advantages_N = distillation_advantages(teacher_N, old_N)
         figures["distillation/reverse_kl"] = -float(advantages_N.mean())
     elif params.advantage == "gae":
         values_N = for_all(
             lambda packed: token_scores(critic, packed),
-            critic, groups, params.tokens_per_microbatch, backend,
+            critic, groups, params.tokens_per_microbatch, backend, "critic's values",
         )  # fmt: skip
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
         advantages_N, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, params.gae_lambda)
@@ -227,25 +228,33 @@ def for_all(
     groups: Sequence[RolloutGroup],
     budget: int,
     backend: Backend,
+    part: str,
 ) -> Tensor:
     """`forward` of all groups, [N]: each process computes its share, every process gets all.
 
-    The network is in eval mode meanwhile, and makes as many passes at each process as at the others.
+    The network is in eval mode meanwhile, and makes as many passes at each process as at the others. `part` is
+    what memory holds then, in an error's words.
     """
+
+    def attempt(tokens: int) -> Tensor:
+        parts = cut(groups, tokens)
+        sizes = [group.group.packed_tokens for group in parts]
+        mine = balanced(sizes, backend.world)[backend.rank]
+        own: dict[int, Tensor] = {}
+        spare = [min(range(len(sizes)), key=lambda i: sizes[i])]
+        with halvable(backend, part, tokens, "rl"):
+            for micro, counted in backend.evened(filled(mine, [sizes[i] for i in mine], tokens), spare):
+                counts = [sum(len(response) for response in parts[i].responses) for i in micro]
+                values_N = forward([parts[i].group for i in micro]).float().cpu()
+                if counted:
+                    own |= dict(zip(micro, torch.split(values_N, counts), strict=True))
+        everyone: dict[int, Tensor] = {}
+        for share in backend.gather(own):
+            everyone |= share
+        return torch.cat([everyone[i] for i in range(len(parts))])
+
     training = network.training
     network.eval()
-    groups = cut(groups, budget)
-    sizes = [group.group.packed_tokens for group in groups]
-    mine = balanced(sizes, backend.world)[backend.rank]
-    own: dict[int, Tensor] = {}
-    spare = [min(range(len(sizes)), key=lambda i: sizes[i])]
-    for micro, counted in backend.evened(filled(mine, [sizes[i] for i in mine], budget), spare):
-        counts = [sum(len(response) for response in groups[i].responses) for i in micro]
-        values_N = forward([groups[i].group for i in micro]).float().cpu()
-        if counted:
-            own |= dict(zip(micro, torch.split(values_N, counts), strict=True))
+    values_N = halving(backend, budget, attempt, "rl")
     network.train(training)
-    everyone: dict[int, Tensor] = {}
-    for share in backend.gather(own):
-        everyone |= share
-    return torch.cat([everyone[i] for i in range(len(groups))])
+    return values_N

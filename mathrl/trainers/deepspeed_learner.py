@@ -6,6 +6,7 @@ gradient is that of the sum, as with the torch backend. In bfloat16 (model.preci
 type, and ZeRO keeps float32 weights beside it for the optimizer.
 """
 
+import errno
 import importlib.util
 import logging
 import math
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
+from mathrl.core.overflow import memory_part
 from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
 from mathrl.models.weights import with_head
@@ -56,13 +58,18 @@ class DeepSpeedLearner:
         check_supported(params, name, ema)
         self.model, self.params, self.lr, self.planned = model, params, lr, updates
         self.name, self.backend, self.stage = name, backend, backend.training.deepspeed.stage
+        self.advice = (
+            f"set training.deepspeed.stage to 3, training.deepspeed.offload_optimizer or {name}.lora, run "
+            "more processes, or take a smaller model (model.base)"
+        )
         prepare(model)  # before its weights are divided
         trainable = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(
             trainable, lr=lr, betas=(params.beta1, params.beta2), eps=params.eps,
             weight_decay=params.weight_decay, fused=True,
         )  # fmt: skip
-        self.engine = _engine(_Pass(model), optimizer, self._config(), backend)
+        with memory_part("divided weights, gradients and optimizer states", self.advice):
+            self.engine = _engine(_Pass(model), optimizer, self._config(), backend)
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
         self.best: dict[str, Tensor] = {}
         self._gathered = False
@@ -109,7 +116,8 @@ class DeepSpeedLearner:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr * factor
         if math.isfinite(loss):
-            self.engine.step()  # which skips itself where the gradient is no number
+            with memory_part("optimizer states", self.advice):  # made at the first step
+                self.engine.step()  # which skips itself where the gradient is no number
         else:
             self.drop()
         self.norm, self.factor = float(self.engine.get_global_grad_norm()), factor
@@ -209,13 +217,20 @@ class DeepSpeedLearner:
         if self.backend.rank == 0 and own.exists():  # what a kill has left
             shutil.rmtree(own)
         dist.barrier()
-        self.engine.save_checkpoint(str(folder), tag=self.name, save_latest=False)
+        try:
+            self.engine.save_checkpoint(str(folder), tag=self.name, save_latest=False)
+        except RuntimeError as error:
+            if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
+                raise
+            # torch's writer does not quote the system.
+            raise OSError(errno.ENOSPC, "not all of it could be written", str(own)) from None
         dist.barrier()
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
         if saved.parts is None or not (saved.parts / self.name).is_dir():
             raise UserError(f"the checkpoint after step {saved.step} is not DeepSpeed's; remove its folder")
-        self.engine.load_checkpoint(str(saved.parts), tag=self.name)
+        with _plain_loads():
+            self.engine.load_checkpoint(str(saved.parts), tag=self.name)
         start = f"{self.name}/best/"
         kept = {name: value for name, value in saved.tensors.items() if name.startswith(start)}
         self.best = {name.removeprefix(start): value for name, value in kept.items()}
@@ -269,6 +284,24 @@ def _engine(model: nn.Module, optimizer: Any, config: dict[str, Any], backend: B
     deepspeed.init_distributed("nccl" if backend.device.type == "cuda" else "gloo")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
+
+
+@contextmanager
+def _plain_loads() -> Iterator[None]:
+    """DeepSpeed's loads, which ask for any pickle, give tensors, containers and its three records alone."""
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({name: before} if before is not None else {})
 
 
 def _remove_hooks(offload: Any) -> None:

@@ -17,7 +17,7 @@ from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.models.packing import Group
 from mathrl.params.preference import Dpo, RewardModel
-from mathrl.trainers.accumulate import accumulate, halving
+from mathrl.trainers.accumulate import accumulate, halvable, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.demonstrations import Stream
@@ -121,7 +121,7 @@ def fit(
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
                 with learner.scoring():
-                    held_out = evaluate(model, dev, loss_of, params, backend)
+                    held_out = evaluate(model, dev, loss_of, params, backend, title)
                 row |= {f"dev/{name}": value for name, value in held_out}
             figures |= row
             if metrics is not None:
@@ -140,14 +140,24 @@ def fit(
 
 @torch.no_grad()
 def evaluate(
-    model: Any, items: Sequence[Item], loss_of: LossOf, params: Dpo | RewardModel, backend: Backend
+    model: Any,
+    items: Sequence[Item],
+    loss_of: LossOf,
+    params: Dpo | RewardModel,
+    backend: Backend,
+    title: str,
 ) -> list[tuple[str, float]]:
     """The mean figures of held-out items."""
-    model.eval()
     mine, sizes = _share(items, backend)
-    micros = backend.evened(filled(mine, sizes, params.tokens_per_microbatch), [items[0]])
-    passes = [(loss_of(micro)[1], counted) for micro, counted in micros]
-    found = [figures for figures, counted in passes if counted]
+
+    def attempt(tokens: int) -> Figures:
+        with halvable(backend, "outputs of the dev items", tokens, title):
+            micros = backend.evened(filled(mine, sizes, tokens), [items[0]])
+            passes = [(loss_of(micro)[1], counted) for micro, counted in micros]
+        return [figures for figures, counted in passes if counted]
+
+    model.eval()
+    found = halving(backend, params.tokens_per_microbatch, attempt, title)
     model.train()
     return list(_means(found, items, backend).items())
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mathrl.core.nouns import Problem
+from mathrl.core.overflow import memory_part
 from mathrl.core.seeding import derive_seed
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
@@ -134,10 +135,11 @@ def _scores(
     """Scaled scores after the places `ends`, by group, response and place."""
     pairs = list(zip([group.group for group in groups], ends, strict=True))
     flat: list[float] = []
-    for micro in filled(pairs, [group.packed_tokens for group, _ in pairs], budget):
-        places = [place for _, rows in micro for place in rows]
-        scores = scores_after(scorer, [group for group, _ in micro], places, end_token).float()
-        flat += scaled(scores, how.scale, scorer.config).tolist()
+    with memory_part("reward model's scores", f"lower rl.tokens_per_microbatch (now {budget})"):
+        for micro in filled(pairs, [group.packed_tokens for group, _ in pairs], budget):
+            places = [place for _, rows in micro for place in rows]
+            scores = scores_after(scorer, [group for group, _ in micro], places, end_token).float()
+            flat += scaled(scores, how.scale, scorer.config).tolist()
     left = iter(flat)
     return [[[next(left) for _ in place] for place in rows] for rows in ends]
 

@@ -22,6 +22,7 @@ from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
+from mathrl.trainers.accumulate import halvable, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.fit import Item, fit
 from mathrl.trainers.partition import filled
@@ -111,11 +112,18 @@ def response_sums(model: Any, items: Sequence[Item], mean: bool) -> Tensor:
 def with_reference(model: Any, items: Sequence[Item], params: Dpo, backend: Backend) -> list[Item]:
     """The items with the log-probs of `model` as it is now; each process computes its share."""
     mine = list(items[backend.rank :: backend.world])
-    found: list[Item] = []
-    for micro in filled(mine, [item.group.packed_tokens for item in mine], params.tokens_per_microbatch):
-        rows = response_sums(model, micro, params.length_normalised).tolist()
-        found += [replace(item, values=tuple(row)) for item, row in zip(micro, rows, strict=True)]
+
+    def attempt(tokens: int) -> list[Item]:
+        found: list[Item] = []
+        with halvable(backend, "log-probs of the reference", tokens, "dpo"):
+            for micro in filled(mine, [item.group.packed_tokens for item in mine], tokens):
+                rows = response_sums(model, micro, params.length_normalised).tolist()
+                found += [replace(item, values=tuple(row)) for item, row in zip(micro, rows, strict=True)]
+        return found
+
     out = list(items)
-    for rank, share in enumerate(backend.gather(found)):
+    for rank, share in enumerate(
+        backend.gather(halving(backend, params.tokens_per_microbatch, attempt, "dpo"))
+    ):
         out[rank :: backend.world] = share
     return out

@@ -24,6 +24,6 @@ def probe_kl(groups: Sequence[RolloutGroup], reference: Any, params: Rl, backend
     with adapters_off(reference):
         reference_N = for_all(
             lambda packed: response_logprobs(reference, packed, params.temperature)[0],
-            reference, probe, params.tokens_per_microbatch, backend,
+            reference, probe, params.tokens_per_microbatch, backend, "log-probs of the reference",
         )  # fmt: skip
     return float(kl_estimate(sampler_N, reference_N, "k3").mean())

@@ -25,6 +25,7 @@ from mathrl.models.scores import token_scores
 from mathrl.params.preference import RewardModel
 from mathrl.params.run import Prompt
 from mathrl.rewards.steps import step_ends
+from mathrl.trainers.accumulate import halvable, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.fit import Item, fit
 from mathrl.trainers.partition import filled
@@ -97,10 +98,16 @@ def train_reward_model(
         scorer, items, dev, loss_of, params, params.batch, seed, backend, state, open_metrics, "reward_model"
     )
     mine = list(items[backend.rank :: backend.world])
-    scores: list[float] = []
-    with torch.no_grad():
-        for micro in filled(mine, [item.group.packed_tokens for item in mine], params.tokens_per_microbatch):
-            scores += scores_after(scorer, [i.group for i in micro], _places(micro), end_token).tolist()
+
+    @torch.no_grad()
+    def attempt(tokens: int) -> list[float]:
+        scores: list[float] = []
+        with halvable(backend, "scores of all pairs", tokens, "reward_model"):
+            for micro in filled(mine, [item.group.packed_tokens for item in mine], tokens):
+                scores += scores_after(scorer, [i.group for i in micro], _places(micro), end_token).tolist()
+        return scores
+
+    scores = halving(backend, params.tokens_per_microbatch, attempt, "reward_model")
     every = torch.tensor([score for share in backend.gather(scores) for score in share])
     scorer.config.reward_mean = float(every.mean())
     scorer.config.reward_std = float(every.std()) if len(every) > 1 else 1.0

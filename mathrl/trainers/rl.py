@@ -26,6 +26,7 @@ from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
 from mathrl.core.nouns import Problem
+from mathrl.core.overflow import memory_part
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.models.linear import keep_rounded_only
@@ -103,7 +104,8 @@ def train_rl(
         reference = None
     elif reference is None:
         # Adapters are switched off for it, so it needs no copy.
-        reference = model if params.lora else copy.deepcopy(model).requires_grad_(False)
+        with memory_part("reference's weights", "set rl.lora, or rl.kl_coef and rl.kl_probe to 0"):
+            reference = model if params.lora else copy.deepcopy(model).requires_grad_(False)
     for frozen in (reference, teacher):
         if frozen is not None and frozen is not model:
             keep_rounded_only(frozen)

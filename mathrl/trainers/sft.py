@@ -20,7 +20,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.train import Sft
-from mathrl.trainers.accumulate import accumulate, halving
+from mathrl.trainers.accumulate import accumulate, halvable, halving
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.demonstrations import Stream, next_batch
@@ -143,14 +143,21 @@ def train_sft(
 def demonstration_loss(model: Any, groups: Sequence[Group], budget: int, backend: Backend) -> float:
     """Mean negative log-likelihood (nats) of the response tokens of held-out demonstrations."""
     mine = groups[backend.rank :: backend.world]
-    sums = torch.zeros(2, device=backend.device)
+
+    def attempt(tokens: int) -> Tensor:
+        sums = torch.zeros(2, device=backend.device)
+        with halvable(backend, "log-probs of the dev demonstrations", tokens, "sft"):
+            micros = filled(mine, [group.packed_tokens for group in mine], tokens)
+            for micro, counted in backend.evened(micros, [groups[0]]):
+                logprobs_N, _ = response_logprobs(model, micro)
+                if not counted:
+                    continue
+                count = torch.tensor(float(len(logprobs_N)), device=sums.device)
+                sums += torch.stack([-logprobs_N.sum(), count])
+        return sums
+
     model.eval()
-    micros = filled(mine, [group.packed_tokens for group in mine], budget)
-    for micro, counted in backend.evened(micros, [groups[0]]):
-        logprobs_N, _ = response_logprobs(model, micro)
-        if not counted:
-            continue
-        sums += torch.stack([-logprobs_N.sum(), torch.tensor(float(len(logprobs_N)), device=sums.device)])
+    sums = halving(backend, budget, attempt, "sft")
     model.train()
     backend.sum_(sums)
     return float(sums[0] / sums[1])

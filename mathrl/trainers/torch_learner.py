@@ -88,7 +88,8 @@ class TorchLearner:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        trained = self.flat.weights.clone()
+        with memory_part("trained weights, while the averaged ones are evaluated", self._advice()):
+            trained = self.flat.weights.clone()
         self.flat.set_weights(self.evaluated_weights())
         yield
         self.flat.set_weights(trained)
@@ -98,7 +99,8 @@ class TorchLearner:
         return self.flat.weights if self.averaged is None else self.averaged
 
     def keep_best(self) -> None:
-        self.best = self.evaluated_weights().clone()
+        with memory_part("best weights", f"set {self.name}.export to last"):
+            self.best = self.evaluated_weights().clone()
 
     def finish(self) -> None:
         self.flat.set_weights(self.evaluated_weights() if self.best is None else self.best)

@@ -6,6 +6,7 @@ MATHRL_RENDEZVOUS=… RANK=… WORLD_SIZE=2 python deepspeed_runs.py OUT; rank 0
 import contextlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,20 +143,20 @@ def reward_model(training: Training, state: Path) -> Any:
     return scorer
 
 
-def cut_and_resumed(training: Training, state: Path) -> Any:
-    """SFT that ends before its seventh step is logged, and goes on from the checkpoint after the sixth."""
+def cut_and_resumed(run: Callable[[], Any], after: int) -> Any:
+    """A run that ends before its model's update `after` + 1, and goes on from the checkpoint of that step."""
 
-    def stops_at_six(self: Any, loss: float, before: Any = learners.DeepSpeedLearner.update) -> None:
-        if self.updates == 6:
+    def stops(self: Any, loss: float, before: Any = learners.DeepSpeedLearner.update) -> None:
+        if self.updates == after and self.name in ("sft", "rl"):
             raise Killed
         before(self, loss)
 
     kept = learners.DeepSpeedLearner.update
-    learners.DeepSpeedLearner.update = stops_at_six  # type: ignore[method-assign]
+    learners.DeepSpeedLearner.update = stops  # type: ignore[method-assign]
     with contextlib.suppress(Killed):
-        sft(training, state)
+        run()
     learners.DeepSpeedLearner.update = kept  # type: ignore[method-assign]
-    return sft(training, state)
+    return run()
 
 
 def with_a_bad_step(training: Training, state: Path) -> Any:
@@ -204,11 +205,17 @@ def main(out: Path) -> None:
         if (name, mode) == ("sft", "zero 3") and rank == 0:
             export_model(model, small.TOKENIZER, out / "exported", "# Test\n")
             found["exported"] = response_logprobs(model.eval(), PROBE)[0].detach()
-    for mode in ("zero 2", "zero 3"):
-        state = out / f"resumed {mode}"
-        note(f"resumed, {mode}", state, cut_and_resumed(MODES[mode], state))
+    half = partial(sft, dtype=torch.bfloat16)
     state = out / "half"
-    note("half, zero 2", state, sft(MODES["zero 2"], state, dtype=torch.bfloat16))
+    note("half, zero 2", state, half(MODES["zero 2"], state))
+    # Checkpoints of every step, where the uninterrupted runs wrote each second one: neither changes a bit.
+    again = {"sft": (sft, 6), "half": (half, 6), "ppo": (runs["ppo"], 4)}
+    for name, mode in [("sft", "zero 1"), ("sft", "zero 2"), ("sft", "zero 3"), ("half", "zero 2"),
+                       ("ppo", "zero 2"), ("ppo", "zero 3")]:  # fmt: skip
+        run, after = again[name]
+        often = MODES[mode].model_copy(update={"checkpoint_minutes": 1e-9})
+        state = out / f"resumed {name} {mode}"
+        note(f"resumed {name}, {mode}", state, cut_and_resumed(partial(run, often, state), after))
     if rank == 0:
         torch.save(found, out / "found.pt")
 

@@ -85,10 +85,12 @@ def test_every_figure_of_every_step_is_that_of_the_torch_backend(
         assert any(row["grad_norm"] > 1 for row in expected), "clipped"
 
 
-@pytest.mark.parametrize("mode", ["zero 2", "zero 3"])
-def test_cut_and_resumed_is_uninterrupted_to_the_bit(found: dict[str, Any], mode: str) -> None:
-    weights, rows = found[f"resumed, {mode}"]
-    expected_weights, expected = found[f"sft, {mode}"]
+@pytest.mark.parametrize(
+    "run", ["sft, zero 1", "sft, zero 2", "sft, zero 3", "half, zero 2", "ppo, zero 2", "ppo, zero 3"]
+)
+def test_cut_and_resumed_is_uninterrupted_to_the_bit(found: dict[str, Any], run: str) -> None:
+    weights, rows = found[f"resumed {run}"]
+    expected_weights, expected = found[run]
     assert rows == expected and torch.equal(weights, expected_weights)
 
 

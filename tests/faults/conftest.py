@@ -45,14 +45,24 @@ class Breakable:
         return self.workspace.output(stage)
 
 
-@pytest.fixture(scope="session")
-def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Breakable]]:
-    file = Path(__file__).parents[1] / "trainers" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("trainer_workspaces", file)
+def of_trainers(name: str, file: str) -> Any:
+    """A module of tests/trainers."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "trainers" / file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["trainer_workspaces"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def small() -> Any:
+    return of_trainers("small", "small.py")
+
+
+@pytest.fixture(scope="session")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Breakable]]:
+    module = of_trainers("trainer_workspaces", "conftest.py")
     make = next(module.make_workspace.__wrapped__(tmp_path_factory))
 
     def made(*overrides: str) -> Breakable:

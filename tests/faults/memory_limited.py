@@ -1,8 +1,10 @@
-"""Run by test_memory.py: SFT with less memory than its micro-batches need."""
+"""Run by test_memory.py: SFT, and the log-probs of a reference, with less memory than they need."""
 
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,9 +14,11 @@ import small
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.overflow import OutOfMemory
 from mathrl.models.packing import Group
-from mathrl.params.train import Optimizer, Sft
+from mathrl.params.train import Optimizer, Rl, Sft
 from mathrl.params.training import Training
 from mathrl.trainers.backend import Backend
+from mathrl.trainers.batch import make_batch
+from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.sft import train_sft
 
 PARAMS = Sft(
@@ -22,6 +26,8 @@ PARAMS = Sft(
     optimizer=Optimizer(type="adamw", eps=1e-3, warmup_steps=0),
 )  # fmt: skip
 ROOM = 100 << 20  # 12,000 tokens of this model keep 200 MB of activations, 3,000 keep 50
+KL = Rl(kl_coef=0.1, group_size=4, tokens_per_microbatch=24_000)
+KL_ROOM = 10 << 20  # 24,000 tokens without a gradient need 35 MB
 
 
 def demonstrations() -> list[Group]:
@@ -38,22 +44,53 @@ def run(training: Training, state: Path) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
+def reference_logprobs(training: Training) -> torch.Tensor:
+    """Of 200 prompts with four responses of 30 tokens each, without a gradient."""
+    draw = torch.Generator().manual_seed(2)
+    groups = [
+        RolloutGroup(
+            problem=0, prompt=(5,), responses=tuple(map(tuple, rows)), rewards=(1.0, 0.0, 0.0, 0.0),
+            logprobs=((-1.0,) * 30,) * 4, correct=(True,) * 4, truncated=(False,) * 4, parts=({},) * 4,
+        )
+        for rows in torch.randint(3, 20, (200, 4, 30), generator=draw).tolist()
+    ]  # fmt: skip
+    model, reference = (small.policy(seed)[0] for seed in (1, 2))
+    backend = Backend(torch.device("cpu"), training)
+    batch, _ = make_batch(groups, KL, backend, model, reference)
+    print(f"KL: halved {backend.halvings} times")
+    assert batch.reference_N is not None
+    return batch.reference_N
+
+
+def said_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except OutOfMemory as error:
+        return str(error)
+    return "nothing"
+
+
+def limit(room: int | None) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard if room is None else in_use() + room, hard))
+
+
 def in_use() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (in_use() + ROOM, hard))
-    try:
-        run(Training(), out / "stopped")
-        said = "nothing"
-    except OutOfMemory as error:
-        said = str(error)
-    halved = run(Training(on_out_of_memory="halve"), out / "halved")
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    torch.save({"said": said, "halved": halved, "whole": run(Training(), out / "whole")}, out / "found.pt")
+    found: dict[str, Any] = {"kl whole": reference_logprobs(Training())}
+    limit(KL_ROOM)
+    found["kl said"] = said_of(lambda: reference_logprobs(Training()))
+    found["kl halved"] = reference_logprobs(Training(on_out_of_memory="halve"))
+    limit(ROOM)
+    found["said"] = said_of(lambda: run(Training(), out / "stopped"))
+    found["halved"] = run(Training(on_out_of_memory="halve"), out / "halved")
+    limit(None)
+    found["whole"] = run(Training(), out / "whole")
+    torch.save(found, out / "found.pt")
 
 
 if __name__ == "__main__":

@@ -4,18 +4,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.overflow import OutOfMemory, is_out_of_memory, memory_part
+from mathrl.models.scores import make_scorer
 from mathrl.params import load_params
+from mathrl.params.run import Judge
+from mathrl.params.train import Rl
+from mathrl.trainers.judges import reward_model_judge
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_halved_micro_batches_make_the_same_weights(tmp_path: Path) -> None:
+def test_halved_micro_batches_make_the_same_weights_and_log_probs(tmp_path: Path) -> None:
     script = Path(__file__).with_name("memory_limited.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -26,10 +32,18 @@ def test_halved_micro_batches_make_the_same_weights(tmp_path: Path) -> None:
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     assert "out of memory for the activations of a micro-batch (tried to allocate" in found["said"]
     assert "lower sft.tokens_per_microbatch (now 12000)" in found["said"]
-    assert "halved 0 times" in done.stdout and done.stdout.splitlines()[0] != "halved 0 times"
+    sft = [line for line in done.stdout.splitlines() if line.startswith("halved")]
+    assert len(sft) == 2 and sft[0] != "halved 0 times" and sft[1] == "halved 0 times"
     assert "sft: out of memory, going on with micro-batches of 6000 tokens" in done.stderr
     # The order of sums differs; a step moves weights by 1e-2.
     assert torch.allclose(found["halved"], found["whole"], atol=1e-6)
+    # The log-probs of a reference, which no gradient is made of.
+    assert "out of memory for the log-probs of the reference (tried to allocate" in found["kl said"]
+    assert "lower rl.tokens_per_microbatch (now 24000)" in found["kl said"]
+    kl = [line for line in done.stdout.splitlines() if line.startswith("KL")]
+    assert len(kl) == 2 and kl[0] == "KL: halved 0 times" and kl[1] != kl[0]
+    assert torch.allclose(found["kl halved"], found["kl whole"], atol=1e-5)
+    assert found["kl whole"].std() > 0.1
 
 
 def test_the_innermost_part_is_named_and_other_errors_pass() -> None:
@@ -40,6 +54,26 @@ def test_the_innermost_part_is_named_and_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="inconsistent tensor size"), memory_part("logits", "do less"):
         torch.ones(2) @ torch.ones(3)
     assert is_out_of_memory(MemoryError()) and not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_what_is_made_beside_an_update_names_its_part(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+
+    model, sampler = small.policy()
+    with monkeypatch.context() as patched:
+        patched.setattr("mathrl.trainers.rl.copy", SimpleNamespace(deepcopy=full))
+        with pytest.raises(OutOfMemory, match=r"reference's weights .* set rl\.lora, or rl\.kl_coef"):
+            small.run(Rl(steps=1, kl_coef=0.1))
+    with monkeypatch.context() as patched:
+        patched.setattr("mathrl.models.scores.merged_state", full)
+        with pytest.raises(OutOfMemory, match=r"critic or reward model .* set training\.backend"):
+            make_scorer(model)
+    scorer = make_scorer(model)
+    monkeypatch.setattr("mathrl.trainers.judges.scores_after", full)
+    judge = reward_model_judge(scorer, Judge(), 2, 4096)
+    with pytest.raises(OutOfMemory, match=r"reward model's scores .* lower rl\.tokens_per_microbatch"):
+        judge(small.rollouts(model, sampler))
 
 
 def test_halving_within_deepspeed_is_refused() -> None:

@@ -10,6 +10,7 @@ from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.models.base import REFERENCE
 from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
+from mathrl.models.scores import load_scorer
 from mathrl.params.run import FreshModel, Model, PretrainedModel
 
 FRESH = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2)
@@ -103,3 +104,53 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
             write_json(file, values)
     with pytest.raises(UserError, match="end token"):
         load_tokenizer(tmp_path / "a")
+
+
+CODE = """
+import os
+from pathlib import Path
+from transformers import Qwen2Config, Qwen2ForCausalLM
+Path(os.environ["MARKER"]).touch()
+class MarkedConfig(Qwen2Config):
+    model_type = "marked"
+class MarkedModel(Qwen2ForCausalLM):
+    config_class = MarkedConfig
+"""
+
+
+def test_code_that_comes_with_a_model_runs_only_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marker = tmp_path / "model", tmp_path / "it ran"
+    make_base(MODEL, folder, 0)
+    told = read_json(folder / "config.json") | {
+        "model_type": "marked", "architectures": ["MarkedModel"],
+        "auto_map": {"AutoConfig": "marked.MarkedConfig", "AutoModelForCausalLM": "marked.MarkedModel"},
+    }  # fmt: skip
+    write_json(folder / "config.json", told)
+    (folder / "marked.py").write_text(CODE)
+    monkeypatch.setenv("MARKER", str(marker))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    asked, refused = (
+        MODEL.model_copy(update={"base": PretrainedModel(path=str(folder), trust_remote_code=trust)})
+        for trust in (True, False)
+    )
+    for model in (MODEL, refused):
+        with pytest.raises(UserError, match=r"code that comes with it.* set model\.base\.trust_remote_code"):
+            load_model(folder, model, "cpu")
+    for model in (None, refused):
+        with pytest.raises(UserError, match=r"no tokenizer .* set model\.base\.trust_remote_code"):
+            load_tokenizer(folder, model)
+    with pytest.raises(UserError, match=r"one score .* set model\.base\.trust_remote_code"):
+        load_scorer(folder, refused, "cpu")
+    assert not marker.exists()
+
+    # Also through the reference that the base stage makes, and after a model was trained.
+    make_base(asked, tmp_path / "base", 0)
+    for name in ("base", "trained"):
+        network, tokenizer = (
+            load_model(tmp_path / name, asked, "cpu"), load_tokenizer(tmp_path / name, asked)
+        )  # fmt: skip
+        assert marker.exists() and type(network).__name__ == "MarkedModel" and len(tokenizer.encode("7")) == 1
+        if name == "base":
+            export_model(network, tokenizer, tmp_path / "trained", "# Trained")

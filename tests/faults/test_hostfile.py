@@ -1,0 +1,65 @@
+"""A stage that starts itself by DeepSpeed's launcher: no room for its checkpoint, and then to its end."""
+
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"
+    ),
+]
+ROOT = Path(__file__).parents[2]
+ROOM = 90_000  # bytes of a file: the weights (74 kB) fit, a process's share of the optimizer does not
+
+
+def test_two_processes_of_a_hostfile_find_the_disk_full_and_go_on(
+    breakable: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "hostfile").write_text("localhost slots=2\n")
+    broken = breakable(
+        "training.backend=deepspeed", "training.deepspeed.stage=1", "sft.optimizer.type=adamw",
+        f"training.deepspeed.hostfile={tmp_path / 'hostfile'}", "sft.steps=6", "sft.checkpoint_every=3",
+        "sft.eval_every=0",
+    )  # fmt: skip
+    folder, state = broken.workspace.folder, tmp_path / "state"
+    outside = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environment = outside | {
+        "MATHRL_HOME": str(folder / "home"), "MATHRL_STATE": str(state), "MATHRL_MIRROR": "none",
+        "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+    def run(room: int | None) -> tuple[int, str]:
+        def limit() -> None:
+            if room is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+
+        done = subprocess.run(
+            [sys.executable, "-m", "mathrl.stages.sft"], cwd=folder, env=environment, text=True,
+            capture_output=True, check=False, preexec_fn=limit,
+        )  # fmt: skip
+        return done.returncode, done.stderr + done.stdout
+
+    status, said = run(ROOM)
+    assert status == 2, said
+    (error,) = [line for line in said.splitlines() if line.startswith("error:")]
+    assert "step-00000003.parts/sft: no room to write it" in error and "Traceback" not in said
+    assert (
+        not list(state.glob("sft-*/checkpoints/*.json"))
+        and not (folder / "models" / "sft" / "model.safetensors").exists()
+    )
+    status, said = run(None)
+    assert status == 0, said
+    rows = (folder / "reports" / "sft" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert not list(state.iterdir()), "states, locks and what was handed down are gone"
