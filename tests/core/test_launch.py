@@ -65,7 +65,7 @@ def test_ranks_of_another_launcher_meet_where_all_of_them_are(
     monkeypatch.delenv(launch.RENDEZVOUS, raising=False)
     monkeypatch.delenv(launch.SHARED, raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="several machines: start it with training.deepspeed.hostfile"):
+    with pytest.raises(UserError, match=r"several machines: .*training\.deepspeed\.hostfile"):
         launch.gather(1, "figures")
     monkeypatch.setenv(launch.SHARED, str(tmp_path))
     for rank in (3, 2, 1, 0):
