@@ -2,7 +2,8 @@
 
 A kill at any moment leaves the last good one: tensors are written aside, flushed and renamed, and only then
 does the small JSON file that names them and their digests appear. What this module writes and reads holds no
-pickles; DeepSpeed's own files, which do, are read only after their digests have been checked.
+pickles; DeepSpeed's own files, which do, are read only after their digests have been checked, and without
+running anything that they name.
 """
 
 import hashlib

@@ -3,9 +3,11 @@
 import importlib.util
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from mathrl.core.errors import UserError
 from mathrl.params.train import Optimizer
-from mathrl.trainers.deepspeed_learner import check_supported
+from mathrl.trainers.checkpoint import Checkpoint
+from mathrl.trainers.deepspeed_learner import DeepSpeedLearner, check_supported
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -141,6 +144,33 @@ def test_the_checkpoint_names_deepspeeds_files_with_their_digests(out: Path) -> 
     with pytest.warns(UserWarning, match="optim_states.pt: its digest"):
         before = folder.latest()
     assert before is not None and before.step == 8
+
+
+class Touches:
+    """What is called when a pickle with it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_a_checkpoint_with_code_in_it_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "rl").mkdir()
+    file, marker = tmp_path / "rl" / "states.pt", tmp_path / "it ran"
+    torch.save({"weights": torch.zeros(3), "code": Touches(marker)}, file)
+    learner: Any = object.__new__(DeepSpeedLearner)
+    learner.name = "rl"
+    # As DeepSpeed's own engine reads its files.
+    learner.engine = SimpleNamespace(
+        load_checkpoint=lambda folder, tag: torch.load(file, map_location="cpu", weights_only=False)
+    )
+    with pytest.raises(pickle.UnpicklingError, match="not an allowed global"):
+        learner.load(Checkpoint(1, {}, {}, tmp_path), {"updates": 1, "bad": 0})
+    assert not marker.exists()
+    learner.engine.load_checkpoint("", "")
+    assert marker.exists(), "else it would have been run"
 
 
 def test_what_it_does_not_have_is_refused_with_what_to_set() -> None:
