@@ -232,8 +232,8 @@ def for_all(
 ) -> Tensor:
     """`forward` of all groups, [N]: each process computes its share, every process gets all.
 
-    The network is in eval mode meanwhile, and makes as many passes at each process as at the others. `part` is
-    what memory holds then, in an error's words.
+    The network is in eval mode meanwhile, and makes as many passes at each process as at the others. `part`
+    is what memory holds then, in an error's words.
     """
 
     def attempt(tokens: int) -> Tensor:
