@@ -4,6 +4,7 @@ MATHRL_RENDEZVOUS=… RANK=… WORLD_SIZE=2 python deepspeed_runs.py OUT; rank 0
 """
 
 import contextlib
+import resource
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 import small
 from small import Killed
 
+from mathrl.core.errors import is_disk_full
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.models.export import export_model
 from mathrl.models.logprobs import response_logprobs
@@ -159,6 +161,19 @@ def cut_and_resumed(run: Callable[[], Any], after: int) -> Any:
     return run()
 
 
+def without_room(training: Training, state: Path) -> str:
+    """What SFT says whose weights (75 kB) find room, but no process's share of the optimizer."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, limits[1]))
+    try:
+        sft(training, state)
+    except OSError as error:
+        return f"disk full: {is_disk_full(error)}, {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return "it had room"
+
+
 def with_a_bad_step(training: Training, state: Path) -> Any:
     """SFT in which one process's loss of the fourth step is not a number."""
     kept = learners.DeepSpeedLearner.descend, learners.TorchLearner.descend
@@ -216,6 +231,7 @@ def main(out: Path) -> None:
         often = MODES[mode].model_copy(update={"checkpoint_minutes": 1e-9})
         state = out / f"resumed {name} {mode}"
         note(f"resumed {name}, {mode}", state, cut_and_resumed(partial(run, often, state), after))
+    found["full"] = without_room(MODES["zero 1"], out / "full")
     if rank == 0:
         torch.save(found, out / "found.pt")
 

@@ -146,6 +146,11 @@ def test_the_checkpoint_names_deepspeeds_files_with_their_digests(out: Path) -> 
     assert before is not None and before.step == 8
 
 
+def test_a_full_disk_is_told_as_one_and_leaves_no_checkpoint(out: Path, found: dict[str, Any]) -> None:
+    assert found["full"].startswith("disk full: True, ") and "step-00000002.parts/sft" in found["full"]
+    assert not list((out / "full" / "checkpoints").glob("*.json"))
+
+
 class Touches:
     """What is called when a pickle with it is read."""
 

@@ -1,9 +1,8 @@
-"""A stage that starts itself by DeepSpeed's launcher: no room for its checkpoint, and then to its end."""
+"""A stage that starts itself by DeepSpeed's launcher on the machines of a hostfile, here this one."""
 
 import importlib.util
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,10 +19,9 @@ pytestmark = [
     ),
 ]
 ROOT = Path(__file__).parents[2]
-ROOM = 90_000  # bytes of a file: the weights (74 kB) fit, a process's share of the optimizer does not
 
 
-def test_two_processes_of_a_hostfile_find_the_disk_full_and_go_on(
+def test_two_processes_of_a_hostfile_run_a_stage_to_its_end(
     breakable: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "hostfile").write_text("localhost slots=2\n")
@@ -39,26 +37,11 @@ def test_two_processes_of_a_hostfile_find_the_disk_full_and_go_on(
         "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
 
-    def run(room: int | None) -> tuple[int, str]:
-        def limit() -> None:
-            if room is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-
-        done = subprocess.run(
-            [sys.executable, "-m", "mathrl.stages.sft"], cwd=folder, env=environment, text=True,
-            capture_output=True, check=False, preexec_fn=limit,
-        )  # fmt: skip
-        return done.returncode, done.stderr + done.stdout
-
-    status, said = run(ROOM)
-    assert status == 2, said
-    # Each process says it, unless the launcher has ended it first.
-    told = {line for line in said.splitlines() if line.startswith("error:")}
-    assert len(told) == 1 and "step-00000003.parts/sft: no room to write it" in told.pop(), said
-    assert "Traceback" not in said
-    assert not list(state.glob("sft-*/checkpoints/*.json")) and not (folder / "reports" / "sft").exists()
-    status, said = run(None)
-    assert status == 0, said
+    done = subprocess.run(
+        [sys.executable, "-m", "mathrl.stages.sft"], cwd=folder, env=environment, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     rows = (folder / "reports" / "sft" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     left = [each.name for each in state.iterdir() if each.is_dir()]
