@@ -12,10 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
+from mathrl.core.launch import rendezvous
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.nouns import Problem
 from mathrl.models.base import character_tokenizer, fresh_network
@@ -90,9 +93,10 @@ def run(case: str) -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     state, backend = Path(tempfile.mkdtemp()), Backend(device, params.training)
-    tokenizer, folder = character_tokenizer(base), state / "base"
+    tokenizer, folder = character_tokenizer(base), (rendezvous() or state) / "base"
     export_model(fresh_network(base, tokenizer, seed=0), tokenizer, folder, "")
     gc.collect()
+    backend.gather(None)  # rank 0 has written it
     model = load_model(folder, params.model, device, plain=backend.plain)
 
     def sink(resume_after: int | None) -> JsonlSink:
@@ -136,19 +140,26 @@ def measure(case: str) -> dict[str, float]:
     shared = os.environ | {"OMP_NUM_THREADS": "1"}
     if world > 1:
         shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MATHRL_RENDEZVOUS": meeting}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--run", case],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    told = [rank.communicate() for rank in ranks]
-    for rank, (_, errors) in zip(ranks, told, strict=True):
-        if rank.returncode:
-            sys.exit(errors)
-    found = [json.loads(said.splitlines()[-1]) for said, _ in told]
+    files = [Path(meeting, f"said-{rank}") for rank in range(world)]
+    with ExitStack() as stack:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--run", case],
+                stdout=stack.enter_context(file.open("w")), stderr=subprocess.STDOUT,
+                env=shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
+            )
+            for rank, file in enumerate(files)
+        ]  # fmt: skip
+        while any(rank.poll() is None for rank in ranks):
+            if any(rank.returncode for rank in ranks):  # the others would wait for it
+                for rank in ranks:
+                    rank.kill()
+            time.sleep(0.2)
+    told = [file.read_text() for file in files]
+    for rank, said in zip(ranks, told, strict=True):
+        if (rank.returncode or 0) > 0:
+            sys.exit(said)
+    found = [json.loads(said[said.rindex('{"planned"') :].splitlines()[0]) for said in told]
     return max(found, key=lambda each: float(each["measured"]))
 
 
