@@ -169,11 +169,14 @@ def show(found: dict[str, dict[str, Any]]) -> None:
             more = each["outside"] - bare["outside"]
             rl = each["stages"].get("rl", 0.0)
             share = sum(each["while_rl"].values()) / rl if rl else 0.0
-            later = sum(each["later_rl"].values()) / (rl - FIRST) if rl > 1.5 * FIRST else share
+            later, said = share, ""
+            if rl > 1.5 * FIRST:
+                later = sum(each["later_rl"].values()) / (rl - FIRST)
+                said = f", {later:.2%} after its first minute"
             cores = os.cpu_count() or 1
             hour = (more + 3600 * later / cores) / 3600
             print(f"{way}: {more:+.1f} s outside the stages against bare, {each['wall'] - bare['wall']:+.1f} "
-                  f"s in all; {share:.2%} of a core while rl trains, {later:.2%} after its first minute; "
+                  f"s in all; {share:.2%} of a core while rl trains{said}; "
                   f"of an hour's run on {cores} cores at most {hour:.2%}")  # fmt: skip
 
 
