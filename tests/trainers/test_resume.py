@@ -36,7 +36,7 @@ PPO = (
 
 
 def test_killed_ppo_with_an_adaptive_kl_resumes_to_the_same_bits(make_workspace: Make) -> None:
-    whole, broken = (make_workspace("run.processes=2", *PPO) for _ in range(2))
+    whole, broken = (make_workspace("run.processes=1", *PPO) for _ in range(2))
     whole.run("sft")
     shutil.copytree(whole.folder / "models" / "sft", broken.folder / "models" / "sft")
     whole.run("rl")
