@@ -9,13 +9,7 @@
 #   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
 # Clients need none of these: the server hands artifacts on (`pip install -e '.[s3]'` is for its machine alone).
 set -eu
-case " $* " in
-  *" --host"* | *" -h "*)
-    case " $* " in
-      *" --app-name basic-auth "*) ;;
-      *) echo "error: --host lets others change runs without a login: add --app-name basic-auth (mlflow/README.md)" >&2; exit 2 ;;
-    esac ;;
-esac
+. "$(dirname "$0")/login.sh"
 port="${1:-5000}"
 [ $# -eq 0 ] || shift
 : "${MLFLOW_POSTGRES:?give it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE}"

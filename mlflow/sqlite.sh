@@ -2,13 +2,7 @@
 # MLflow on this machine over the sqlite file that runs without a server write to: mlflow/sqlite.sh [port]
 # Further words go to `mlflow server`; one that listens to others (mlflow/README.md) must ask for a login.
 set -eu
-case " $* " in
-  *" --host"* | *" -h "*)
-    case " $* " in
-      *" --app-name basic-auth "*) ;;
-      *) echo "error: --host lets others change runs without a login: add --app-name basic-auth (mlflow/README.md)" >&2; exit 2 ;;
-    esac ;;
-esac
+. "$(dirname "$0")/login.sh"
 port="${1:-5000}"
 [ $# -eq 0 ] || shift
 home="${MATHRL_HOME:-$(git rev-parse --path-format=absolute --git-common-dir)/../.mathrl}"
