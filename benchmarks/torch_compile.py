@@ -1,4 +1,4 @@
-"""Seconds of an update's forward and backward pass, plain and with torch.compile: whole model, or layer by layer.
+"""Seconds of an update's forward and backward pass, plain and with torch.compile, whole or layer by layer.
 
     python benchmarks/torch_compile.py [--ways plain layer whole] [--precision float32]
 
