@@ -13,9 +13,10 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run
 
 from mathrl.core.progress import pause
-from tasks.links import artifact_key, link_run, read
+from tasks.links import artifact_key, link_run, read, records_of
 from tasks.report import health_markdown
 
 
@@ -50,6 +51,8 @@ class Live:
 
     def finish(self) -> None:
         state = self._state()
+        if self.record is None:  # over before it was looked at, and the progress is the next stage's by now
+            self.record = dict(records_of(str(flow_run.id or ""))).get(self.stage)
         if self.artifact is not None:
             self._show(100.0, f"{self.stage}: done")
         self._show_health()

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
-from httpx import HTTPError
-
 from mathrl.core.errors import UserError
 from mathrl.core.places import home, state_root, tracking_uri
 
@@ -180,15 +178,17 @@ def _mend_locks(workspace: Path) -> None:
 
 @contextmanager
 def running(repro: Repro) -> Iterator[Repro]:
-    """End the child whatever happens to the parent: success, failure, cancellation.
+    """End the child whatever happens to the parent: success, a stage's failure, cancellation.
 
-    A Prefect server that no longer answers is none of these: the child goes on to its end, so that what it
-    makes is kept.
+    What fails beside the stages is none of these, such as Prefect's server that no longer answers (its client
+    says so by exceptions of many kinds): the child goes on to its end, so that what it makes is kept.
     """
     try:
         yield repro
-    except HTTPError:
-        print("Prefect's server does not answer: the stages end by themselves", file=sys.stderr, flush=True)
+    except UserError:
+        raise
+    except Exception as error:
+        print(f"{error!r}: the stages end by themselves", file=sys.stderr, flush=True)
         repro.process.wait()
         raise
     finally:

@@ -63,10 +63,11 @@ def call_flow(module: str, name: str | None = None, **given: Any) -> str:
         flow = getattr(importlib.import_module(f"flows.{module}"), name or module)
         ready()
         from httpx import HTTPError  # Prefect's, which is loaded by now
+        from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
         try:
             return str(flow(**given))
-        except HTTPError as error:
+        except (HTTPError, ConcurrencySlotAcquisitionError) as error:
             raise UserError(
                 f"Prefect's server stopped answering ({error}): the stages went on to their end and what "
                 "they made is kept; start the server (`mathrl ui`), or none, and run the same command again "

@@ -23,3 +23,24 @@ def test_progress_is_sent_each_second_at_first_and_seldom_after_hours(
     assert len([at for at in sent if at < 60]) == 60
     assert len([at for at in sent if at >= 3600]) == 240
     assert len(sent) < 700
+
+
+def test_a_stage_that_was_over_before_anybody_looked_shows_its_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its progress file is the next stage's by then."""
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "this flow")
+    for stage, colour in (("rl", "yellow"), ("evaluate", "green")):
+        facts = {"name": f"demo/{stage}", "prefect_flow_run": "this flow"}
+        write_json(
+            tmp_path / "records" / stage / "run.json",
+            facts | {"health": {"colour": colour, "steps": 3, "findings": []}},
+        )
+    record = str(tmp_path / "records" / "evaluate")
+    write_json(tmp_path / "progress", {"title": "evaluate", "done": 1, "total": 9, "record": record})
+    sent = dict[str, str]()
+    monkeypatch.setattr(live, "create_markdown_artifact", lambda text, *, key, **_: sent.update({key: text}))
+    Live("rl", tmp_path / "progress").finish()
+    assert list(sent) == ["rl-health"] and "yellow" in sent["rl-health"]
+    assert (tmp_path / "progress").exists(), "the next stage's is left to it"

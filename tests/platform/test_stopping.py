@@ -184,6 +184,31 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
         flow.kill()
     assert flow.returncode in (0, 2), output
     assert flow.returncode == 0 or "error: Prefect's server stopped answering" in output
-    assert "Traceback" not in output and "difficulty stands in" in output and "mix stands in" in output
+    assert "Traceback" not in output, output
+    assert "difficulty stands in" in output and "mix stands in" in output, output
     again = checkout.repro("mix")
     assert "stands in" not in again.stdout + again.stderr, "what they made is kept"
+
+
+BESIDE = """
+import sys
+from pathlib import Path
+from tasks.repro import Repro, environment, running
+def show(text):
+    sys.stderr.write(text)
+    if "difficulty stands in" in text:
+        begun.set()
+import threading
+begun = threading.Event()
+with running(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
+    begun.wait(60)
+    raise RuntimeError("a server that does not answer")
+"""
+
+
+def test_what_fails_beside_the_stages_does_not_end_them(checkout: Checkout) -> None:
+    """Prefect's client says in many ways that its server is gone, not all of them errors of HTTP."""
+    checkout.set_param("difficulty.yaml", "samples: 9", "samples: 10")
+    done = checkout.run(sys.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty")
+    assert done.returncode == 1 and "RuntimeError: a server that does not answer" in done.stderr
+    assert "the stages end by themselves" in done.stderr and "mix stands in" in done.stderr
