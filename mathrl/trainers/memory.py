@@ -117,7 +117,7 @@ def plan_memory(
         if rl.export == "best":
             best = {"policy: best weights": 4.0 * trainable(shape, rl.lora)}
             host, standing = (host | best, standing) if zero else (host, standing | best)
-        if rl.kl_coef and rl.lora is None:
+        if (rl.kl_coef or rl.kl_probe) and rl.lora is None:
             standing["reference"] = bytes_of(params) * shape.parameters if zero else frozen(shape, rounded)
         if rl.critic is not None:
             scorer = critic_shape(shape)
@@ -127,6 +127,8 @@ def plan_memory(
             else:
                 standing |= trained(scorer, rl.critic.optimizer, rl.critic.lora, "critic")
                 standing["critic: weights rounded to bfloat16"] = rounded
+                both = [standing.pop(f"{name}: gradients") for name in ("policy", "critic")]
+                standing["gradients, of policy and critic in turn"] = max(both)
         sampling = rollout_memory(shape, params, length, device, gpu_memory)
         asleep = device == "cuda" and params.rollout.vllm.sleep  # it does not sleep on a CPU
         if params.rollout.engine == "vllm" and not asleep:

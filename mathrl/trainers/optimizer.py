@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules and the flat buffers that hold weights and gradients."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,23 +22,30 @@ class FlatParameters:
         first = next(iter(self.named.values()))
         total = sum(weight.numel() for weight in self.named.values())
         self.weights = torch.empty(total, dtype=first.dtype, device=first.device)
-        self.gradients = torch.zeros_like(self.weights)
-        start = 0
-        for weight in self.named.values():
-            end = start + weight.numel()
-            self.weights[start:end].copy_(weight.detach().reshape(-1))
-            weight.data = self.weights[start:end].view(weight.shape)
-            weight.grad = self.gradients[start:end].view(weight.shape)
-            start = end
+        for weight, view in self._views(self.weights):
+            view.copy_(weight.detach())
+            weight.data = view
+        self.put_gradients(torch.zeros_like(self.weights))
+
+    def put_gradients(self, buffer: Tensor) -> None:
+        """Keep the gradients at the beginning of `buffer`, which holds at least as many numbers."""
+        self.gradients = buffer[: len(self.weights)]
+        for weight, view in self._views(self.gradients):
+            weight.grad = view
 
     def set_weights(self, values: Tensor) -> None:
         """Overwrite all weights; through the parameters, so that what is cached of them is made anew."""
-        start = 0
         with torch.no_grad():
-            for weight in self.named.values():
-                end = start + weight.numel()
-                weight.copy_(values[start:end].view(weight.shape))
-                start = end
+            for weight, view in self._views(values):
+                weight.copy_(view)
+
+    def _views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each weight with its part of a flat tensor, in its shape."""
+        start = 0
+        for weight in self.named.values():
+            end = start + weight.numel()
+            yield weight, flat[start:end].view(weight.shape)
+            start = end
 
 
 class OptimizerSet:

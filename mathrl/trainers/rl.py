@@ -48,6 +48,7 @@ from mathrl.trainers.probe import probe_kl
 from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
 from mathrl.trainers.stopping import Stopped, StopRequest
 from mathrl.trainers.sync import WeightSync
+from mathrl.trainers.torch_learner import share_gradients
 from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
 
 
@@ -119,6 +120,7 @@ def train_rl(
         ema=params.ema,
     )  # fmt: skip
     learners = [policy] if valuer is None else [policy, valuer]
+    share_gradients(learners)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:

@@ -137,6 +137,16 @@ class TorchLearner:
         return {"updates": self.updates, "bad": self.bad}
 
 
+def share_gradients(learners: Sequence[Any]) -> None:
+    """One buffer of gradients for the torch learners among these, each of which updates before the next
+    begins: the policy and its critic."""
+    flats = [learner.flat for learner in learners if isinstance(learner, TorchLearner)]
+    if len({(flat.weights.dtype, flat.weights.device) for flat in flats}) == 1:
+        buffer = max((flat.gradients for flat in flats), key=len)
+        for flat in flats:
+            flat.put_gradients(buffer)
+
+
 def check_bad(bad: int, most: int, name: str) -> None:
     """Raises UserError: more than `most` updates were skipped."""
     if bad > most:

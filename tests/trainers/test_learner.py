@@ -1,6 +1,7 @@
 """A model that learns: schedule by updates made, what is skipped, the average, what a checkpoint holds."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from mathrl.params.train import Optimizer
 from mathrl.params.training import Training
 from mathrl.trainers.backend import Backend
 from mathrl.trainers.checkpoint import Checkpoint
-from mathrl.trainers.torch_learner import TorchLearner
+from mathrl.trainers.torch_learner import TorchLearner, share_gradients
 
 SGD_LIKE = Optimizer(type="adamw", warmup_steps=2, schedule="linear", clip_norm=None)
 
@@ -80,3 +81,30 @@ def test_it_goes_on_from_its_tensors_and_passes_over_those_of_others(small: Any)
         each.update(1.0)
     assert torch.equal(policy.flat.weights, again.flat.weights) and policy.factor == again.factor
     assert torch.equal(policy.evaluated_weights(), again.evaluated_weights())
+
+
+def test_learners_that_take_turns_share_the_gradients_buffer(small: Any) -> None:
+    """And learn what they learn apart; the longer buffer serves both, whichever it is."""
+
+    def two() -> list[TorchLearner]:
+        made = [learner(small), learner(small)]
+        cut = next(iter(made[1].flat.named.values()))
+        cut.requires_grad_(False)
+        made[1] = TorchLearner(made[1].model, SGD_LIKE, 1e-2, updates=4)
+        return made
+
+    apart, shared = two(), two()
+    share_gradients(shared)
+    assert len({each.flat.gradients.data_ptr() for each in shared}) == 1
+    assert len({len(each.flat.gradients) for each in shared}) == 2
+
+    def loss(each: TorchLearner, scale: float) -> Any:
+        return sum((scale * weight).sin().sum() for weight in each.flat.named.values())
+
+    for step in range(3):
+        for each in (*apart, *shared):
+            for micro, _ in each.rounds([1.0, 2.0], 0.0):
+                each.descend(partial(loss, each, step + micro))
+            each.update(loss=1.0)
+    for one, other in zip(apart, shared, strict=True):
+        assert one.norm == other.norm > 0 and torch.equal(one.flat.weights, other.flat.weights)

@@ -178,7 +178,7 @@ def test_vllm_on_a_cpu_never_sleeps() -> None:
 
 
 def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
-    """Qwen2.5-0.5B's config and the preset's sizes, multiplied out here; 22.3 GB in all."""
+    """Qwen2.5-0.5B's config and the preset's sizes, multiplied out here; 20.3 GB in all."""
     given = params(preset="gsm8k-ppo-24gb")
     found = plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda")
     matrices = 24 * (896 * 896 + 2 * 896 * 128 + 896 * 896 + 3 * 896 * 4864)
@@ -189,12 +189,11 @@ def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
     assert found.standing == pytest.approx({
         "CUDA context": 0.6 * 2**30,
         "policy: weights": 4 * everything,
-        "policy: gradients": 4 * everything,
         "policy: optimizer states": 8 * everything,
         "policy: weights rounded to bfloat16": 2 * matrices,
         "reference": 4 * (everything - matrices) + 2 * matrices,
         "critic: weights": 4 * critic,
-        "critic: gradients": 4 * critic,
+        "gradients, of policy and critic in turn": 4 * critic,
         "critic: optimizer states": 8 * critic,
         "critic: weights rounded to bfloat16": 2 * matrices,
     })  # fmt: skip
@@ -212,7 +211,7 @@ def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
     # 64 sequences of 768: keys and values of two heads of 64 in 24 layers, float32, half as much again.
     cache = 1.5 * 64 * 768 * 24 * 2 * (2 * 64) * 4
     assert found.phases["roll-outs"]["key-value cache"] == cache
-    assert found.peak == pytest.approx(22.26e9, rel=1e-3) and found.peak < 0.95 * 24e9
+    assert found.peak == pytest.approx(20.28e9, rel=1e-3) and found.peak < 0.95 * 24e9
 
 
 OFFLOADED = ["training.backend=deepspeed", "training.deepspeed.offload_optimizer=true"]
@@ -237,14 +236,14 @@ def test_ppo_beside_vllm_is_near_the_published_points(
     assert found.peak == pytest.approx(published, rel=within)
 
 
-def test_what_ppo_without_vllm_has_above_the_published_16_gb() -> None:
-    # docs/planning.md explains the difference by these parts, and names what fits a card of 16 GB.
-    given = params("rl.tokens_per_microbatch=1024", preset="gsm8k-ppo-24gb")
+def test_ppo_without_vllm_is_near_the_published_16_gb() -> None:
+    # docs/planning.md explains the rest by its parts, and names what fits a card of 16 GB.
+    given = params("rl.tokens_per_microbatch=1024", "rl.kl_coef=0", preset="gsm8k-ppo-24gb")
     shape = shape_of(config_of(given.model.base))
     found = plan_memory(shape, given, "rl", "cuda")
-    more = ("critic: gradients", "reference", "policy: weights rounded to bfloat16",
-            "critic: weights rounded to bfloat16")  # fmt: skip
-    assert found.peak - sum(found.standing[name] for name in more) == pytest.approx(16e9, rel=0.05)
+    assert found.peak == pytest.approx(16e9, rel=0.15)
+    copies = [part for part in found.standing if "rounded to bfloat16" in part]
+    assert found.peak - sum(found.standing[name] for name in copies) == pytest.approx(16e9, rel=0.05)
     offloaded = params(*OFFLOADED, preset="gsm8k-ppo-24gb")
     assert plan_memory(shape, offloaded, "rl", "cuda").peak == pytest.approx(7.1e9, rel=0.01)
 
