@@ -25,7 +25,7 @@ demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1
 	@$(BIN)/mathrl run pipeline $(SET)
 
 test: install  ## The test suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install  ## ruff, mypy strict, import floors.
 	$(BIN)/ruff check .

@@ -1,9 +1,10 @@
 """Seconds of an update's forward and backward pass, plain and with torch.compile, whole or layer by layer.
 
-    python benchmarks/torch_compile.py [--ways plain layer whole] [--precision float32]
+    python benchmarks/torch_compile.py [--ways plain layer whole] [--precision float32] [--size demo]
 
-The demo's model, packed batches of 8 prompts with 16 responses of 20 to 59 tokens, one thread; the first
-pass over the eight batches, in which everything is compiled, is told apart from the third.
+The demo's model or one of 22M parameters, packed batches of 8 prompts with 16 responses (4 prompts at 22M) of
+20 to 59 tokens, one thread; the first pass over the eight batches, in which everything is compiled, is told
+apart from the third.
 """
 
 import argparse
@@ -23,8 +24,13 @@ from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group
 from mathrl.params.run import FreshModel
 
+SIZES = {
+    "demo": (FreshModel(), 8),
+    "22M": (FreshModel(hidden_size=512, intermediate_size=1376, layers=8, heads=8, kv_heads=2), 4),
+}
 
-def batches() -> list[list[Group]]:
+
+def batches(prompts: int) -> list[list[Group]]:
     draw = torch.Generator().manual_seed(0)
 
     def group(number: int) -> Group:
@@ -32,16 +38,16 @@ def batches() -> list[list[Group]]:
         responses = [torch.randint(3, 90, (length,), generator=draw).tolist() for length in lengths]
         return Group([5 + number % 50] * 12, responses)
 
-    return [[group(number) for number in range(8)] for _ in range(8)]
+    return [[group(number) for number in range(prompts)] for _ in range(8)]
 
 
-def measure(way: str, precision: str) -> None:
-    base = FreshModel()
+def measure(way: str, precision: str, size: str) -> None:
+    base, prompts = SIZES[size]
     model = fresh_network(base, character_tokenizer(base), seed=0)
     use_fast_norms(model)
     if precision == "bfloat16":
         use_bfloat16_products(model)
-    every = batches()
+    every = batches(prompts)
     response_logprobs(model, every[0][:1])  # whether it takes packed batches is tried before
     parts = {"plain": [], "layer": list(model.model.layers), "whole": [model.model]}[way]
     for part in parts:
@@ -55,7 +61,7 @@ def measure(way: str, precision: str) -> None:
         seconds.append(time.perf_counter() - began)
     tokens = sum(group.packed_tokens for group in every[0])
     print(
-        f"{precision} {way}: {statistics.mean(seconds[16:]):.3f} s a batch of {tokens:,} tokens, "
+        f"{size} {precision} {way}: {statistics.mean(seconds[16:]):.3f} s a batch of {tokens:,} tokens, "
         f"first pass {sum(seconds[:8]):.1f} s",
         flush=True,
     )
@@ -67,12 +73,13 @@ def main() -> None:
         "--ways", nargs="+", choices=["plain", "layer", "whole"], default=["plain", "layer", "whole"]
     )
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--size", choices=list(SIZES), default="demo")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     torch._dynamo.config.cache_size_limit = 64
     for way in given.ways:
-        measure(way, given.precision)
+        measure(way, given.precision, given.size)
         torch._dynamo.reset()
 
 

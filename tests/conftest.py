@@ -1,8 +1,25 @@
 """What tests of several rooms share."""
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+# They take a minute or more each: first, so that no worker is left alone with one at the end.
+LONG = (
+    "test_ui.py", "test_vllm_servers.py", "test_stopping.py", "test_pipeline.py", "test_recipes.py",
+    "test_vllm.py", "test_run.py", "test_resume.py", "test_kills.py", "test_small.py", "test_servers.py",
+    "test_tracking.py", "test_deepspeed.py", "test_hostfile.py", "test_engines.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +30,34 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("store") / "mlflow.db"
     mlflow.MlflowClient(f"sqlite:///{file}")
     return file
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[[Path, Path, int], None]:
+    """A script run by so many gloo processes on the CPU, each given `folder`, which they also meet in."""
+
+    def run(script: Path, folder: Path, processes: int) -> None:
+        folder.mkdir(exist_ok=True)
+        count = str(processes)
+        shared = os.environ | {
+            "PYTHONPATH": str(Path(__file__).parents[1]), "MATHRL_RENDEZVOUS": str(folder),
+            "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
+        }  # fmt: skip
+        with ExitStack() as opened:
+            logs = [opened.enter_context((folder / f"{rank}.log").open("w")) for rank in range(processes)]
+            ranks = [
+                subprocess.Popen([sys.executable, str(script), str(folder)], stdout=log, stderr=log,
+                                 env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+                for rank, log in enumerate(logs)
+            ]  # fmt: skip
+            try:
+                while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
+                    time.sleep(0.05)
+            finally:
+                for rank in ranks:
+                    rank.kill()
+        codes = [rank.wait() for rank in ranks]
+        said = "\n".join((folder / f"{rank}.log").read_text()[-4000:] for rank in range(processes))
+        assert codes == [0] * processes, said
+
+    return run

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import math
 import os
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -293,11 +294,18 @@ def _plain_loads() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
+    def member(kind: Any, name: str) -> Any:
+        """A stage as Python before 3.11.4 pickles it: getattr of the enumeration, and only that."""
+        if kind is not ZeroStageEnum:
+            raise pickle.UnpicklingError(f"getattr of {kind!r} is not allowed")
+        return ZeroStageEnum[name]
+
+    known = [LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
     try:
-        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+        with torch.serialization.safe_globals(known):
             yield
     finally:
         os.environ.pop(name)

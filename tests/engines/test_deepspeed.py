@@ -2,10 +2,9 @@
 
 import importlib.util
 import itertools
-import os
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from mathrl.params.train import Optimizer
 from mathrl.trainers.checkpoint import Checkpoint
 from mathrl.trainers.deepspeed_learner import DeepSpeedLearner, check_supported
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.timeout(600),
@@ -33,25 +31,9 @@ LOSS = 1e-5
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]) -> Path:
     folder = tmp_path_factory.mktemp("deepspeed")
-    shared = os.environ | {
-        "PYTHONPATH": str(ROOT), "MATHRL_RENDEZVOUS": str(folder), "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("deepspeed_runs.py")), str(folder)]
-    ranks = [
-        subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in "01"
-    ]  # fmt: skip
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=580)
-            assert rank.returncode == 0, output[-5000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(Path(__file__).with_name("deepspeed_runs.py"), folder, 2)
     return folder
 
 
@@ -161,21 +143,54 @@ class Touches:
         return Path.touch, (self.file,)
 
 
+def reads(file: Path) -> Any:
+    """A learner whose engine reads a file as DeepSpeed's own does."""
+    learner: Any = object.__new__(DeepSpeedLearner)
+    learner.name = "rl"
+
+    def load_checkpoint(folder: str, tag: str) -> Any:
+        learner.read = torch.load(file, map_location="cpu", weights_only=False)
+
+    learner.engine = SimpleNamespace(load_checkpoint=load_checkpoint)
+    return learner
+
+
 def test_a_checkpoint_with_code_in_it_is_refused_unread(tmp_path: Path) -> None:
     (tmp_path / "rl").mkdir()
     file, marker = tmp_path / "rl" / "states.pt", tmp_path / "it ran"
     torch.save({"weights": torch.zeros(3), "code": Touches(marker)}, file)
-    learner: Any = object.__new__(DeepSpeedLearner)
-    learner.name = "rl"
-    # As DeepSpeed's own engine reads its files.
-    learner.engine = SimpleNamespace(
-        load_checkpoint=lambda folder, tag: torch.load(file, map_location="cpu", weights_only=False)
-    )
+    learner = reads(file)
     with pytest.raises(pickle.UnpicklingError, match="not an allowed global"):
         learner.load(Checkpoint(1, {}, {}, tmp_path), {"updates": 1, "bad": 0})
     assert not marker.exists()
     learner.engine.load_checkpoint("", "")
     assert marker.exists(), "else it would have been run"
+
+
+@dataclass
+class OldEnum:
+    """A member of an enumeration as Python 3.11.2 pickles it."""
+
+    kind: Any
+    name: str
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.kind, self.name)
+
+
+def test_a_stage_that_an_older_python_pickled_is_read_and_no_other_attribute(tmp_path: Path) -> None:
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    (tmp_path / "rl").mkdir()
+    file = tmp_path / "rl" / "states.pt"
+    learner, saved = reads(file), Checkpoint(1, {}, {}, tmp_path)
+    torch.save({"zero_stage": OldEnum(ZeroStageEnum, "gradients")}, file)
+    learner.load(saved, {"updates": 1, "bad": 0})
+    assert learner.read == {"zero_stage": ZeroStageEnum.gradients}
+    torch.save({"zero_stage": OldEnum(LossScaler, "update_scale")}, file)
+    with pytest.raises(pickle.UnpicklingError, match=r"getattr of .*LossScaler.* is not allowed"):
+        learner.load(saved, {"updates": 1, "bad": 0})
 
 
 def test_what_it_does_not_have_is_refused_with_what_to_set() -> None:

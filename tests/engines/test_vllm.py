@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +33,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def on_two(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]) -> dict[str, Any]:
     """The same on two gloo processes, an engine in each, with the torch backend and with ZeRO 3."""
     if not importlib.util.find_spec("deepspeed"):
         pytest.skip("DeepSpeed is not installed: make engines")
     where = tmp_path_factory.mktemp("vllm-zero")
-    shared = os.environ | {
-        "OMP_NUM_THREADS": "1", "MATHRL_RENDEZVOUS": str(where), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "DS_ACCELERATOR": "cpu",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen([sys.executable, str(HERE / "vllm_rl.py"), str(where)], text=True,
-                         env=shared | {"RANK": rank, "LOCAL_RANK": rank},
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in "01"
-    ]  # fmt: skip
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=580)
-            assert rank.returncode == 0, output[-5000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(HERE / "vllm_rl.py", where, 2)
     read: dict[str, Any] = json.loads((where / "told.json").read_text())
     return read
 

@@ -1,43 +1,24 @@
 """Two processes make the same gradients, figures and weights as one."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+Run = Callable[[Path, Path, int], None]
 
 
-def run_ranks(
-    out: Path, processes: int, script: str = "two_ranks.py"
-) -> list[dict[str, tuple[torch.Tensor, dict[str, float]]]]:
-    out.mkdir()
-    shared = os.environ | {
-        "PYTHONPATH": str(ROOT), "MATHRL_RENDEZVOUS": str(out), "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(out)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=shared | {"RANK": str(number), "LOCAL_RANK": str(number)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(processes)
-    ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=150)
-        assert rank.returncode == 0, errors
-    return [torch.load(out / f"rank-{number}.pt", weights_only=True) for number in range(processes)]
+def found(run_ranks: Run, out: Path, processes: int, script: str) -> list[dict[str, Any]]:
+    run_ranks(HERE / script, out, processes)
+    return [torch.load(out / f"rank-{rank}.pt", weights_only=True) for rank in range(processes)]
 
 
-def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    (alone,) = run_ranks(tmp_path / "one", 1)
-    first, second = run_ranks(tmp_path / "two", 2)
+def test_two_processes_compute_what_one_does(tmp_path: Path, run_ranks: Run) -> None:
+    (alone,) = found(run_ranks, tmp_path / "one", 1, "two_ranks.py")
+    first, second = found(run_ranks, tmp_path / "two", 2, "two_ranks.py")
     for name, (gradient, row) in alone.items():
         assert gradient.norm() > 1e-3, name
         assert row["ratio/mean"] != pytest.approx(1, abs=1e-4) or name == "masked"
@@ -49,9 +30,9 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     assert torch.equal(first["ppo"][0], second["ppo"][0])
 
 
-def test_two_processes_train_preferences_as_one_does(tmp_path: Path) -> None:
-    (alone,) = run_ranks(tmp_path / "one", 1, "two_ranks_fit.py")
-    first, second = run_ranks(tmp_path / "two", 2, "two_ranks_fit.py")
+def test_two_processes_train_preferences_as_one_does(tmp_path: Path, run_ranks: Run) -> None:
+    (alone,) = found(run_ranks, tmp_path / "one", 1, "two_ranks_fit.py")
+    first, second = found(run_ranks, tmp_path / "two", 2, "two_ranks_fit.py")
     assert list(alone) == ["dpo", "dpo adapters", "pairs", "steps"]
     for name, (weights, figures) in alone.items():
         assert torch.allclose(first[name][0], weights, atol=1e-5), name
