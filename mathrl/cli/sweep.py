@@ -47,13 +47,15 @@ def compare(study: Study = None, preset: Preset = None, set_: Set = None, allow_
 def show(study: Study = None) -> None:
     """Print the trials, best first."""
     from mathrl.sweeps.report import markdown, row
+    from mathrl.sweeps.study import best
 
     opened, name, folder = _existing(study)
     keys = list(opened.user_attrs["mathrl"]["present"])
-    rows = [row(each, keys) for each in opened.get_trials(deepcopy=False)]
+    trials = opened.get_trials(deepcopy=False)
+    rows = [row(each, keys) for each in trials]
     typer.echo(markdown({"study": name, "trials": rows}))
     typer.echo(f"pictures, each trial's metrics and log: {folder}")
-    _say_comparison(folder)
+    _say_comparison(folder, best(trials))
 
 
 @sweep.command()
@@ -75,7 +77,7 @@ def promote(study: Study = None) -> None:
         typer.echo(f"every trial also had, not written: {', '.join(known['facts']['sweep.set'])}")
     if diff:
         typer.echo(f'to keep it: git commit -m "Winner of study {name}" -- params')
-        _say_comparison(folder)
+        _say_comparison(folder, winner)
 
 
 @sweep.command()
@@ -130,9 +132,12 @@ def _existing(study: str | None) -> tuple[Any, str, Any]:
     return read_study(name, section.storage), name, study_folder(name)
 
 
-def _say_comparison(folder: Any) -> None:
+def _say_comparison(folder: Any, winner: Any) -> None:
     file = folder / "comparison.json"
-    if file.exists():
-        typer.echo(f"on test: {json.loads(file.read_text())['verdict']}")
-    else:
-        typer.echo("dev chose it, and chance has its share in that; try it on test: mathrl sweep compare")
+    found = json.loads(file.read_text()) if file.exists() else {}
+    if found and winner is not None and found["winner"] == winner.number:
+        typer.echo(f"on test: {found['verdict']}")
+        return
+    if found:
+        typer.echo(f"on test, trial {found['winner']}, which is the best no more: {found['verdict']}")
+    typer.echo("dev chose it, and chance has its share in that; try it on test: mathrl sweep compare")

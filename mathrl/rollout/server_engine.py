@@ -72,7 +72,7 @@ class ServerEngine:
                 each.result()  # the first error ends it, whatever others still wait for
             return [each.result() for each in asked]
         except BaseException:
-            self.pool.client.close()  # ends the requests in flight, which an exit would wait for
+            self.pool.hang_up()  # on the requests in flight: an exit would wait for them
             raise
         finally:
             workers.shutdown(wait=False, cancel_futures=True)

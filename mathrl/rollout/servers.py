@@ -5,11 +5,15 @@ back is given the newest weights before it is used again.
 """
 
 import json
+import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +41,7 @@ class Server:
 
     url: str
     client: httpx.Client
+    watch: Callable[[str, dict[str, Any]], None] = lambda event, info: None
     alive: bool = False
     busy: int = 0
     newest: bool = False
@@ -51,7 +56,9 @@ class Server:
             UserError: it refuses the request.
         """
         try:
-            answer = self.client.post(self.url + path, json=body, timeout=seconds)
+            answer = self.client.post(
+                self.url + path, json=body, timeout=seconds, extensions={"trace": self.watch}
+            )
         except httpx.TimeoutException:
             raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
         except httpx.HTTPError as error:
@@ -102,6 +109,33 @@ class Server:
         return choices * sampling.samples if greedy else choices
 
 
+class Connections:
+    """The connections of a client, known through its "trace" extension: closing the client does not wake a
+    thread that waits for an answer, shutting its socket down does."""
+
+    def __init__(self) -> None:
+        self.lock, self.streams = threading.Lock(), weakref.WeakSet[Any]()
+
+    def watch(self, event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self.lock:
+                self.streams.add(info["return_value"])
+
+    @contextmanager
+    def hung_up(self) -> Iterator[None]:
+        """Shut them down after what is done within, which may close them."""
+        copies = []
+        with self.lock:
+            for stream in self.streams:
+                with suppress(OSError):  # closed already
+                    number = os.dup(stream.get_extra_info("socket").fileno())
+                    copies.append(socket.socket(fileno=number))
+        yield
+        for copy in copies:
+            with suppress(OSError), copy:
+                copy.shutdown(socket.SHUT_RDWR)
+
+
 class Pool:
     """The servers of a run. Safe for many threads."""
 
@@ -111,10 +145,16 @@ class Pool:
         # No proxy of the environment's: these are one's own machines.
         limits = httpx.Limits(max_connections=None)
         self.client = httpx.Client(trust_env=False, limits=limits, headers=login_headers())
-        self.servers = [Server(url.rstrip("/"), self.client) for url in params.urls]
+        self.connections = Connections()
+        self.servers = [Server(url.rstrip("/"), self.client, self.connections.watch) for url in params.urls]
         self.weights: str | None = None  # the folder that was sent last
         self.none_since: float | None = None  # when it was first seen that no server lives
         self.revive(wait=True)
+
+    def hang_up(self) -> None:
+        """End the requests in flight, which threads wait for; there can be no others after."""
+        with self.connections.hung_up():
+            self.client.close()
 
     def alive(self) -> list[Server]:
         return [server for server in self.servers if server.alive]

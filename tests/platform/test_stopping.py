@@ -33,11 +33,8 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-@pytest.mark.parametrize(
-    ("number", "seconds"), [(signal.SIGTERM, 25.0), (signal.SIGKILL, 25.0)], ids=["cancelled", "killed"]
-)
 def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(
-    checkout: Checkout, tmp_path: Path, number: signal.Signals, seconds: float
+    checkout: Checkout, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pid"
     env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids)}
@@ -48,14 +45,29 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(
         trainer = int(pids.read_text())
         assert alive(trainer)
         began = time.monotonic()
-        flow.send_signal(number)  # SIGTERM is what Prefect's worker sends when a person cancels
-        wait_for(lambda: not alive(trainer), seconds, "the trainer's end")
+        flow.terminate()
+        wait_for(lambda: not alive(trainer), 25, "the trainer's end")
         flow.wait(timeout=60)
         assert time.monotonic() - began < 60
     finally:
         flow.kill()
     (state,) = (checkout.home / "state").glob("sft-*/")
     assert (state / "checkpoint").read_text() == "step 7", "what it needs to go on is kept"
+
+
+def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    sleeper = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    guard = [sys.executable, "-m", "tasks.guard", sys.executable, "-c", sleeper]
+    starter = f"import subprocess; subprocess.Popen({guard!r}, stdin=subprocess.PIPE).wait()"
+    flow = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])
+    try:
+        wait_for(lambda: pids.exists() and pids.read_text(), 60, "what it starts")
+        assert alive(int(pids.read_text()))
+    finally:
+        flow.kill()
+        flow.wait()
+    wait_for(lambda: not alive(int(pids.read_text())), 10, "its end")
 
 
 def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(checkout: Checkout) -> None:

@@ -159,6 +159,9 @@ def test_the_first_error_ends_the_step_while_other_requests_hang(stand: Any) -> 
         sampler.generate([[5 + n] for n in range(32)], Sampling(1, 1.0, 4), 0)
     assert time.monotonic() - start < 8  # the request that hangs is the first of them, and takes 20 s
     assert 5 in lost.asked
+    while asking := [each for each in threading.enumerate() if each.name.startswith("ThreadPoolExecutor")]:
+        assert time.monotonic() - start < 12, f"an exit would wait for {asking}"
+        time.sleep(0.05)
 
 
 def test_a_response_that_was_aborted_is_asked_for_elsewhere(stand: Any, capsys: Any) -> None:
