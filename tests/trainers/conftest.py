@@ -123,12 +123,3 @@ def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
         return Workspace(folder)
 
     yield make
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(make_workspace: Callable[..., Workspace]) -> Workspace:
-    """A workspace in which sft and rl ran through, in two processes."""
-    made = make_workspace("run.processes=2")
-    made.run("sft")
-    made.run("rl")
-    return made

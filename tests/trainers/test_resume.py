@@ -1,42 +1,38 @@
-"""A run that is killed and resumed ends in the same bits as one that was not."""
+"""Two processes: a run that is stopped and resumed ends in the same bits; a dead one ends all.
+
+Kills: tests/faults; cuts between any two steps of RL: test_rl_resume.py, on two processes test_deepspeed.py.
+"""
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from mathrl.models.base import make_base
+from mathrl.params import load_params
 
 Make = Callable[..., "Workspace"]  # noqa: F821
 
 
-def test_killed_run_resumes_to_the_same_bits(make_workspace: Make, uninterrupted: Any) -> None:
-    """Two processes; tests/faults kills one, test_rl_resume.py cuts between any two steps of PPO."""
-    whole, broken = uninterrupted, make_workspace("run.processes=2")
-    shutil.copytree(whole.folder / "models" / "sft", broken.folder / "models" / "sft")
-    killed = broken.interrupt("rl", 5, signal.SIGKILL)
-    killed.communicate(timeout=30)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (broken.folder / "models" / "rl").exists() and broken.steps_logged("rl") >= 5
-    broken.run("rl")
-    assert broken.output("rl") == whole.output("rl")
-    weights, rows = whole.output("rl")
-    # The runs have something to differ in: weights that moved, rewards that vary.
-    assert weights != whole.output("sft")[0]
-    assert max(row["grad_norm"] for row in rows) > 0 and max(row["reward/overall_std"] for row in rows) > 0
-
-
-def test_stopped_run_ends_soon_with_status_75_and_resumes(make_workspace: Make, uninterrupted: Any) -> None:
-    stopped = make_workspace("run.processes=2")
-    process = stopped.interrupt("sft", 3, signal.SIGTERM)
+def test_stopped_run_ends_soon_with_status_75_and_resumes(make_workspace: Make) -> None:
+    whole, stopped = (make_workspace("run.processes=2") for _ in range(2))
+    for each in (whole, stopped):
+        model = load_params(each.folder / "params").model
+        make_base(model, each.folder / "models" / "sft", 0)
+    whole.run("rl")
+    process = stopped.interrupt("rl", 4, signal.SIGTERM)
     sent = time.monotonic()
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 75, errors
-    assert time.monotonic() - sent < 10
-    stopped.run("sft")
-    assert stopped.output("sft") == uninterrupted.output("sft")
-    assert not list((stopped.folder / "home" / "state").glob("sft-*/")), "state is removed on success"
+    assert time.monotonic() - sent < 10 and not (stopped.folder / "models" / "rl").exists()
+    stopped.run("rl")
+    assert stopped.output("rl") == whole.output("rl")
+    assert not list((stopped.folder / "home" / "state").glob("rl-*/")), "state is removed on success"
+    # The runs have something to differ in: weights that moved, rewards that vary.
+    weights, rows = whole.output("rl")
+    assert weights != (whole.folder / "models" / "sft" / "model.safetensors").read_bytes()
+    assert max(row["grad_norm"] for row in rows) > 0 and max(row["reward/overall_std"] for row in rows) > 0
 
 
 def test_dead_rank_ends_the_stage_with_a_sentence(make_workspace: Make) -> None:
