@@ -47,7 +47,9 @@ def serve(
     logs = home() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     children: list[subprocess.Popen[bytes]] = []
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as it is for a command in the background
+            signal.signal(number, _stop_once)
 
     def start(name: str, *command: str) -> None:
         log = (logs / f"{name}.log").open("wb")
@@ -223,6 +225,13 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex((HOST, port)) == 0
+
+
+def _stop_once(number: int, _: object) -> None:
+    """The first signal ends the servers; a second one must not end that."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(143)
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

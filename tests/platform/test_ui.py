@@ -337,6 +337,8 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_lets_the_next
 
 def test_ctrl_c_ends_every_server(servers: Servers) -> None:
     servers.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    servers.process.send_signal(signal.SIGTERM)  # as by somebody impatient
     assert servers.process.wait(timeout=60) == 0
     for port in (servers.prefect_port, servers.mlflow_port):
         with socket.socket() as probe:
