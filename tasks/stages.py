@@ -104,9 +104,10 @@ def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
         repro.start()
     live = Live(stage, Path(progress_file))
     outcome = repro.follow(stage, live.refresh)
-    live.finish()
     if outcome == "skipped":
         get_run_logger().info("%s: nothing changed, DVC has its outputs", stage)
+    else:
+        live.finish()
     return outcome
 
 

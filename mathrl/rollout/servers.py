@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Server:
 
     url: str
     client: httpx.Client
-    watch: Callable[[str, dict[str, Any]], None] = lambda event, info: None
+    watch: Callable[[str, dict[str, Any]], None]
     alive: bool = False
     busy: int = 0
     newest: bool = False
@@ -110,8 +110,7 @@ class Server:
 
 
 class Connections:
-    """The connections of a client, known through its "trace" extension: closing the client does not wake a
-    thread that waits for an answer, shutting its socket down does."""
+    """The connections of a client, as its "trace" extension tells of them to `watch`."""
 
     def __init__(self) -> None:
         self.lock, self.streams = threading.Lock(), weakref.WeakSet[Any]()
@@ -121,16 +120,18 @@ class Connections:
             with self.lock:
                 self.streams.add(info["return_value"])
 
-    @contextmanager
-    def hung_up(self) -> Iterator[None]:
-        """Shut them down after what is done within, which may close them."""
+    def close(self, client: httpx.Client) -> None:
+        """Close the client, and wake threads that wait for an answer: that takes their sockets' shutdown.
+
+        The sockets are copied before and shut down after, so that no thread that wakes can ask again.
+        """
         copies = []
         with self.lock:
             for stream in self.streams:
                 with suppress(OSError):  # closed already
                     number = os.dup(stream.get_extra_info("socket").fileno())
                     copies.append(socket.socket(fileno=number))
-        yield
+        client.close()
         for copy in copies:
             with suppress(OSError), copy:
                 copy.shutdown(socket.SHUT_RDWR)
@@ -153,8 +154,7 @@ class Pool:
 
     def hang_up(self) -> None:
         """End the requests in flight, which threads wait for; there can be no others after."""
-        with self.connections.hung_up():
-            self.client.close()
+        self.connections.close(self.client)
 
     def alive(self) -> list[Server]:
         return [server for server in self.servers if server.alive]

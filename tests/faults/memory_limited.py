@@ -14,6 +14,7 @@ import small
 
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.overflow import OutOfMemory
+from mathrl.models.allocator import M_MMAP_THRESHOLD
 from mathrl.models.packing import Group
 from mathrl.params.train import Optimizer, Rl, Sft
 from mathrl.params.training import Training
@@ -29,7 +30,6 @@ PARAMS = Sft(
 ROOM = 100 << 20  # 12,000 tokens of this model keep 200 MB of activations, 3,000 keep 50
 KL = Rl(kl_coef=0.1, group_size=4, tokens_per_microbatch=24_000)
 KL_ROOM = 10 << 20  # 24,000 tokens without a gradient need 35 MB
-M_MMAP_THRESHOLD = -3
 
 
 def demonstrations() -> list[Group]:

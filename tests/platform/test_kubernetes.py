@@ -42,6 +42,11 @@ def test_the_job_template_is_prefects_with_a_volume_a_gpu_and_time_for_a_checkpo
     assert {each["name"] for each in pod["containers"][0]["volumeMounts"]} == {
         each["name"] for each in pod["volumes"]
     }
+    # The checkout lies on a volume, wherever it is named.
+    checkout = TEMPLATE["variables"]["properties"]["env"]["default"]["MATHRL_WORKSPACE"]
+    assert Path(checkout).parent in {Path(each["mountPath"]) for each in pod["containers"][0]["volumeMounts"]}
+    assert f"PYTHONPATH={checkout}\n" in (FOLDER / "Dockerfile").read_text()
+    assert f"directory: {checkout}\n" in (FOLDER / "prefect.yaml").read_text()
     own_pod = own["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     assert own_pod.keys() - pod.keys() == set()
     (login,) = pod["containers"][0]["envFrom"]

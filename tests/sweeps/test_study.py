@@ -160,9 +160,10 @@ def test_a_trial_of_another_machine_is_taken_when_it_is_silent_whatever_its_cloc
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """The URL of a PostgreSQL server of this test's own, on loopback."""
-    if not all(map(shutil.which, ("initdb", "pg_ctl", "postgres", "runuser"))):
-        pytest.skip("no PostgreSQL here: initdb, pg_ctl, postgres and runuser are not on PATH")
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
+    missing = [name for name in ("initdb", "pg_ctl", "postgres", *as_user[:1]) if not shutil.which(name)]
+    if missing:
+        pytest.skip(f"no PostgreSQL here: {', '.join(missing)} not on PATH")
     if as_user and subprocess.run([*as_user, "true"], capture_output=True).returncode:
         pytest.skip("no PostgreSQL here: it does not run as root, and there is no user postgres")
     folder = Path(tempfile.mkdtemp(prefix="mathrl-postgres-"))
