@@ -34,11 +34,7 @@ def make(file: Path, count: int, seed: int) -> None:
     def rows() -> Any:
         for name, share in SHARES.items():
             for problem in generate(name, {"rl": round(share * count)}, OPTIONS.get(name, {}), seed=seed):
-                yield {
-                    "id": f"{seed}/{problem.id}",
-                    "question": problem.question,
-                    "answer": problem.answers[0],
-                }
+                yield {"id": f"{seed}/{problem.id}", "question": problem.question, "answer": problem.answers[0]}
 
     write_jsonl(file, rows())
 
@@ -51,21 +47,26 @@ def one(count: int) -> None:
         make(test, EVALUATION, seed=2)
         made = time.perf_counter() - start
         shared = {"type": "file", "id_key": "id"}
-        params = Curate.model_validate({
-            "sources": [{"name": "train", "path": str(train), "split": "rl", **shared},
-                        {"name": "test", "path": str(test), "split": "test", **shared}],
-            "deduplicate": {"exact": True, "near": {"ngram": 5, "permutations": 128, "threshold": 0.8}},
-            "decontaminate": {"ngram": 10, "min_share": 0.8},
-        })  # fmt: skip
+        params = Curate.model_validate(
+            {
+                "sources": [
+                    {"name": "train", "path": str(train), "split": "rl", **shared},
+                    {"name": "test", "path": str(test), "split": "test", **shared},
+                ],
+                "deduplicate": {"exact": True, "near": {"ngram": 5, "permutations": 128, "threshold": 0.8}},
+                "decontaminate": {"ngram": 10, "min_share": 0.8},
+            }
+        )
         start, used = time.perf_counter(), time.process_time()
         found = curation.run(params, seed=0)
         seconds, cpu = time.perf_counter() - start, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     steps = {step.name: [step.rows_in, step.rows_out] for step in found.steps}
     print(
-        json.dumps({"rows": count, "generate_s": made, "curate_s": seconds, "cpu_s": cpu, "peak_mib": peak,
-                    "steps": steps})
-    )  # fmt: skip
+        json.dumps(
+            {"rows": count, "generate_s": made, "curate_s": seconds, "cpu_s": cpu, "peak_mib": peak, "steps": steps}
+        )
+    )
 
 
 def main() -> None:
@@ -81,8 +82,11 @@ def main() -> None:
         kept = row["steps"]["decontaminate"][1]
         seconds, peak = row["curate_s"], row["peak_mib"]
         figures = f"{row['generate_s']:>11.1f} {seconds:>9.1f} {row['cpu_s']:>7.1f} {size / seconds:>8,.0f}"
-        growth = "" if before is None else "  ".join(
-            f"{row[name] / before[name]:.1f}" for name in ("rows", "cpu_s", "peak_mib"))  # fmt: skip
+        growth = (
+            ""
+            if before is None
+            else "  ".join(f"{row[name] / before[name]:.1f}" for name in ("rows", "cpu_s", "peak_mib"))
+        )
         print(f"{size:>10,} {figures} {peak:>9,.0f} {kept:>10,}  {growth}", flush=True)
         before = row
 

@@ -31,8 +31,7 @@ PROMPT = 128
 TOY = {"prompts": 4, "samples": 4, "tokens": 32, "micro": 1024}
 # Dense bfloat16 operations a second, by the makers' data sheets.
 NOMINAL = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
-COLUMNS = ("s/step", "roll-out", "tokens/s", "sync", "update", "tokens/s", "MFU", "of maker's", "planned",
-           "measured")  # fmt: skip
+COLUMNS = ("s/step", "roll-out", "tokens/s", "sync", "update", "tokens/s", "MFU", "of maker's", "planned", "measured")
 
 
 def arguments() -> argparse.Namespace:
@@ -84,13 +83,23 @@ def show(engine: str, told: dict[str, float], device: str) -> None:
     nominal = next((rate for kind, rate in NOMINAL.items() if kind in device), None)
     of_maker = f"{told['flops'] / nominal:.1%}" if nominal else "unknown"
     row = (
-        f"{told['step']:.2f}", f"{told['rollout']:.2f}", f"{told['sampled']:,.0f}", f"{told['sync']:.2f}",
-        f"{told['update']:.2f}", f"{told['trained']:,.0f}", f"{told['flops'] / told['peak_flops']:.1%}",
-        of_maker, f"{told['planned']:.2f} GiB", f"{told['measured']:.2f} GiB",
-    )  # fmt: skip
+        f"{told['step']:.2f}",
+        f"{told['rollout']:.2f}",
+        f"{told['sampled']:,.0f}",
+        f"{told['sync']:.2f}",
+        f"{told['update']:.2f}",
+        f"{told['trained']:,.0f}",
+        f"{told['flops'] / told['peak_flops']:.1%}",
+        of_maker,
+        f"{told['planned']:.2f} GiB",
+        f"{told['measured']:.2f} GiB",
+    )
     print(f"{engine:<8}" + "".join(f"{value:>12}" for value in row), flush=True)
-    print(f"{'':<8}canary {told['canary']:.2g}, alignment {told['alignment']:.5f}, largest planned phase: "
-          f"{told['phase']}", flush=True)  # fmt: skip
+    print(
+        f"{'':<8}canary {told['canary']:.2g}, alignment {told['alignment']:.5f}, largest planned phase: "
+        f"{told['phase']}",
+        flush=True,
+    )
 
 
 def make_model(folder: Path, toy: bool) -> None:
@@ -99,14 +108,20 @@ def make_model(folder: Path, toy: bool) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from mathrl.models.base import character_tokenizer
-    from mathrl.models.shape import KNOWN, SIZES
     from mathrl.params.run import FreshModel
+    from mathrl.planning.model_shape import KNOWN, SIZES
 
     kind, sizes = KNOWN["Qwen/Qwen2.5-0.5B-Instruct"]
     chosen = dict(zip(SIZES, sizes, strict=True))
     if toy:
-        chosen |= {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "vocab_size": 8192,
-                   "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+        chosen |= {
+            "hidden_size": 128,
+            "intermediate_size": 352,
+            "num_hidden_layers": 2,
+            "vocab_size": 8192,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
     tokenizer = character_tokenizer(FreshModel())
     config = AutoConfig.for_model(
         kind, **chosen, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -120,16 +135,16 @@ def run(given: argparse.Namespace) -> None:
     import torch
 
     from mathrl.core.metrics import JsonlSink
-    from mathrl.core.nouns import Problem
+    from mathrl.core.types import Problem
+    from mathrl.grading.verdict import Verdict
+    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import load_model, load_tokenizer
-    from mathrl.models.shape import shape_of
     from mathrl.params.load import load_params
+    from mathrl.planning.memory import GIB, RUNTIME, plan_memory
+    from mathrl.planning.model_shape import shape_of
     from mathrl.rewards.compose import Reward, RewardFunction
-    from mathrl.rewards.verdict import Verdict
-    from mathrl.rollout.open import training_engine
+    from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.sampler import Sampler
-    from mathrl.trainers.backend import Backend, choose_device
-    from mathrl.trainers.memory import GIB, RUNTIME, plan_memory
     from mathrl.trainers.rl import train_rl
 
     class Chance(RewardFunction):
@@ -175,14 +190,26 @@ def run(given: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as state:
         train_rl(
-            model, sampler, problems, (), Chance({}), params.rl, 0, Backend(device, params.training),
-            Path(state), lambda resume_after: Sink(Path(state) / "metrics.jsonl"),
-        )  # fmt: skip
+            model,
+            sampler,
+            problems,
+            (),
+            Chance({}),
+            params.rl,
+            0,
+            Backend(device, params.training),
+            Path(state),
+            lambda resume_after: Sink(Path(state) / "metrics.jsonl"),
+        )
     if profiler is not None:
         profiler.stop()
         profiler.export_chrome_trace(str(given.profile))
-        print(profiler.key_averages().table(sort_by="self_cuda_time_total" if device.type == "cuda" else
-              "self_cpu_time_total", row_limit=25), file=sys.stderr)  # fmt: skip
+        print(
+            profiler.key_averages().table(
+                sort_by="self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total", row_limit=25
+            ),
+            file=sys.stderr,
+        )
     counted = rows[1:]
     mean = {key: sum(row.get(key, 0.0) for row in counted) / len(counted) for key in counted[0]}
     length = PROMPT + mean["response_length"]

@@ -66,10 +66,7 @@ class Peer:
         """The verdict and its seconds; (False, KILL) where it had to be killed."""
         if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PEER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                [sys.executable, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
             assert self.process.stdout is not None
             self.process.stdout.readline()
@@ -97,12 +94,12 @@ class Peer:
 
 class Ours:
     def __init__(self) -> None:
-        from mathrl.rewards import warm_up
+        from mathrl.grading import warm_up
 
         warm_up()
 
     def ask(self, request: Any) -> tuple[bool, float]:
-        from mathrl.rewards import grade
+        from mathrl.grading import grade
 
         started = time.perf_counter()
         if request is None:
@@ -111,7 +108,7 @@ class Ours:
         return verdict.correct, time.perf_counter() - started
 
     def threaded(self) -> bool:
-        from mathrl.rewards import grade
+        from mathrl.grading import grade
 
         results: list[bool] = []
         pair = ("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2")  # one that goes to the symbolic engine
@@ -145,9 +142,7 @@ def read_rows(folder: Path, trap: Path) -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             parts = row.get("response_parts")
-            text = (
-                "".join(part * count for part, count in parts) if parts is not None else row.get("response")
-            )
+            text = "".join(part * count for part, count in parts) if parts is not None else row.get("response")
             text = (text or "").replace("@PWN_DIR@", str(trap))
             row["text"] = f"\\boxed{{{text}}}" if row.get("form") == "bare" else text
             rows.append(row)
@@ -193,9 +188,7 @@ def speed(pairs: list[list[str]], grader: Ours | Peer) -> tuple[float, float, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, help="folder of labelled cases (.jsonl)")
     parser.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl and math500_test.jsonl")
     parser.add_argument("--pairs", type=int, default=3600, help="speed pairs for mathrl")

@@ -20,22 +20,22 @@ import torch
 
 from mathrl.core.launch import rendezvous
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
+from mathrl.grading.verdict import Verdict
+from mathrl.learners.distributed import Backend
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.export import export_model
 from mathrl.models.load import keep_freed_memory, load_model
 from mathrl.models.packing import Group
-from mathrl.models.shape import shape_of
 from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.load import load_params
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
+from mathrl.planning.memory import GIB, plan_memory
+from mathrl.planning.model_shape import shape_of
 from mathrl.rewards.compose import Reward, RewardFunction
-from mathrl.rewards.verdict import Verdict
-from mathrl.rollout.open import training_engine
+from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.memory import GIB, plan_memory
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
 
@@ -47,9 +47,14 @@ ADAMW, RECOMPUTE = "rl.optimizer.type=adamw", "sft.gradient_checkpointing=true"
 PPO = ["rl.advantage=gae", "rl.critic={}", "rl.group_size=1", "rl.prompts_per_step=64"]
 KL_IN_REWARD = ["rl.kl_coef=0.01", "rl.kl_in=reward", "rl.kl_estimator=k1"]
 ZERO = [
-    "training.backend=deepspeed", "rl.ema=null", "run.processes=2", ADAMW, "rl.tokens_per_microbatch=512",
-    "rl.prompts_per_step=4", "rl.group_size=4",
-]  # fmt: skip
+    "training.backend=deepspeed",
+    "rl.ema=null",
+    "run.processes=2",
+    ADAMW,
+    "rl.tokens_per_microbatch=512",
+    "rl.prompts_per_step=4",
+    "rl.group_size=4",
+]
 FLOAT32, STAGE3 = "model.precision=float32", "training.deepspeed.stage=3"
 VLLM = ["rollout.engine=vllm", "rollout.vllm.max_model_length=128", "rollout.max_sequences=64", ADAMW]
 CASES = {
@@ -68,9 +73,15 @@ CASES = {
     "rl GRPO, 22M, vLLM, bfloat16": (SMALL, "rl", VLLM),
 }
 SIZES = [
-    "rl.steps=2", "rl.prompts_per_step=8", "rl.group_size=8", f"rl.max_tokens={RESPONSE}", "rl.eval_every=0",
-    "sft.steps=2", "sft.eval_every=0", "run.processes=1",
-]  # fmt: skip
+    "rl.steps=2",
+    "rl.prompts_per_step=8",
+    "rl.group_size=8",
+    f"rl.max_tokens={RESPONSE}",
+    "rl.eval_every=0",
+    "sft.steps=2",
+    "sft.eval_every=0",
+    "run.processes=1",
+]
 
 
 def params_of(case: str) -> Params:
@@ -109,8 +120,7 @@ def run(case: str) -> None:
         engine = training_engine(model, folder, tokenizer, params.model, params.rollout, False)
         sampler = Sampler(engine, tokenizer, params.prompt)
         problems = [
-            Problem(id=f"p{i}", question=f"{i:0{PROMPT}d}", answers=("1",), source="s", split="rl")
-            for i in range(64)
+            Problem(id=f"p{i}", question=f"{i:0{PROMPT}d}", answers=("1",), source="s", split="rl") for i in range(64)
         ]
         train_rl(model, sampler, problems, (), Lengths({}), params.rl, 0, backend, state, sink)
     planned = plan_memory(
@@ -121,9 +131,7 @@ def run(case: str) -> None:
         prompt_tokens=PROMPT,
         response_tokens=RESPONSE,
     )
-    measured = (
-        float(torch.cuda.max_memory_allocated()) + 0.6 * GIB if device.type == "cuda" else peak_resident()
-    )
+    measured = float(torch.cuda.max_memory_allocated()) + 0.6 * GIB if device.type == "cuda" else peak_resident()
     print(json.dumps({"planned": planned.peak, "measured": measured, "largest": planned.largest_phase}))
 
 
@@ -145,11 +153,12 @@ def measure(case: str) -> dict[str, float]:
         ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, "--run", case],
-                stdout=stack.enter_context(file.open("w")), stderr=subprocess.STDOUT,
+                stdout=stack.enter_context(file.open("w")),
+                stderr=subprocess.STDOUT,
                 env=shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
             )
             for rank, file in enumerate(files)
-        ]  # fmt: skip
+        ]
         while any(rank.poll() is None for rank in ranks):
             if any(rank.returncode for rank in ranks):  # the others would wait for it
                 for rank in ranks:
@@ -169,10 +178,7 @@ def main(cases: list[str]) -> None:
         found = measure(case)
         planned, measured = found["planned"] / GIB, found["measured"] / GIB
         off = planned / measured - 1
-        print(
-            f"{case:<34} {planned:>6.2f} GiB {measured:>5.2f} GiB {off:>+7.1%}   {found['largest']}",
-            flush=True,
-        )
+        print(f"{case:<34} {planned:>6.2f} GiB {measured:>5.2f} GiB {off:>+7.1%}   {found['largest']}", flush=True)
 
 
 if __name__ == "__main__":

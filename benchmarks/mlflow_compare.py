@@ -30,11 +30,19 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 METRICS = ("reward/accuracy", "reward/overall", "response_length", "entropy", "actor_loss", "grad_norm")
-CHARTS = ("compareRunsMode=CHART&workflowType=machine_learning&orderByAsc=false"
-          "&orderByKey=metrics.%60final%2Fdev%2Faccuracy%60")  # fmt: skip
+CHARTS = (
+    "compareRunsMode=CHART&workflowType=machine_learning&orderByAsc=false"
+    "&orderByKey=metrics.%60final%2Fdev%2Faccuracy%60"
+)
 # Chromium as root in a container, and without calls home.
-FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--no-first-run", "--disable-default-apps"]  # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-default-apps",
+]
 
 
 def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
@@ -51,21 +59,27 @@ def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
     for number in range(runs):
         lr = 10 ** drawn.uniform(-4, -2)
         facts: dict[str, Any] = {
-            "stage": "rl", "name": f"bench/lr-{number:03d}", "recipe": "bench", "key": f"k{number}",
-            "pipeline": "bench", "pipeline_params": {}, "params": params | {"rl": params["rl"] | {"lr": lr}},
-            "git": {"commit": "0" * 40}, "inputs": {"data/mixture/train.jsonl": "aa"}, "outputs": {},
-            "started": 1e9 + 100 * number, "ended": 1e9 + 100 * number + steps,
+            "stage": "rl",
+            "name": f"bench/lr-{number:03d}",
+            "recipe": "bench",
+            "key": f"k{number}",
+            "pipeline": "bench",
+            "pipeline_params": {},
+            "params": params | {"rl": params["rl"] | {"lr": lr}},
+            "git": {"commit": "0" * 40},
+            "inputs": {"data/mixture/train.jsonl": "aa"},
+            "outputs": {},
+            "started": 1e9 + 100 * number,
+            "ended": 1e9 + 100 * number + steps,
             "summary": {"dev/accuracy": drawn.random()},
-        }  # fmt: skip
+        }
         run, parent = upload.start(facts, f"bench-{number}")
         rows = []
         for step in range(1, steps + 1):
             learnt = 1 - math.exp(-step * lr * 1000 / steps)
             values = (learnt, learnt, 10 + 30 * learnt, 1 - learnt, 0.1, 1.0)
             noisy = (value * drawn.uniform(0.9, 1.1) for value in values)
-            rows.append(
-                {"step": step, "at": facts["started"] + step, **dict(zip(metrics, noisy, strict=False))}
-            )
+            rows.append({"step": step, "at": facts["started"] + step, **dict(zip(metrics, noisy, strict=False))})
         upload.metrics(run, rows, None)
         upload.finish(run, parent, facts, "finished", folder / "none")
         if not (number + 1) % 20:
@@ -81,8 +95,9 @@ def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         port = probe.getsockname()[1]
     env = os.environ | {"MLFLOW_BACKEND_STORE_URI": _store(), "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = (folder / "server.log").open("wb")
-    process = subprocess.Popen([sys.executable, "-m", *_mlflow(port, "127.0.0.1")], env=env, stdout=log,
-                               stderr=log, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", *_mlflow(port, "127.0.0.1")], env=env, stdout=log, stderr=log, start_new_session=True
+    )
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):
         try:
@@ -95,8 +110,9 @@ def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(f"{url}/api/2.0/mlflow/{path}", json.dumps(body).encode(),
-                                     {"content-type": "application/json"})  # fmt: skip
+    request = urllib.request.Request(
+        f"{url}/api/2.0/mlflow/{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
 
@@ -136,18 +152,21 @@ def look(url: str, folder: Path, only: list[str]) -> None:
     if only:
         runs, place = only, ask_run(url, only[0])["experiment_id"]
     else:
-        place = next(each["experiment_id"] for each in
-                     ask(url, "experiments/search", {"max_results": 100})["experiments"]
-                     if each["name"] == "mathrl/bench")  # fmt: skip
+        place = next(
+            each["experiment_id"]
+            for each in ask(url, "experiments/search", {"max_results": 100})["experiments"]
+            if each["name"] == "mathrl/bench"
+        )
         found = ask(url, "runs/search", {"experiment_ids": [place], "max_results": 1000})["runs"]
-        runs = [each["info"]["run_id"] for each in found
-                if any(tag["key"] == "dvc.stage" for tag in each["data"]["tags"])]  # fmt: skip
+        runs = [
+            each["info"]["run_id"] for each in found if any(tag["key"] == "dvc.stage" for tag in each["data"]["tags"])
+        ]
     many = json.dumps(runs, separators=(",", ":"))
     pages = {
         "table": (f"/#/experiments/{place}/runs", "[role=row]"),
         "chart view": (f"/#/experiments/{place}/runs?{CHARTS}", ".js-plotly-plot .main-svg"),
         "compare": (f'/#/compare-runs?runs={many}&experiments=["{place}"]', ".js-plotly-plot .main-svg"),
-    }  # fmt: skip
+    }
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = chromium.new_page(viewport={"width": 1600, "height": 1200})

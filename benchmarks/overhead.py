@@ -36,9 +36,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 WAYS = ("bare", "dvc", "first", "later", "small")
 # What a process is, by what its command line has; the first that fits.
-KINDS = (("mirror", "mathrl.tracking.mirror"), ("stages", "mathrl.stages."),
-         ("stages", "mathrl.rewards."), ("prefect server", "tasks.own_server"),
-         ("dvc", "dvc repro"), ("guard", "tasks.guard"))  # fmt: skip
+KINDS = (
+    ("mirror", "mathrl.tracking.mirror"),
+    ("stages", "mathrl.stages."),
+    ("stages", "mathrl.rewards."),
+    ("prefect server", "tasks.own_server"),
+    ("dvc", "dvc repro"),
+    ("guard", "mathrl.core.guard"),
+)
 EVERY, FIRST = 1.0, 60.0
 
 
@@ -83,12 +88,12 @@ class Meter(threading.Thread):
 def clone(folder: Path, overrides: list[str]) -> Path:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
     if overrides:
-        code = ("import sys; from pathlib import Path; from mathrl.params.load import load_params, "
-                "write_params; write_params(load_params(), load_params(overrides=sys.argv[1:]), "
-                "Path('params'))")  # fmt: skip
-        subprocess.run(
-            [sys.executable, "-c", code, *overrides], cwd=folder, check=True, env=surroundings(folder)
+        code = (
+            "import sys; from pathlib import Path; from mathrl.params.load import load_params, "
+            "write_params; write_params(load_params(), load_params(overrides=sys.argv[1:]), "
+            "Path('params'))"
         )
+        subprocess.run([sys.executable, "-c", code, *overrides], cwd=folder, check=True, env=surroundings(folder))
     return folder
 
 
@@ -107,8 +112,11 @@ def commands(folder: Path) -> list[list[str]]:
     return [stage["cmd"].split() for stage in read_yaml(folder / "dvc.yaml")["stages"].values()]
 
 
-MATHRL = [sys.executable, "-c", "import os, sys; sys.path.insert(0, os.getcwd()); sys.argv[0] = 'mathrl'; "
-          "from mathrl.cli import main; main()"]  # fmt: skip
+MATHRL = [
+    sys.executable,
+    "-c",
+    "import os, sys; sys.path.insert(0, os.getcwd()); sys.argv[0] = 'mathrl'; from mathrl.cli import main; main()",
+]
 
 
 def timed(todo: list[list[str]], folder: Path, env: dict[str, str]) -> dict[str, Any]:
@@ -134,13 +142,22 @@ def timed(todo: list[list[str]], folder: Path, env: dict[str, str]) -> dict[str,
     for meter in metered:
         parts = [(tools, meter.tools())]
         if rl:
-            parts += [(while_rl, meter.tools(rl["started"], rl["ended"])),
-                      (later_rl, meter.tools(rl["started"] + FIRST, rl["ended"]))]  # fmt: skip
+            parts += [
+                (while_rl, meter.tools(rl["started"], rl["ended"])),
+                (later_rl, meter.tools(rl["started"] + FIRST, rl["ended"])),
+            ]
         for out, part in parts:
             for kind, used in part.items():
                 out[kind] = out.get(kind, 0.0) + used
-    return {"wall": wall, "stages": stages, "outside": wall - sum(stages.values()), "tools": tools,
-            "while_rl": while_rl, "later_rl": later_rl, "load": os.getloadavg()[0]}  # fmt: skip
+    return {
+        "wall": wall,
+        "stages": stages,
+        "outside": wall - sum(stages.values()),
+        "tools": tools,
+        "while_rl": while_rl,
+        "later_rl": later_rl,
+        "load": os.getloadavg()[0],
+    }
 
 
 def quickest(command: list[str], folder: Path, env: dict[str, str]) -> float:
@@ -155,8 +172,10 @@ def quickest(command: list[str], folder: Path, env: dict[str, str]) -> float:
 def show(found: dict[str, dict[str, Any]]) -> None:
     print(f"\n{'way':<7}{'wall s':>8}{'stages':>8}{'outside':>9}{'tools, processor s':>20}{'load':>6}")
     for way, each in found.items():
-        print(f"{way:<7}{each['wall']:>8.1f}{sum(each['stages'].values()):>8.1f}{each['outside']:>9.1f}"
-              f"{sum(each['tools'].values()):>20.1f}{each['load']:>6.1f}")  # fmt: skip
+        print(
+            f"{way:<7}{each['wall']:>8.1f}{sum(each['stages'].values()):>8.1f}{each['outside']:>9.1f}"
+            f"{sum(each['tools'].values()):>20.1f}{each['load']:>6.1f}"
+        )
     names = list(next(iter(found.values()))["stages"])
     print(f"\n{'stage':<12}" + "".join(f"{way:>8}" for way in found))
     for name in names:
@@ -175,9 +194,11 @@ def show(found: dict[str, dict[str, Any]]) -> None:
                 said = f", {later:.2%} after its first minute"
             cores = os.cpu_count() or 1
             hour = (more + 3600 * later / cores) / 3600
-            print(f"{way}: {more:+.1f} s outside the stages against bare, {each['wall'] - bare['wall']:+.1f} "
-                  f"s in all; {share:.2%} of a core while rl trains{said}; "
-                  f"of an hour's run on {cores} cores at most {hour:.2%}")  # fmt: skip
+            print(
+                f"{way}: {more:+.1f} s outside the stages against bare, {each['wall'] - bare['wall']:+.1f} "
+                f"s in all; {share:.2%} of a core while rl trains{said}; "
+                f"of an hour's run on {cores} cores at most {hour:.2%}"
+            )
 
 
 def main() -> None:

@@ -69,12 +69,14 @@ def build(folder: Path, math_train: Path, seed: int = 0) -> dict[str, int]:
     return {
         "pages": write_jsonl(
             folder / "pages.jsonl",
-            ({"text": r["text"], "url": f"https://{r['host']}/{r['path']}/{i}", "math": r["math"]}
-             for i, r in enumerate(rows)),
+            (
+                {"text": r["text"], "url": f"https://{r['host']}/{r['path']}/{i}", "math": r["math"]}
+                for i, r in enumerate(rows)
+            ),
         ),
         "positives": write_jsonl(folder / "positives.jsonl", ({"text": text} for text in seeds)),
         "negatives": write_jsonl(folder / "negatives.jsonl", ({"text": text} for text in negatives)),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

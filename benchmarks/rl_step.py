@@ -61,9 +61,7 @@ def main() -> None:
 
 def compare(given: argparse.Namespace) -> None:
     peaks = {name: matmul_peak(name) for name in given.precisions}
-    print(
-        "matrix products on this machine: " + ", ".join(f"{n} {p / 1e9:.0f} GF/s" for n, p in peaks.items())
-    )
+    print("matrix products on this machine: " + ", ".join(f"{n} {p / 1e9:.0f} GF/s" for n, p in peaks.items()))
     print(f"load average before: {os.getloadavg()[0]:.2f}\n")
     head = ("", "s/step", "CPU s/step", "generation", "log-probs", "update", "of peak", "greedy", "length")
     print("{:<18}{:>8}{:>12}{:>12}{:>11}{:>9}{:>9}{:>9}{:>8}".format(*head))
@@ -153,23 +151,31 @@ def run_mathrl(given: argparse.Namespace) -> None:
 
     import torch
 
+    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import load_model, load_tokenizer
     from mathrl.params import load_params
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.sampler import Sampler
     from mathrl.rollout.torch_engine import TorchEngine
-    from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.rl import train_rl
 
     optimizer = "{type: adamw, beta1: 0.9, beta2: 0.999, clip_norm: 1.0, warmup_steps: 0, schedule: constant}"
     params = load_params(
         overrides=[
-            f"model.precision={given.precision}", f"rl.steps={given.steps}", f"rl.prompts_per_step={PROMPTS}",
-            f"rl.group_size={SAMPLES}", f"rl.max_tokens={MAX_TOKENS}", f"rl.lr={LR}", "rl.std_eps=1e-4",
+            f"model.precision={given.precision}",
+            f"rl.steps={given.steps}",
+            f"rl.prompts_per_step={PROMPTS}",
+            f"rl.group_size={SAMPLES}",
+            f"rl.max_tokens={MAX_TOKENS}",
+            f"rl.lr={LR}",
+            "rl.std_eps=1e-4",
             f"rl.skip_zero_variance={str(given.role == 'mathrl').lower()}",
-            f"rl.optimizer={optimizer}", "rl.ema=null", "rl.eval_every=0", "rl.checkpoint_every=1000000",
+            f"rl.optimizer={optimizer}",
+            "rl.ema=null",
+            "rl.eval_every=0",
+            "rl.checkpoint_every=1000000",
         ]
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)  # also with one process: --processes 1 compares on one core
     backend = Backend(choose_device("cpu"))
     tokenizer, model = load_tokenizer(given.model), load_model(given.model, params.model, backend.device)
@@ -197,20 +203,32 @@ def run_mathrl(given: argparse.Namespace) -> None:
     sampler.sample = sample_noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as state:
         train_rl(
-            model, sampler, places, [], build_reward(params.reward), params.rl, 0, backend, Path(state),
+            model,
+            sampler,
+            places,
+            [],
+            build_reward(params.reward),
+            params.rl,
+            0,
+            backend,
+            Path(state),
             lambda resume_after: Sink(),
-        )  # fmt: skip
+        )
     cpu_seconds = sum(backend.gather(cpu() - used[WARM_UP]))
     if rank() == 0:
         responses = PROMPTS * SAMPLES
         steps = [
             {
-                "seconds": row["time/step"], "generation": row["time/rollout"], "logprobs": 0.0,
-                "update": row["time/update"], "sampled": row["response_length"] * responses,
-                "trained": row["trained_tokens"], "length": row["response_length"],
+                "seconds": row["time/step"],
+                "generation": row["time/rollout"],
+                "logprobs": 0.0,
+                "update": row["time/update"],
+                "sampled": row["response_length"] * responses,
+                "trained": row["trained_tokens"],
+                "length": row["response_length"],
             }
             for row in rows
-        ]  # fmt: skip
+        ]
         greedy = greedy_accuracy(model.eval(), tokenizer)
         count = sum(weight.numel() for weight in model.parameters())
         result = {"steps": steps, "cpu_seconds": cpu_seconds, "greedy": greedy, "parameters": count}

@@ -26,12 +26,7 @@ sys.path.insert(0, str(ROOT))
 ENGINES, PRECISIONS = ("torch", "vllm", "hf"), ("float32", "bfloat16")
 NAMES = {"torch": "mathrl torch engine", "vllm": "mathrl vLLM engine", "hf": "HF generate"}
 # Measured with vLLM 0.32 and transformers 5.19 alone, without seeds, one thread, on another day.
-REFERENCE = {
-    ("hf", "float32"): 2040,
-    ("hf", "bfloat16"): 3245,
-    ("vllm", "float32"): 8155,
-    ("vllm", "bfloat16"): 10800,
-}
+REFERENCE = {("hf", "float32"): 2040, ("hf", "bfloat16"): 3245, ("vllm", "float32"): 8155, ("vllm", "bfloat16"): 10800}
 
 
 def arguments() -> argparse.Namespace:
@@ -49,9 +44,7 @@ def arguments() -> argparse.Namespace:
 
 
 def compare(given: argparse.Namespace) -> None:
-    print(
-        f"load average before: {os.getloadavg()[0]:.2f}; {given.threads} thread(s), {os.cpu_count()} cores\n"
-    )
+    print(f"load average before: {os.getloadavg()[0]:.2f}; {given.threads} thread(s), {os.cpu_count()} cores\n")
     print(f"{'':<30}{'tokens/s':>10}{'CPU':>10}{'reference':>11}")
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
@@ -60,8 +53,7 @@ def compare(given: argparse.Namespace) -> None:
                 wall, cpu = in_own_process(engine, precision, Path(folder), given)
                 reference = REFERENCE.get((engine, precision))
                 print(
-                    f"{NAMES[engine] + ' ' + precision:<30}{wall:>10,.0f}{cpu:>10,.0f}{reference or '':>11}",
-                    flush=True,
+                    f"{NAMES[engine] + ' ' + precision:<30}{wall:>10,.0f}{cpu:>10,.0f}{reference or '':>11}", flush=True
                 )
     print(f"\nload average after: {os.getloadavg()[0]:.2f}")
 
@@ -82,9 +74,7 @@ def make_model(folder: Path) -> None:
     print(f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.2f} million parameters")
 
 
-def in_own_process(
-    engine: str, precision: str, folder: Path, given: argparse.Namespace
-) -> tuple[float, float]:
+def in_own_process(engine: str, precision: str, folder: Path, given: argparse.Namespace) -> tuple[float, float]:
     """Tokens a second of wall-clock time, and of processor time."""
     threads = {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
     command = [sys.executable, __file__, "--role", engine, "--precision", precision, "--folder", str(folder)]
@@ -173,9 +163,14 @@ def hf_generate(given: argparse.Namespace) -> Generate:
         ids = torch.tensor(prompts).repeat_interleave(given.samples, 0)
         with torch.no_grad():
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
-                max_new_tokens=tokens, pad_token_id=0,
-            )  # fmt: skip
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                max_new_tokens=tokens,
+                pad_token_id=0,
+            )
         return int((out.shape[1] - ids.shape[1]) * out.shape[0])
 
     return generate

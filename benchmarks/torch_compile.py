@@ -69,9 +69,7 @@ def measure(way: str, precision: str, size: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--ways", nargs="+", choices=["plain", "layer", "whole"], default=["plain", "layer", "whole"]
-    )
+    parser.add_argument("--ways", nargs="+", choices=["plain", "layer", "whole"], default=["plain", "layer", "whole"])
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--size", choices=list(SIZES), default="demo")
     given = parser.parse_args()

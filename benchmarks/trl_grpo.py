@@ -27,9 +27,7 @@ def run_trl(
     reward = build_reward(load_params().reward)
     lengths: list[float] = []
 
-    def accuracy(
-        completions: list[str], truth: list[str], completion_ids: list[Any], **_: Any
-    ) -> list[float]:
+    def accuracy(completions: list[str], truth: list[str], completion_ids: list[Any], **_: Any) -> list[float]:
         lengths.append(sum(len(ids) for ids in completion_ids) / len(completion_ids))
         items = [RewardInput(text, (answer,)) for text, answer in zip(completions, truth, strict=True)]
         return [each.overall for each in reward.score(items)]
@@ -46,9 +44,13 @@ def run_trl(
             disable_tqdm=True, seed=0,
         )  # fmt: skip
         trainer = GRPOTrainer(
-            model=model, reward_funcs=accuracy, args=config, train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer, callbacks=[clock],
-        )  # fmt: skip
+            model=model,
+            reward_funcs=accuracy,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
         clock.wrap(trainer, "_generate", "generation")
         clock.wrap(trainer, "_generate_and_score_completions", "rollouts")
         clock.wrap(trainer, "_get_per_token_logps_and_entropies", "logprobs", only_without_grad=True)
@@ -60,18 +62,20 @@ def run_trl(
         asked = sum(group[number * prompts : (number + 1) * prompts])
         steps.append(
             {
-                "seconds": row["seconds"], "generation": row.get("generation", 0.0),
-                "logprobs": row.get("logprobs", 0.0), "update": row["seconds"] - row["rollouts"],
-                "sampled": sampled, "trained": sampled - prompts * samples + asked, "length": lengths[number],
+                "seconds": row["seconds"],
+                "generation": row.get("generation", 0.0),
+                "logprobs": row.get("logprobs", 0.0),
+                "update": row["seconds"] - row["rollouts"],
+                "sampled": sampled,
+                "trained": sampled - prompts * samples + asked,
+                "length": lengths[number],
             }
-        )  # fmt: skip
+        )
     # The same arithmetic for both when judged.
     greedy = greedy_accuracy(trainer.model.float().eval(), tokenizer)
     count = sum(weight.numel() for weight in model.parameters())
     cpu = clock.cpu_at_end - clock.cpu_after[WARM_UP - 1]
-    given.out.write_text(
-        json.dumps({"steps": steps, "cpu_seconds": cpu, "greedy": greedy, "parameters": count})
-    )
+    given.out.write_text(json.dumps({"steps": steps, "cpu_seconds": cpu, "greedy": greedy, "parameters": count}))
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]

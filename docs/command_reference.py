@@ -10,12 +10,7 @@ from mathrl.cli.main import app
 
 def command_reference() -> str:
     """The page's markdown."""
-    lines = [
-        "# Commands",
-        "",
-        "Written from the command line itself: the same as `mathrl COMMAND --help`.",
-        "",
-    ]
+    lines = ["# Commands", "", "Written from the command line itself: the same as `mathrl COMMAND --help`.", ""]
     for name, command in commands(get_command(app), "mathrl"):
         usage = " ".join([name, *(_usage(each) for each in command.params if each.name != "help")])
         lines += [f"## {name}", "", f"`{usage}`", "", _paragraphs(command.help), ""]

@@ -55,9 +55,7 @@ def _line(name: str, text: str, indent: int) -> list[str]:
     head = " " * indent + name
     column = 30
     start = head.ljust(column) if len(head) < column else head + "  "
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=start, subsequent_indent=" " * column, break_on_hyphens=False
-    )
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * column, break_on_hyphens=False)
 
 
 def with_map(readme: str) -> str:

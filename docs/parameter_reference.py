@@ -25,9 +25,13 @@ Defaults are the values of that file, or the schema's where the file is silent. 
 """
 TAGS = ("type", "kind", "stage")
 WORDS: dict[Any, str] = {
-    bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value",
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Any: "any value",
     NoneType: "empty",
-}  # fmt: skip
+}
 
 
 def parameter_reference() -> str:
@@ -44,12 +48,7 @@ def parameter_reference() -> str:
         about = " ".join(f"{type(value).__doc__}".split())
         lines += [f"## {section}", "", f"{about} {readers} File: {file}.", "", *HEAD]
         lines += [*_rows(section, type(value), value, used), ""]
-    lines += [
-        "## Parts of sections",
-        "",
-        "What lists, choices and fields that are empty by default take.",
-        "",
-    ]
+    lines += ["## Parts of sections", "", "What lists, choices and fields that are empty by default take.", ""]
     lines += _parts(used)
     for title, top, where in (
         ("Recipes", Recipe, "`params/recipes/NAME.yaml`, run by `mathrl recipe NAME`."),
@@ -77,9 +76,7 @@ def _parts(used: dict[type[Section], list[str]]) -> list[str]:
     return lines
 
 
-def _rows(
-    path: str, section: type[Section], value: Any, used: dict[type[Section], list[str]]
-) -> Iterator[str]:
+def _rows(path: str, section: type[Section], value: Any, used: dict[type[Section], list[str]]) -> Iterator[str]:
     """A row a field; of a section that has a value the fields too; others are noted in `used`."""
     for name, info in section.model_fields.items():
         key = f"{path}.{name}" if path else name
@@ -93,11 +90,7 @@ def _rows(
             continue
         for each in inner:
             used.setdefault(each, []).append(key if path else f"{section.__name__}.{name}")
-        about = (
-            (info.description or (inner[0].__doc__ if inner else "") or "")
-            .replace("|", "\\|")
-            .replace("<", "&lt;")
-        )
+        about = (info.description or (inner[0].__doc__ if inner else "") or "").replace("|", "\\|").replace("<", "&lt;")
         yield f"| `{key}` | {about}<br><small>{_takes(info)}; {_default(default)}</small> |"
         if isinstance(default, Section):
             yield from _rows(key, type(default), default, used)
@@ -106,11 +99,7 @@ def _rows(
 def _tags(section: type[Section]) -> Iterator[tuple[str, str]]:
     for name in TAGS:
         info = section.model_fields.get(name)
-        if (
-            info is not None
-            and get_origin(info.annotation) is Literal
-            and len(get_args(info.annotation)) == 1
-        ):
+        if info is not None and get_origin(info.annotation) is Literal and len(get_args(info.annotation)) == 1:
             yield name, get_args(info.annotation)[0]
 
 
@@ -126,8 +115,13 @@ def _takes(info: FieldInfo) -> str:
 
 
 def _bound(bound: Any) -> str:
-    for name, text in (("ge", "at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"),
-                       ("pattern", "as `{}`")):  # fmt: skip
+    for name, text in (
+        ("ge", "at least {}"),
+        ("gt", "above {}"),
+        ("le", "at most {}"),
+        ("lt", "below {}"),
+        ("pattern", "as `{}`"),
+    ):
         given = getattr(bound, name, None)
         if given is not None:
             return text.format(given)

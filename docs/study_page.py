@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import read_json, read_jsonl, write_text
-from mathrl.evaluation.pictures import FURTHER, draw_levels, draw_pass_at_k, picture
 from mathrl.evaluation.responses import read_runs
+from mathrl.reports.pictures import FURTHER, draw_levels, draw_pass_at_k, picture
 
 ROOT = Path(__file__).parents[1]
 STUDY, PAGE, PICTURES = ROOT / "recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
@@ -25,15 +25,11 @@ SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "
 
 def main() -> None:
     if not (STUDY / "summary.json").exists():
-        sys.exit(
-            f"error: {STUDY / 'summary.json'} is not there; run `mathrl recipe study` first (make study)"
-        )
+        sys.exit(f"error: {STUDY / 'summary.json'} is not there; run `mathrl recipe study` first (make study)")
     summary = {step: next(iter(found.values())) for step, found in read_json(STUDY / "summary.json").items()}
     PICTURES.mkdir(exist_ok=True)
     draw_curves({name: [name] for name in METHODS}, PICTURES / "study-methods.png", "Methods, one SFT start")
-    draw_pass_at_k(
-        summary["at_64"]["models"], PICTURES / "study-at-64.png", "maj@k and pass@k before and after RL"
-    )
+    draw_pass_at_k(summary["at_64"]["models"], PICTURES / "study-at-64.png", "maj@k and pass@k before and after RL")
     draw_curves(ROUNDS, PICTURES / "study-rounds.png", "One round against two, with a reward model and a KL")
     draw_curves({name: [name] for name in SETTINGS}, PICTURES / "study-settings.png", "Settings of GRPO")
     draw_levels(levels("beyond"), PICTURES / "study-beyond.png", "Chains longer than any demonstration")
@@ -60,10 +56,7 @@ def table(found: Mapping[str, Any]) -> str:
     """pass@1, pass@k, maj@k and length by model; the difference to the first with its interval."""
     first = found["order"][0]
     k = max(int(name[8:]) for name in found["models"][first] if re.fullmatch(r"pass_at_\d+", name))
-    lines = [
-        f"| model | pass@1 | pass@{k} | maj@{k} | length | against {first} |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = [f"| model | pass@1 | pass@{k} | maj@{k} | length | against {first} |", "|---|---|---|---|---|---|"]
     for name in found["order"]:
         each = found["models"][name]
         test = found["comparisons"].get(f"{first}_to_{name}")
@@ -122,9 +115,7 @@ def curve(folders: Sequence[Path]) -> dict[int, float]:
     found, before = {}, 0
     for folder in folders:
         rows = list(read_jsonl(folder / "report/metrics.jsonl"))
-        found |= {
-            before + ROLLOUTS * row["step"]: row["dev/accuracy"] for row in rows if "dev/accuracy" in row
-        }
+        found |= {before + ROLLOUTS * row["step"]: row["dev/accuracy"] for row in rows if "dev/accuracy" in row}
         before += ROLLOUTS * rows[-1]["step"]
     return found
 
@@ -139,10 +130,7 @@ def levels(step: str) -> dict[str, Any]:
                 by.setdefault(str(row.level), []).append(sum(row.correct) / len(row.correct))
             for level in sorted(by, key=int):
                 found.setdefault(run.label, {}).setdefault(level, []).append(sum(by[level]) / len(by[level]))
-    return {
-        model: {"by_level": {level: _spread(each) for level, each in by.items()}}
-        for model, by in found.items()
-    }
+    return {model: {"by_level": {level: _spread(each) for level, each in by.items()}} for model, by in found.items()}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

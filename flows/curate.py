@@ -2,11 +2,7 @@
 
 from prefect import flow
 
-from flows.form import (
-    CurateForm,
-    Preset,
-    RunForm,
-)
+from flows.form import CurateForm, Preset, RunForm
 from tasks.stages import run_stages
 
 

@@ -2,25 +2,11 @@
 
 from prefect import flow
 
-from flows.form import (
-    EvaluateForm,
-    ModelForm,
-    Preset,
-    PromptForm,
-    RewardForm,
-    RlForm,
-    RolloutForm,
-    RunForm,
-    SftForm,
-)
+from flows.form import EvaluateForm, ModelForm, Preset, PromptForm, RewardForm, RlForm, RolloutForm, RunForm, SftForm
 from tasks.stages import run_stages
 
 
-@flow(
-    name="evaluate",
-    description="Compare base, SFT and RL models on held-out problems.",
-    validate_parameters=True,
-)
+@flow(name="evaluate", description="Compare base, SFT and RL models on held-out problems.", validate_parameters=True)
 def evaluate(
     preset: Preset = None,
     run: RunForm = None,

@@ -2,16 +2,7 @@
 
 from prefect import flow
 
-from flows.form import (
-    CurateForm,
-    HealthForm,
-    ModelForm,
-    Preset,
-    PromptForm,
-    RunForm,
-    SftForm,
-    TrainingForm,
-)
+from flows.form import CurateForm, HealthForm, ModelForm, Preset, PromptForm, RunForm, SftForm, TrainingForm
 from tasks.stages import run_stages
 
 

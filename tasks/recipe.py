@@ -12,13 +12,13 @@ from pydantic import BaseModel
 
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
-from tasks.links import artifact_key
-from tasks.naming import name_run, say_model_made
-from tasks.output import shower
-from tasks.recipe_graph import ROOT, bring_up_to_date
+from mathrl.params.recipe_graph import ROOT, bring_up_to_date
+from tasks.concurrency import slot
+from tasks.mlflow_links import artifact_key
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
-from tasks.slots import slot
+from tasks.run_names import name_run, say_model_made
+from tasks.stage_output import shower
 from tasks.stages import run_stage
 from tasks.workspace import prepare_recipe, working
 
@@ -42,9 +42,12 @@ def run_recipe(
     show = shower(name, workspace)
     made = workspace.folder / ROOT / name
     with (
-        tags(*named), working(workspace, show), slot(show), mirroring(env, workspace.folder),
+        tags(*named),
+        working(workspace, show),
+        slot(show),
+        mirroring(env, workspace.folder),
         running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
-    ):  # fmt: skip
+    ):
         while (step := repro.upcoming()) is not None:
             outcome = run_stage.with_options(task_run_name=step)(step, repro, env["MATHRL_PROGRESS"])
             if outcome == "ran":

@@ -14,7 +14,7 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
-from tasks.links import TRAINING, artifact_key, compare_page, link_run, newest_record, records_of, run_page
+from tasks.mlflow_links import TRAINING, artifact_key, compare_page, link_run, newest_record, records_of, run_page
 
 # What each stage leaves that is worth a look.
 PICTURES = {
@@ -34,13 +34,17 @@ LONGEST_TEXT = 60_000
 
 
 def health_markdown(told: Mapping[str, Any]) -> str:
-    """The findings of `mathrl.trainers.health` as a table."""
+    """The findings of `mathrl.health.watch` as a table."""
     text = f"# Health: {told['colour']}\n\nafter {told['steps']} steps\n"
     if told["findings"]:
         text += "\n| | rule | steps | evidence | cause | remedy |\n|---|---|---|---|---|---|\n"
     for each in told["findings"]:
-        cells = [each["colour"], each["rule"], f"{each['first']} to {each['last']}",
-                 *(each[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy"))]  # fmt: skip
+        cells = [
+            each["colour"],
+            each["rule"],
+            f"{each['first']} to {each['last']}",
+            *(each[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy")),
+        ]
         text += f"| {' | '.join(cells)} |\n"
     return text
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, Queue
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import home, state_root, tracking_uri
+from mathrl.core.paths import home, state_root, tracking_uri
 
 STARTED = re.compile(r"Running stage '(?:[^':]*:)?([\w-]+)'")
 SKIPPED = re.compile(r"Stage '(?:[^':]*:)?([\w-]+)' (?:didn't change|is cached)")
@@ -53,11 +53,10 @@ class Repro:
     """
 
     def __init__(
-        self, workspace: Path, target: str, env: dict[str, str], show: Callable[[str], None],
-        *, single: bool = False,
-    ) -> None:  # fmt: skip
+        self, workspace: Path, target: str, env: dict[str, str], show: Callable[[str], None], *, single: bool = False
+    ) -> None:
         # In the workspace's folder the guard module is the workspace's; any version of it will do.
-        self.command = [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "dvc", "repro", target]
+        self.command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "dvc", "repro", target]
         self.command += ["--single-item"] if single else []
         self.workspace, self.env, self.show = workspace, env, show
         self.start()
@@ -66,9 +65,13 @@ class Repro:
         """Start DVC; or, after a stage was stopped, once more: it skips what is done."""
         _mend_locks(self.workspace)
         self.process = subprocess.Popen(
-            self.command, cwd=self.workspace, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            self.command,
+            cwd=self.workspace,
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
         self.events, self.lines, self.stopped = Queue[tuple[str, str]](), [""], False
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

@@ -13,13 +13,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from mathrl.params.schema import STAGES
+from tasks.concurrency import slot
 from tasks.inputs import link_inputs
-from tasks.live import Live
-from tasks.naming import name_run, say_model_made
-from tasks.output import shower
+from tasks.live_progress import Live
 from tasks.report import report
 from tasks.repro import Preempted, Repro, environment, running
-from tasks.slots import slot
+from tasks.run_names import name_run, say_model_made
+from tasks.stage_output import shower
 from tasks.workspace import Workspace, prepare, working
 
 # How often a stage that was told to stop from outside is started again, and the seconds before each time.
@@ -93,9 +93,12 @@ def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
 
 
 @task(
-    cache_policy=NO_CACHE, task_run_name="{stage}", retries=RETRIES, retry_delay_seconds=list(RETRY_SECONDS),
+    cache_policy=NO_CACHE,
+    task_run_name="{stage}",
+    retries=RETRIES,
+    retry_delay_seconds=list(RETRY_SECONDS),
     retry_condition_fn=was_preempted,
-)  # fmt: skip
+)
 def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
     """Follow one stage of a running `dvc repro`, which is started again after the stage was preempted: "ran"
     or "skipped"."""

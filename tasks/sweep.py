@@ -18,24 +18,23 @@ from pydantic import BaseModel
 
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
-from mathrl.core.places import home, main_checkout
+from mathrl.core.paths import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
-from tasks.live import Live
-from tasks.naming import name_run
-from tasks.output import shower
+from tasks.concurrency import slot
+from tasks.live_progress import Live
 from tasks.repro import environment
-from tasks.slots import slot
-from tasks.sweep_place import named, workspace
+from tasks.run_names import name_run
+from tasks.stage_output import shower
+from tasks.sweep_workspace import named, workspace
 from tasks.workspace import Workspace, in_use
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
 
 def run_sweep(
-    preset: str | None, section: BaseModel | None, overrides: Sequence[str], *, compare: bool,
-    allow_dirty: bool,
-) -> str:  # fmt: skip
+    preset: str | None, section: BaseModel | None, overrides: Sequence[str], *, compare: bool, allow_dirty: bool
+) -> str:
     """Run the study of params/sweep.yaml with overrides, in the checkout or a preset's worktree; returns the
     study's folder.
 
@@ -63,23 +62,9 @@ def follow(
     verb: str, overrides: Sequence[str], root: Path, env: Mapping[str, str], show: Callable[[str], None]
 ) -> None:
     """One process, ended with all that it started when this one ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.guard",
-        sys.executable,
-        "-m",
-        "mathrl.sweeps.run",
-        verb,
-        *overrides,
-    ]
+    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.sweeps.run", verb, *overrides]
     child = subprocess.Popen(
-        command,
-        cwd=root,
-        env=dict(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        command, cwd=root, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert child.stdin is not None and child.stdout is not None
     lines: list[str] = []

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
-from mathrl.core.places import WORKTREE_NOTE, home, main_checkout
+from mathrl.core.paths import WORKTREE_NOTE, home, main_checkout
 from mathrl.params import Params, load_params, write_params
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe import load_recipe
@@ -52,9 +52,7 @@ class Workspace:
         return ((f"preset {self.preset}",) if self.preset else ()) + self.overrides
 
 
-def prepare(
-    what: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False
-) -> Workspace:
+def prepare(what: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False) -> Workspace:
     """The checkout when nothing is overridden; else a worktree at HEAD with the validated overrides written
     into its params/. The same overrides on the same commit share a worktree.
 
@@ -77,9 +75,7 @@ def prepare(
     return made
 
 
-def prepare_recipe(
-    name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False
-) -> Workspace:
+def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False) -> Workspace:
     """Like `prepare`, for a recipe: its overrides go into the worktree's copy of params/recipes/<name>.yaml,
     over those of every step; a preset goes into params/.
 
@@ -141,9 +137,7 @@ def _locks(folder: Path) -> Path:
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
-    code = [
-        name for name in uncommitted(root) if name.split("/")[0] in CODE and Path(name).name != "dvc.lock"
-    ]
+    code = [name for name in uncommitted(root) if name.split("/")[0] in CODE and Path(name).name != "dvc.lock"]
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "

@@ -40,16 +40,24 @@ def run_ranks() -> Callable[[Path, Path, int], None]:
         folder.mkdir(exist_ok=True)
         count = str(processes)
         shared = os.environ | {
-            "PYTHONPATH": str(Path(__file__).parents[1]), "MATHRL_RENDEZVOUS": str(folder),
-            "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
-        }  # fmt: skip
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "MATHRL_RENDEZVOUS": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "WORLD_SIZE": count,
+            "LOCAL_WORLD_SIZE": count,
+        }
         with ExitStack() as opened:
             logs = [opened.enter_context((folder / f"{rank}.log").open("w")) for rank in range(processes)]
             ranks = [
-                subprocess.Popen([sys.executable, str(script), str(folder)], stdout=log, stderr=log,
-                                 env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+                subprocess.Popen(
+                    [sys.executable, str(script), str(folder)],
+                    stdout=log,
+                    stderr=log,
+                    env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                )
                 for rank, log in enumerate(logs)
-            ]  # fmt: skip
+            ]
             try:
                 while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
                     time.sleep(0.05)

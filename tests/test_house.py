@@ -8,9 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def tracked(*patterns: str) -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
 
 

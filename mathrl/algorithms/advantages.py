@@ -55,13 +55,7 @@ def uniform_groups(rewards_PG: Tensor) -> Tensor:
 
 
 def process_advantages(
-    rewards_K: Tensor,
-    response_K: Tensor,
-    ends_K: Tensor,
-    lengths_S: Tensor,
-    *,
-    ddof: int = 1,
-    eps: float = 1e-6,
+    rewards_K: Tensor, response_K: Tensor, ends_K: Tensor, lengths_S: Tensor, *, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
     """Process supervision within one group: GRPO, DeepSeekMath (arXiv:2402.03300, section 4.1.3).
 

@@ -38,7 +38,4 @@ def gap_counts(trainer_N: Tensor, sampler_N: Tensor) -> Tensor:
 
 def gap_shares(counts: Sequence[float], tokens: float) -> dict[str, float]:
     """The counts as metrics: the share of tokens that differ by more."""
-    return {
-        f"rollout/gap_above/{gap:g}": count / max(1.0, tokens)
-        for gap, count in zip(GAPS, counts, strict=True)
-    }
+    return {f"rollout/gap_above/{gap:g}": count / max(1.0, tokens) for gap, count in zip(GAPS, counts, strict=True)}

@@ -18,9 +18,16 @@ MOST_GAP = 20.0  # exp(20) is far beyond any clip, and finite
 
 
 def policy_loss(
-    kind: Kind, logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, lengths_S: Tensor,
-    clip_low: float, clip_high: float, dual_clip: float | None = None, kept_N: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    kind: Kind,
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    lengths_S: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    kept_N: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The loss of the kind's own function below, and where it is clipped: loss_N, clipped_N.
 
     `kept_N` says which tokens have a loss (all, if it is None); the sequence's ratio (gspo) is over those.

@@ -47,9 +47,7 @@ def discounted_returns(rewards_N: Tensor, lengths_S: Tensor, gamma: float) -> Te
     return returns_SL[real_SL]
 
 
-def gae(
-    rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
+def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimates (arXiv:1506.02438, equation 16) and the critic's targets.
 
     Backwards over each response: delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.params import load_params
 
@@ -13,9 +13,7 @@ DEV, EXAMPLES = Path("data/curated/dev.jsonl"), Path("data/curated/sft.jsonl")
 SAMPLES, LONGEST = 2, 256
 
 
-def alignment(
-    model: str, problems: Path | None, limit: int, preset: str | None, overrides: Sequence[str]
-) -> bool:
+def alignment(model: str, problems: Path | None, limit: int, preset: str | None, overrides: Sequence[str]) -> bool:
     """Print the table; returns whether everything is within its limits.
 
     Raises:
@@ -28,11 +26,11 @@ def alignment(
         raise UserError(f"{rows}: no such file; run `mathrl run curate`, or give --problems FILE")
     from mathrl.data.sft_sets import few_shot_examples  # torch, transformers
     from mathrl.evaluation.alignment import gaps, load_plain, plain_logprobs, trainer_logprobs
+    from mathrl.learners.distributed import choose_device
     from mathrl.models.packing import Group
     from mathrl.rollout.engine import Sampling, canary_tolerance, dtype_name
-    from mathrl.rollout.open import open_engine
+    from mathrl.rollout.open_engine import open_engine
     from mathrl.rollout.sampler import Sampler
-    from mathrl.trainers.backend import choose_device
 
     folder = here if here.exists() else model
     device, how = choose_device(params.run.device), params.model

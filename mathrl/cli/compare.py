@@ -10,9 +10,9 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
+from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
-from mathrl.evaluation.side_by_side import compare_sides
 from mathrl.params import Params, load_params
 
 RESPONSES = "responses.jsonl"
@@ -77,9 +77,7 @@ def _run(text: str, here: Path, benchmark: str | None, params: Params) -> ModelR
             return read_run(folder / RESPONSES, model, benchmark)
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() or (folder / "reference.json").is_file():
-            return _evaluated(
-                folder, path.name if path.name != "model" else path.parent.name, benchmark, params
-            )
+            return _evaluated(folder, path.name if path.name != "model" else path.parent.name, benchmark, params)
     raise UserError(f"{text}: neither responses nor a model in it; give {ACCEPTED}")
 
 
@@ -94,11 +92,12 @@ def _place(text: str, here: Path) -> Path | None:
 
 def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
     """A model folder, evaluated now unless its bytes were with the same parameters."""
-    from mathrl.stages.evaluate import evaluate_once  # torch, transformers
+    from mathrl.reports.evaluation import evaluate_once  # torch, transformers
 
     benchmark = benchmark or params.evaluate.benchmarks[0]
-    sections = [getattr(params, name).model_dump(mode="json") for name in
-                ("run", "model", "prompt", "rollout", "evaluate")]  # fmt: skip
+    sections = [
+        getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
+    ]
     key = digest([digest_path(folder), benchmark, sections])
     output = Path("reports/evaluations") / f"{label}-{benchmark}-{key[:10]}"
     if not (output / RESPONSES).is_file():
@@ -123,25 +122,25 @@ def _print(found: dict[str, Any], confidence: float) -> None:
     models, test, metric = found["models"], found["comparison"], _spoken(found["metric"])
     table = Table(title=f"{found['benchmark']}: {found['problems']} problems")
     some = [name for name in next(iter(models.values())) if name.startswith(("pass_at_", "maj_at_"))]
-    columns = [
-        name for name in some if name != found["metric"] and all(name in each for each in models.values())
-    ]
+    columns = [name for name in some if name != found["metric"] and all(name in each for each in models.values())]
     interval = f"{confidence:.0%} interval"
     others = map(_spoken, columns)
     for column in ("model", "runs", metric, interval, *others, "mean length", "truncated"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, each in models.items():
         table.add_row(
-            name, str(len(each["runs"])), f"{each['mean']:.3f}", f"{each['low']:.3f} to {each['high']:.3f}",
-            *(f"{each[column]:.3f}" for column in columns), f"{each['response_length']:.1f}",
+            name,
+            str(len(each["runs"])),
+            f"{each['mean']:.3f}",
+            f"{each['low']:.3f} to {each['high']:.3f}",
+            *(f"{each[column]:.3f}" for column in columns),
+            f"{each['response_length']:.1f}",
             f"{each['truncated_share']:.1%}",
-        )  # fmt: skip
+        )
     console.print(table)
     for name, each in models.items():
         if len(each["runs"]) > 1:
-            console.print(
-                f"{name}, each run: {', '.join(f'{value:.3f}' for value in each['runs'])}", highlight=False
-            )
+            console.print(f"{name}, each run: {', '.join(f'{value:.3f}' for value in each['runs'])}", highlight=False)
     for by in ("by_level", "by_subject"):
         if found[by]:
             console.print(_breakdown(found[by], by.removeprefix("by_"), list(models), metric))
@@ -159,8 +158,14 @@ def _breakdown(groups: dict[str, Any], by: str, names: Sequence[str], metric: st
         table.add_column(column, justify="left" if column == by else "right")
     for group, row in groups.items():
         interval = f"{row['low']:+.3f} to {row['high']:+.3f}" if "low" in row else ""
-        table.add_row(group, str(row["problems"]), f"{row['before']:.3f}", f"{row['after']:.3f}",
-                      f"{row['difference']:+.3f}", interval)  # fmt: skip
+        table.add_row(
+            group,
+            str(row["problems"]),
+            f"{row['before']:.3f}",
+            f"{row['after']:.3f}",
+            f"{row['difference']:+.3f}",
+            interval,
+        )
     return table
 
 

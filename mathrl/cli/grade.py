@@ -16,7 +16,7 @@ def grade_file(file: Path, response_key: str, answer_key: str, output: Path, ext
     Raises:
         UserError: a row lacks a field or holds something else than text; no output is written then.
     """
-    from mathrl.rewards import grade_batch
+    from mathrl.grading import grade_batch
 
     rows = list(read_numbered_jsonl(file))
     if not rows:
@@ -49,7 +49,5 @@ def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list
         raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {known}; see --answer-key")
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
-        raise UserError(
-            f"{file}, line {number}, field {key}: an answer or a list of them is wanted, found {truth!r}"
-        )
+        raise UserError(f"{file}, line {number}, field {key}: an answer or a list of them is wanted, found {truth!r}")
     return [str(each) for each in truth] if isinstance(truth, list) else str(truth)

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 
 
 def health(run: str, *, as_json: bool) -> int:
@@ -13,8 +13,8 @@ def health(run: str, *, as_json: bool) -> int:
     Raises:
         UserError: nothing of that name has metrics.
     """
-    from mathrl.stages.ran import trained
-    from mathrl.trainers.health import examine, sentence
+    from mathrl.health.watch import examine, sentence
+    from mathrl.reports.find_run import trained
 
     here = Path(run).absolute()
     os.chdir(main_checkout())

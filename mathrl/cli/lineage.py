@@ -7,9 +7,9 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.params import Params
+from mathrl.reports.lineage_picture import picture
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, Step, way_back, way_forward
-from mathrl.tracking.lineage_picture import picture
 from mathrl.tracking.upload import flatten
 
 STYLE = (
@@ -76,22 +76,31 @@ def page(back: Back) -> str:
 
 def _row(step: Step) -> str:
     def listed(pairs: dict[str, str]) -> str:
-        return "<br>".join(
-            f"{html.escape(a)} <code>{html.escape(b)}</code>" for a, b in sorted(pairs.items())
-        )
+        return "<br>".join(f"{html.escape(a)} <code>{html.escape(b)}</code>" for a, b in sorted(pairs.items()))
 
     params = f"<details><summary>{len(step.params)}</summary>{listed(dict(step.params))}</details>"
     dirty = " + uncommitted changes" if step.dirty else ""
-    cells = (html.escape(step.stage), f"<code>{step.run}</code>", f"<code>{step.commit}</code>{dirty}",
-             listed(dict(step.outputs)), listed({**step.inputs, **step.sources}), params)  # fmt: skip
+    cells = (
+        html.escape(step.stage),
+        f"<code>{step.run}</code>",
+        f"<code>{step.commit}</code>{dirty}",
+        listed(dict(step.outputs)),
+        listed({**step.inputs, **step.sources}),
+        params,
+    )
     return "<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>"
 
 
 def _defaults() -> dict[str, str]:
     """Every parameter's default as MLflow shows it: {"rl.lr": "1e-06", …}."""
     sections = {field.alias or name: field.annotation for name, field in Params.model_fields.items()}
-    return flatten({name: kind.model_construct().model_dump(mode="json")
-                    for name, kind in sections.items() if isinstance(kind, type)})  # fmt: skip
+    return flatten(
+        {
+            name: kind.model_construct().model_dump(mode="json")
+            for name, kind in sections.items()
+            if isinstance(kind, type)
+        }
+    )
 
 
 def _complete(back: Back) -> str:

@@ -10,9 +10,12 @@ from mathrl.cli.sweep import sweep
 from mathrl.core.errors import EXIT_USER_ERROR, UserError, without_logins
 
 app = typer.Typer(
-    name="mathrl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="mathrl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     help="Train language models to reason about mathematics with reinforcement learning.",
-)  # fmt: skip
+)
 app.add_typer(sweep)
 
 Preset = Annotated[str | None, typer.Option(help="A file of params/presets, by its name.")]
@@ -21,18 +24,12 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="An override such a
 
 @app.command()
 def run(
-    stage: Annotated[
-        str, typer.Argument(help="curate, sft, difficulty, mix, rl, evaluate, register, pipeline; pages")
-    ],
+    stage: Annotated[str, typer.Argument(help="curate, sft, difficulty, mix, rl, evaluate, register, pipeline; pages")],
     preset: Preset = None,
     set_: Set = None,
     controls: Annotated[bool, typer.Option("--controls", help="Also the demo's three controls.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Resolve everything but weights; run nothing.")
-    ] = False,
-    allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Overrides despite uncommitted code.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve everything but weights; run nothing.")] = False,
+    allow_dirty: Annotated[bool, typer.Option("--allow-dirty", help="Overrides despite uncommitted code.")] = False,
 ) -> None:
     """Bring a stage, or the whole pipeline, up to date.
 
@@ -53,9 +50,7 @@ def recipe(
     set_: Set = None,
     list_: Annotated[bool, typer.Option("--list", help="Say what recipes there are.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; run nothing.")] = False,
-    allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Overrides despite uncommitted code.")
-    ] = False,
+    allow_dirty: Annotated[bool, typer.Option("--allow-dirty", help="Overrides despite uncommitted code.")] = False,
 ) -> None:
     """Bring a recipe up to date: ordered steps, each starting from others' models and data.
 
@@ -91,9 +86,7 @@ def evaluate(
 @app.command()
 def alignment(
     model: Annotated[str, typer.Argument(help="A Hugging Face model folder, or a hub id.")],
-    problems: Annotated[
-        Path | None, typer.Option(help="Curated problems; data/curated/dev.jsonl otherwise.")
-    ] = None,
+    problems: Annotated[Path | None, typer.Option(help="Curated problems; data/curated/dev.jsonl otherwise.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="So many of them, two responses each.")] = 16,
     preset: Preset = None,
     set_: Set = None,
@@ -134,9 +127,7 @@ def grade(
     file: Annotated[Path, typer.Argument(help="Rows with a response and its true answer, as JSON lines.")],
     output: Annotated[Path, typer.Option(help="Where the graded rows go.")],
     response_key: Annotated[str, typer.Option(help="Field with the response.")] = "response",
-    answer_key: Annotated[
-        str, typer.Option(help="Field with the true answer, or a list of them.")
-    ] = "ground_truth",
+    answer_key: Annotated[str, typer.Option(help="Field with the true answer, or a list of them.")] = "ground_truth",
     extraction: Annotated[
         Literal["strict", "lenient"], typer.Option(help="strict: a marked answer only; lenient.")
     ] = "lenient",
@@ -194,9 +185,7 @@ def export(
 
 @app.command()
 def runs(
-    prune: Annotated[
-        list[str] | None, typer.Option(help="Remove the run of this name; all removes every one.")
-    ] = None,
+    prune: Annotated[list[str] | None, typer.Option(help="Remove the run of this name; all removes every one.")] = None,
     promote: Annotated[
         str | None, typer.Option(help="Write the parameters of the run of this name into params/.")
     ] = None,
@@ -215,9 +204,7 @@ def plan(
     gpu_memory: Annotated[str | None, typer.Option(help="Of one GPU, such as 24GB; else CPUs.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Typical, not the longest.")] = None,
     response_tokens: Annotated[int | None, typer.Option(help="Typical, not the longest.")] = None,
-    simulate: Annotated[
-        str | None, typer.Option(help="Instead: a file of params/simulate, by name or path.")
-    ] = None,
+    simulate: Annotated[str | None, typer.Option(help="Instead: a file of params/simulate, by name or path.")] = None,
 ) -> None:
     """Memory of a run by part, and what to change where it does not fit; exit status 1 then.
 
@@ -235,9 +222,7 @@ def plan(
 
 @app.command()
 def health(
-    run: Annotated[
-        str, typer.Argument(help="A stage, a recipe's step, a folder with metrics, an MLflow run.")
-    ],
+    run: Annotated[str, typer.Argument(help="A stage, a recipe's step, a folder with metrics, an MLflow run.")],
     json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> None:
     """Say what the metrics of a run tell of its health: evidence, cause, remedy; exit status 1 if red."""
@@ -326,15 +311,9 @@ def doctor() -> None:
 def ui(
     prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need --open.")
-    ] = "127.0.0.1",
-    open_: Annotated[
-        bool, typer.Option("--open", help="Let other machines in; both servers need a login.")
-    ] = False,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Flows that compute at a time; 2 at first.")
-    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need --open.")] = "127.0.0.1",
+    open_: Annotated[bool, typer.Option("--open", help="Let other machines in; both servers need a login.")] = False,
+    slots: Annotated[int | None, typer.Option(min=1, help="Flows that compute at a time; 2 at first.")] = None,
 ) -> None:
     """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
     from mathrl.cli.ui import serve

@@ -15,13 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import home
+from mathrl.core.paths import home
 
 OWN = "MATHRL_OWN_SERVER"  # set for the flow: nobody else is there to share slots with
 START_SECONDS = 120.0  # the first start makes a database; a busy machine takes long
 # As Prefect's own temporary server has it.
-SETTINGS = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1",
-            "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT60S"}  # fmt: skip
+SETTINGS = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT60S",
+}
 
 
 @contextmanager
@@ -42,7 +46,7 @@ def own_server() -> Iterator[Callable[[], None]]:
     with log.open("wb") as said:
         # A session of its own: Ctrl-C in the terminal is the flow's, which still has to tell the server.
         child = subprocess.Popen(
-            [sys.executable, "-m", "tasks.guard", sys.executable, "-m", "uvicorn", "--factory",
+            [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "uvicorn", "--factory",
              "tasks.own_server:app", "--host", "127.0.0.1", "--port", str(port),
              "--log-level", "error", "--lifespan", "on"],
             env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=said, stderr=said,

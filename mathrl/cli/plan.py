@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mathrl.core.errors import UserError
-from mathrl.models.shape import config_of, shape_of
 from mathrl.params.load import load_params
 from mathrl.params.schema import Params
-from mathrl.trainers.memory import GIB, Plan, Stage, plan_memory
-from mathrl.trainers.memory_advice import advise
+from mathrl.planning.memory import GIB, Plan, Stage, plan_memory
+from mathrl.planning.memory_advice import advise
+from mathrl.planning.model_shape import config_of, shape_of
 
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
 SPARE = 0.05  # of a GPU, for what is not counted
@@ -44,9 +44,14 @@ def plan(
 
         def planned(chosen: Params, stage: Stage = stage) -> Plan:
             return plan_memory(
-                shape, chosen, stage, "cuda" if memory else "cpu", prompt_tokens=prompt_tokens,
-                response_tokens=response_tokens, gpu_memory=memory or 0.0,
-            )  # fmt: skip
+                shape,
+                chosen,
+                stage,
+                "cuda" if memory else "cpu",
+                prompt_tokens=prompt_tokens,
+                response_tokens=response_tokens,
+                gpu_memory=memory or 0.0,
+            )
 
         show(stage, planned(params), params.run.processes, memory)
         if memory is None:
@@ -71,8 +76,10 @@ def plan(
 
 def show(title: str, plan: Plan, processes: int, memory: float | None) -> None:
     """One line a part that is not negligible, and the sums."""
-    print(f"\n{title}: {plan.peak / GIB:.2f} GiB a process" + ("" if memory else
-          f", {plan.peak * processes / GIB:.2f} GiB in all"))  # fmt: skip
+    print(
+        f"\n{title}: {plan.peak / GIB:.2f} GiB a process"
+        + ("" if memory else f", {plan.peak * processes / GIB:.2f} GiB in all")
+    )
     _parts("all the time", plan.standing)
     for name, parts in plan.phases.items():
         _parts(name + (" (the largest)" if name == plan.largest_phase else ""), parts)

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.tracking.client import connect
 
 
@@ -14,7 +14,7 @@ def promote(model: str, benchmark: str | None, preset: str | None, overrides: Se
     Raises:
         UserError: no such version, or it cannot be evaluated.
     """
-    from mathrl.stages.promote import promote as through_gate
+    from mathrl.registry.promote import promote as through_gate
 
     os.chdir(main_checkout())
     done, said = through_gate(connect(), model, benchmark, preset, overrides)
@@ -25,6 +25,6 @@ def promote(model: str, benchmark: str | None, preset: str | None, overrides: Se
 
 def rollback(model: str) -> None:
     """Print which version is champion again."""
-    from mathrl.stages.promote import rollback as back
+    from mathrl.registry.promote import rollback as back
 
     print(back(connect(), model))

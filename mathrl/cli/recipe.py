@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.cli.run import call_flow
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.params.recipe import load_recipe, recipe_names
 
 
@@ -19,23 +19,21 @@ def run(name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty:
     os.chdir(main_checkout())
     load_recipe(name, overrides=tuple(overrides))  # before any server is started
     began = time.time()
-    folder = Path(
-        call_flow("recipe", recipe=name, preset=preset, overrides=list(overrides), allow_dirty=allow_dirty)
-    )
+    folder = Path(call_flow("recipe", recipe=name, preset=preset, overrides=list(overrides), allow_dirty=allow_dirty))
     _print(folder, name, time.time() - began)
 
 
 def dry(name: str, preset: str | None, overrides: Sequence[str]) -> None:
     """Print the steps, each with its command."""
     from mathrl.params import load_params
-    from tasks.recipe_graph import graph
+    from mathrl.params.recipe_graph import graph
 
     os.chdir(main_checkout())
     load_params(preset=preset)
     recipe = load_recipe(name, overrides=tuple(overrides))
     print(recipe.description)
     for step, stage in graph(name, recipe, Path()).items():
-        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.step ')}")
+        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
 
 
 def show() -> None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
 
 if TYPE_CHECKING:
-    from mathrl.stages.report import Material
+    from mathrl.reports.html import Material
 
 PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
 
@@ -21,7 +21,7 @@ def report(run: str, output: Path | None) -> None:
     Raises:
         UserError: nothing of that name was trained or evaluated.
     """
-    from mathrl.stages.report import write_report
+    from mathrl.reports.html import write_report
 
     here, target = Path(run).absolute(), output.absolute() if output else None
     os.chdir(main_checkout())
@@ -32,8 +32,8 @@ def report(run: str, output: Path | None) -> None:
 
 
 def _material(run: str, here: Path) -> "Material":
-    from mathrl.stages.ran import mlflow_record
-    from mathrl.stages.report import pipeline_material, step_material
+    from mathrl.reports.find_run import mlflow_record
+    from mathrl.reports.html import pipeline_material, step_material
 
     root = Path.cwd()
     if run in PIPELINE or here == root:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mathrl.cli.own_server import own_server
 from mathrl.core.errors import UserError
-from mathrl.core.places import home, main_checkout, shown, tracking_uri
+from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.params import Params, load_params
 from mathrl.params.schema import STAGES
 
@@ -26,9 +26,7 @@ QUIET = {
 }
 
 
-def start(
-    stage: str, preset: str | None, overrides: Sequence[str], *, controls: bool, allow_dirty: bool
-) -> None:
+def start(stage: str, preset: str | None, overrides: Sequence[str], *, controls: bool, allow_dirty: bool) -> None:
     """Run the flow and print what came out.
 
     Raises:
@@ -126,17 +124,18 @@ def _print_results(folder: Path, controls: bool, seconds: float) -> None:
         models |= json.loads((folder / "reports" / "controls" / "summary.json").read_text())["models"]
     some = next(iter(models.values()))
     k = max(int(name[8:]) for name in some if name.startswith("pass_at_") and name[8:].isdigit())
-    table = Table(
-        title=f"{summary['benchmark']}: {some['problems']} problems, {some['samples']} samples each"
-    )
+    table = Table(title=f"{summary['benchmark']}: {some['problems']} problems, {some['samples']} samples each")
     for column in ("model", "pass@1", "95 % interval", f"pass@{k}", f"maj@{k}", "mean length"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, each in models.items():
         table.add_row(
-            name, f"{each['pass_at_1']:.3f}", f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
-            f"{each[f'pass_at_{k}']:.3f}", f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
+            name,
+            f"{each['pass_at_1']:.3f}",
+            f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
+            f"{each[f'pass_at_{k}']:.3f}",
+            f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
             f"{each['response_length']:.1f}",
-        )  # fmt: skip
+        )
     registered = json.loads((folder / "reports" / "registered.json").read_text())
     console = Console(width=max(100, Console().width) if not sys.stdout.isatty() else None)
     console.print(table)

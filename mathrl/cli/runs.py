@@ -9,7 +9,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
 from mathrl.params.load import read_yaml
 from tasks.workspace import prune as remove
@@ -64,9 +64,7 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
             f"{folder.name} was started before {', '.join(since)} changed, so its results are not those of "
             f"params/ with its overrides: start it again with {' '.join(map(str, note['overrides']))}"
         )
-    before, after = (
-        load_params(each / "params").model_dump(mode="json", by_alias=True) for each in (root, folder)
-    )
+    before, after = (load_params(each / "params").model_dump(mode="json", by_alias=True) for each in (root, folder))
     diff = promote(differences(before, after))
     recipe = Path("params") / "recipes" / f"{note['run']}.yaml"
     verb = "recipe" if recipe.exists() else "run"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import is_loopback, main_checkout
+from mathrl.core.paths import is_loopback, main_checkout
 from mathrl.params import load_params
 from mathrl.rollout.vllm_login import KEY
 

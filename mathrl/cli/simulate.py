@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.params.load import FOLDER, did_you_mean, read_yaml
 from mathrl.params.simulate import MODES, Simulation
-from mathrl.trainers.simulate import simulate
+from mathrl.planning.simulate import simulate
 
 WIDTHS = (9, 10, 9, 9, 8, 15, 7, 8)
 

@@ -16,9 +16,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="sweep.key=value, or any other parameter, for every trial; repeatable."),
 ]
-Preset = Annotated[
-    str | None, typer.Option(help="A file of params/presets: a sweep in its worktree under runs/.")
-]
+Preset = Annotated[str | None, typer.Option(help="A file of params/presets: a sweep in its worktree under runs/.")]
 Dirty = Annotated[bool, typer.Option("--allow-dirty", help="A preset despite uncommitted code.")]
 
 
@@ -81,9 +79,7 @@ def promote(study: Study = None) -> None:
 
 
 @sweep.command()
-def dashboard(
-    study: Study = None, port: Annotated[int, typer.Option(help="Its port on this machine.")] = 8080
-) -> None:
+def dashboard(study: Study = None, port: Annotated[int, typer.Option(help="Its port on this machine.")] = 8080) -> None:
     """Serve Optuna's dashboard of the study on loopback until Ctrl-C."""
     try:
         from optuna_dashboard import run_server
@@ -105,10 +101,10 @@ def _overrides(study: str | None, set_: list[str] | None, **given: float | None)
 
 def _flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> None:
     from mathrl.cli.run import call_flow
-    from mathrl.core.places import main_checkout
+    from mathrl.core.paths import main_checkout
     from mathrl.sweeps.study import open_study
     from mathrl.sweeps.worker import sweep_section
-    from tasks.sweep_place import named, workspace
+    from tasks.sweep_workspace import named, workspace
 
     root = main_checkout()
     os.chdir(root)
@@ -121,7 +117,7 @@ def _flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirt
 
 
 def _existing(study: str | None) -> tuple[Any, str, Any]:
-    from mathrl.core.places import main_checkout
+    from mathrl.core.paths import main_checkout
     from mathrl.params import load_params
     from mathrl.sweeps.storage import study_folder
     from mathrl.sweeps.study import read_study

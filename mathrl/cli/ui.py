@@ -17,7 +17,7 @@ import psutil
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
-from mathrl.core.places import home, is_loopback, main_checkout, state_root, tracking_uri
+from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"
@@ -54,9 +54,7 @@ def serve(
     def start(name: str, *command: str) -> None:
         log = (logs / f"{name}.log").open("wb")
         children.append(
-            subprocess.Popen(
-                [sys.executable, "-m", *command], env=env, stdout=log, stderr=log, start_new_session=True
-            )
+            subprocess.Popen([sys.executable, "-m", *command], env=env, stdout=log, stderr=log, start_new_session=True)
         )
 
     try:
@@ -110,18 +108,14 @@ def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
     if not open_:
         raise UserError(f"--host {host} lets everyone who reaches it start flows and change runs: {how}")
     if ":" not in environment.get("PREFECT_SERVER_API_AUTH_STRING", ""):
-        raise UserError(
-            f"--open: PREFECT_SERVER_API_AUTH_STRING is not set, so Prefect asks for no login: {how}"
-        )
+        raise UserError(f"--open: PREFECT_SERVER_API_AUTH_STRING is not set, so Prefect asks for no login: {how}")
     if not Path(environment.get("MLFLOW_AUTH_CONFIG_PATH") or "-").is_file():
         raise UserError(f"--open: MLFLOW_AUTH_CONFIG_PATH names no file, so MLflow asks for no login: {how}")
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         if not environment.get(name):
             raise UserError(f"--open: {name} is not set, so flows could not write to MLflow: {how}")
     if importlib.util.find_spec("flask_wtf") is None:
-        raise UserError(
-            "--open: MLflow's login needs a package: pip install -c constraints.txt 'mlflow[auth]'"
-        )
+        raise UserError("--open: MLflow's login needs a package: pip install -c constraints.txt 'mlflow[auth]'")
 
 
 def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
@@ -205,8 +199,12 @@ def _prefect(env: dict[str, str], *words: str) -> None:
 
 def _make_slots(env: dict[str, str], wanted: int | None) -> None:
     """The limit `mathrl-slots`: as wanted, else as it was, else two."""
-    known = subprocess.run([sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS], env=env,
-                           capture_output=True, check=False).returncode == 0  # fmt: skip
+    known = (
+        subprocess.run(
+            [sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS], env=env, capture_output=True, check=False
+        ).returncode
+        == 0
+    )
     if not known:
         _prefect(env, "gcl", "create", SLOTS, "--limit", str(wanted or DEFAULT_SLOTS))
     elif wanted:

@@ -132,9 +132,7 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except json.JSONDecodeError as error:
                     raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from None
                 if not isinstance(row, dict):
-                    raise UserError(
-                        f"{path}, line {number}: a JSON object is wanted, found {line.strip()[:40]!r}"
-                    )
+                    raise UserError(f"{path}, line {number}: a JSON object is wanted, found {line.strip()[:40]!r}")
                 yield number, row
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({error})") from None

@@ -23,7 +23,7 @@ from pathlib import Path
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.launch import SHARED
-from mathrl.core.places import state_root
+from mathrl.core.paths import state_root
 
 EXIT_STOPPED = 75
 ENVIRONMENT = "environment.json"

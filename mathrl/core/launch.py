@@ -65,9 +65,13 @@ def launch_ranks(processes: int, device: str = "auto", *, fewer: bool = False) -
     folder = Path(tempfile.mkdtemp(prefix="mathrl-ranks-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shared = {
-        "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1", RENDEZVOUS: str(folder), "MATHRL_PARENT": str(os.getpid()),
-    }  # fmt: skip
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        RENDEZVOUS: str(folder),
+        "MATHRL_PARENT": str(os.getpid()),
+    }
     os.environ.update(shared)
     main = sys.modules["__main__"].__spec__
     command = [sys.executable, "-m", main.name] if main is not None else [sys.executable, sys.argv[0]]

@@ -57,6 +57,5 @@ def _whole_rows(path: Path) -> list[dict[str, Any]]:
 def without_timings(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file less wall-clock figures: equal for equal runs, so fit for a DVC output."""
     return [
-        {k: v for k, v in row.items() if k != "at" and not k.startswith(TIMING_PREFIXES)}
-        for row in read_jsonl(path)
+        {k: v for k, v in row.items() if k != "at" and not k.startswith(TIMING_PREFIXES)} for row in read_jsonl(path)
     ]

@@ -21,10 +21,12 @@ def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = 
         yield
         return
     mirror = subprocess.Popen(
-        [sys.executable, "-m", "mathrl.tracking.mirror"], cwd=folder, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "mathrl.tracking.mirror"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
         env={key: value for key, value in env.items() if key not in ("RANK", "WORLD_SIZE")},
         start_new_session=True,
-    )  # fmt: skip
+    )
     env[MIRROR] = str(mirror.pid)
     try:
         yield

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -16,9 +16,7 @@ def read_problems(path: Path) -> list[Problem]:
     """
     problems = [Problem.from_row(row, f"{path}, line {number}") for number, row in read_numbered_jsonl(path)]
     if not problems:
-        raise UserError(
-            f"{path}: no problem in it; give the split at least one problem in params/curate.yaml"
-        )
+        raise UserError(f"{path}: no problem in it; give the split at least one problem in params/curate.yaml")
     return problems
 
 

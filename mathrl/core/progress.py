@@ -28,8 +28,9 @@ class Progress:
         quiet = os.environ.get("RANK", "0") != "0"
         # On a terminal the bar redraws itself; in a log it prints a line every few seconds.
         every = 0.2 if sys.stderr.isatty() else 5.0
-        self.bar = tqdm(total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=every,
-                        dynamic_ncols=True)  # fmt: skip
+        self.bar = tqdm(
+            total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=every, dynamic_ncols=True
+        )
         target = os.environ.get("MATHRL_PROGRESS")
         self.file = Path(target) if target and not quiet else None
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.deduplicate import Dropped, deduplicate
 from mathrl.data.grams import exact_key
@@ -108,9 +108,7 @@ def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
     kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
     if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
         dev = [p for p in kept if p.split == "dev"]
-        kept = _decontaminate(
-            kept, dev, curate.decontaminate, "decontaminate against the shared-out dev", out
-        )
+        kept = _decontaminate(kept, dev, curate.decontaminate, "decontaminate against the shared-out dev", out)
     kept, _ = share_out(kept, "sft", curate.sft_share, seed)
     out.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
     check_disjoint(out.splits)
@@ -153,9 +151,7 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
                 "set deduplicate.exact to true"
             )
         if ids.setdefault(problem.id, problem) is not problem:
-            raise UserError(
-                f"curate: the id {problem.id} stands twice; give its source an id_key that is unique"
-            )
+            raise UserError(f"curate: the id {problem.id} stands twice; give its source an id_key that is unique")
 
 
 def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> list[Problem]:
@@ -183,9 +179,7 @@ def _taken(items: Iterable[Problem | Rejected], stop: bool) -> tuple[list[Proble
         if isinstance(item, Problem):
             found.append(item)
         elif stop:
-            raise UserError(
-                f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject"
-            )
+            raise UserError(f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject")
         else:
             bad.append(item)
     return found, bad
@@ -223,8 +217,6 @@ def _decontaminate(
     return kept
 
 
-def _account(
-    out: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]
-) -> None:
+def _account(out: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]) -> None:
     out.steps.append(Step(name, len(before), len(after), Counter(row.reason for row in dropped)))
     out.dropped += dropped

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.grams import grams
 
 SHORTEST = 3
@@ -99,10 +99,15 @@ class EvaluationIndex:
         others = [self.texts[t][0] for t in sorted(shared, key=lambda t: -shares[t]) if t != best]
         id, part, _ = self.texts[best]
         return Hit(
-            train_id=train_id, eval_id=id, part=part, ngram=" ".join(words[first : first + size]),
-            whole=size < self.ngram, share=shares[best], ngrams_shared=len({tuple(ids[i : i + s])
-            for i, s in shared[best]}), others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
-        )  # fmt: skip
+            train_id=train_id,
+            eval_id=id,
+            part=part,
+            ngram=" ".join(words[first : first + size]),
+            whole=size < self.ngram,
+            share=shares[best],
+            ngrams_shared=len({tuple(ids[i : i + s]) for i, s in shared[best]}),
+            others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
+        )
 
 
 def _is_word(gram: str) -> bool:
@@ -127,11 +132,7 @@ def trained_texts(problem: Problem) -> Iterator[str]:
 
 
 def find_hits(
-    problems: Iterable[Problem],
-    index: EvaluationIndex,
-    *,
-    min_share: float = 0.0,
-    skip: frozenset[str] = frozenset(),
+    problems: Iterable[Problem], index: EvaluationIndex, *, min_share: float = 0.0, skip: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Problem, Hit | None]]:
     """Each problem with its strongest hit; a hit of a smaller share than `min_share` does not count."""
     for problem in problems:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, Hit
 from mathrl.data.row_files import Row, list_files, read_rows
 from mathrl.data.row_formats import look_up
@@ -61,11 +61,16 @@ def decontaminate_files(
     write_jsonl(report, (hit.to_row(min_share) for hit in hits))
     dropped = [hit for hit in hits if hit.share >= min_share]
     return {
-        "rows": counted["rows"], "kept": kept, "dropped": len(dropped), "hits": len(hits), "ngram": ngram,
+        "rows": counted["rows"],
+        "kept": kept,
+        "dropped": len(dropped),
+        "hits": len(hits),
+        "ngram": ngram,
         "min_share": min_share,
-        "evaluation_texts": len(index.texts), "too_short": len(index.too_short),
+        "evaluation_texts": len(index.texts),
+        "too_short": len(index.too_short),
         "hits_by_file": dict(Counter(homes[hit.eval_id] for hit in dropped)),
-    }  # fmt: skip
+    }
 
 
 def _problem(row: Row) -> Problem:
@@ -80,9 +85,7 @@ def _problem(row: Row) -> Problem:
     solution = _text(row.values.get("solution"))
     answers = [text for key in FURTHER_KEYS[1:] if (text := _text(look_up(row.values, key)))]
     id = row.values.get("id")
-    return Problem(
-        str(id) if id is not None else row.name, question, tuple(answers), row.name, "rl", solution
-    )
+    return Problem(str(id) if id is not None else row.name, question, tuple(answers), row.name, "rl", solution)
 
 
 def _text(value: Any) -> str | None:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.grams import exact_key
+from mathrl.grading.matching import compare
 from mathrl.params.data import Deduplicate
-from mathrl.rewards.compare import compare
 
 HELD_OUT = ("test", "dev")
 
@@ -32,10 +32,15 @@ class Dropped:
 
     def to_row(self) -> dict[str, Any]:
         return {
-            "id": self.problem.id, "source": self.problem.source, "split": self.problem.split,
-            "reason": self.reason, "other": self.other, "detail": self.detail,
-            "question": self.problem.question, "answers": list(self.problem.answers),
-        }  # fmt: skip
+            "id": self.problem.id,
+            "source": self.problem.source,
+            "split": self.problem.split,
+            "reason": self.reason,
+            "other": self.other,
+            "detail": self.detail,
+            "question": self.problem.question,
+            "answers": list(self.problem.answers),
+        }
 
 
 def deduplicate(problems: Sequence[Problem], how: Deduplicate) -> tuple[list[Problem], list[Dropped]]:

@@ -18,8 +18,8 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.hashing import digest
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 
 
 def wilson(correct: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -45,9 +45,15 @@ def pass_rate_row(problem: Problem, correct: int, samples: int) -> dict[str, Any
     """
     low, high = wilson(correct, samples)
     return {
-        "id": problem.id, "source": problem.source, "level": problem.level, "correct": correct,
-        "samples": samples, "pass_rate": correct / samples, "low": round(low, 4), "high": round(high, 4),
-    }  # fmt: skip
+        "id": problem.id,
+        "source": problem.source,
+        "level": problem.level,
+        "correct": correct,
+        "samples": samples,
+        "pass_rate": correct / samples,
+        "low": round(low, 4),
+        "high": round(high, 4),
+    }
 
 
 def choose(problems: Sequence[Problem], count: int | None, seed: int) -> list[Problem]:
@@ -75,9 +81,7 @@ def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) 
         if (found := [rate for other, rate in levelled if other == level])
     }
     out["level_agreement_problems"] = len(levelled)
-    out["level_agreement"] = rank_correlation(
-        [-level for level, _ in levelled], [rate for _, rate in levelled]
-    )
+    out["level_agreement"] = rank_correlation([-level for level, _ in levelled], [rate for _, rate in levelled])
     return out
 
 
@@ -124,9 +128,7 @@ def remember(file: Path, correct: Mapping[str, int]) -> None:
     if not correct:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(
-        json.dumps({"problem": key, "correct": count}) + "\n" for key, count in sorted(correct.items())
-    )
+    lines = "".join(json.dumps({"problem": key, "correct": count}) + "\n" for key, count in sorted(correct.items()))
     with FileLock(file.with_suffix(".lock")), file.open("a", encoding="utf-8") as stream:
         # The line break first: after a write that was cut short, a new line begins.
         stream.write("\n" + lines if file.stat().st_size else lines)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl, written_aside
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 
 Format = Literal["verl", "rlinf"]
 
@@ -26,12 +26,7 @@ def to_verl(problem: Problem, index: int) -> dict[str, Any]:
         "prompt": messages,
         "ability": problem.subject or "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answers[0]},
-        "extra_info": {
-            "split": problem.split,
-            "index": index,
-            "id": problem.id,
-            "answers": list(problem.answers),
-        },
+        "extra_info": {"split": problem.split, "index": index, "id": problem.id, "answers": list(problem.answers)},
     }
 
 
@@ -42,9 +37,11 @@ def to_rlinf(problem: Problem) -> dict[str, Any]:
         {"prompt": "…", "task": "math", "query_id": "gsm8k/train/00000", "solutions": ["72"]}
     """
     return {
-        "prompt": problem.question, "task": str(problem.extra.get("task", "math")), "query_id": problem.id,
+        "prompt": problem.question,
+        "task": str(problem.extra.get("task", "math")),
+        "query_id": problem.id,
         "solutions": list(problem.answers),
-    }  # fmt: skip
+    }
 
 
 def export(problems: Sequence[Problem], format: Format, output: Path) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xxhash
 
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.grams import grams, numbers
 from mathrl.params.data import NearDuplicates
 
@@ -34,9 +34,7 @@ def near_clusters(problems: Sequence[Problem], how: NearDuplicates) -> list[list
         for bucket in _buckets(keys):
             heads: list[int] = []
             for index in bucket:
-                matched = next(
-                    (h for h in heads if jaccard(shingled[h], shingled[index]) >= how.threshold), None
-                )
+                matched = next((h for h in heads if jaccard(shingled[h], shingled[index]) >= how.threshold), None)
                 if matched is None:
                     if len(heads) < _HEADS and len(shingled[index]):
                         heads.append(index)
@@ -56,9 +54,7 @@ def shingles(text: str, ngram: int) -> np.ndarray:
         return np.empty(0, dtype=np.uint64)
     size = min(ngram, len(found))
     windows = {" ".join(found[i : i + size]) for i in range(len(found) - size + 1)}
-    return np.sort(
-        np.fromiter((xxhash.xxh3_64_intdigest(w.encode()) for w in windows), np.uint64, len(windows))
-    )
+    return np.sort(np.fromiter((xxhash.xxh3_64_intdigest(w.encode()) for w in windows), np.uint64, len(windows)))
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:

@@ -8,8 +8,8 @@ from math import floor
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.params.data import Component, Mix
 
 
@@ -37,13 +37,19 @@ def mix(
         passes, rest = divmod(size, len(pool))
         taken = passes * pool + [pool[i] for i in sorted(rng.sample(range(len(pool)), rest))]
         chosen += taken
-        parts.append({
-            "component": component.model_dump(mode="json"), "available": len(pool), "taken": size,
-            "share": str(Fraction(size, max(total, 1))), "different": min(size, len(pool)),
-            "weight_share": str(_weight(component) / weights) if component.weight else None,
-            "passes": round(size / len(pool), 4), "by_level": _levels(taken),
-            "by_source": dict(sorted(Counter(problem.source for problem in taken).items())),
-        })  # fmt: skip
+        parts.append(
+            {
+                "component": component.model_dump(mode="json"),
+                "available": len(pool),
+                "taken": size,
+                "share": str(Fraction(size, max(total, 1))),
+                "different": min(size, len(pool)),
+                "weight_share": str(_weight(component) / weights) if component.weight else None,
+                "passes": round(size / len(pool), 4),
+                "by_level": _levels(taken),
+                "by_source": dict(sorted(Counter(problem.source for problem in taken).items())),
+            }
+        )
     if how.order == "easy_to_hard":
         unmeasured = [problem.id for problem in chosen if problem.pass_rate is None and problem.level is None]
         if unmeasured:
@@ -57,10 +63,16 @@ def mix(
     measured = sum(problem.id in rates for problem in problems)
     different = len({problem.id for problem in chosen})
     return chosen, {
-        "seed": seed, "rows": len(chosen), "problems": different, "order": how.order, "size": how.size,
-        "components": parts, "rl_split": len(problems), "measured": measured,
+        "seed": seed,
+        "rows": len(chosen),
+        "problems": different,
+        "order": how.order,
+        "size": how.size,
+        "components": parts,
+        "rl_split": len(problems),
+        "measured": measured,
         "left_out": len(problems) - different,
-    }  # fmt: skip
+    }
 
 
 def _pools(
@@ -110,8 +122,10 @@ def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
 def _sizes(pools: Sequence[int], how: Mix) -> list[int]:
     """Rows of each component, from the problems that it has."""
     available = [have * (c.epochs or 1) for c, have in zip(how.components, pools, strict=True)]
-    counts = [rows if c.weight is None and c.count is None else c.count
-              for c, rows in zip(how.components, available, strict=True)]  # fmt: skip
+    counts = [
+        rows if c.weight is None and c.count is None else c.count
+        for c, rows in zip(how.components, available, strict=True)
+    ]
     for component, have, want in zip(how.components, available, counts, strict=True):
         if want is not None and want > have:
             raise UserError(
@@ -123,9 +137,7 @@ def _sizes(pools: Sequence[int], how: Mix) -> list[int]:
     fixed = sum(count or 0 for count in counts)
     if not total:
         return [count or 0 for count in counts]
-    room = min(
-        Fraction(have) * total / weight for have, weight in zip(available, weights, strict=True) if weight
-    )
+    room = min(Fraction(have) * total / weight for have, weight in zip(available, weights, strict=True) if weight)
     rest = how.size - fixed if how.size is not None else floor(room)
     if rest < 0:
         raise UserError(f"mix.size is {how.size}, but the components with a count take {fixed} already")

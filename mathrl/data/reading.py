@@ -11,8 +11,8 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import sha256_file
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.generators import VERSIONS, generate
 from mathrl.data.row_files import Row, read_rows
 from mathrl.data.row_formats import BadRow, Shape, to_problem
@@ -78,17 +78,26 @@ def input_row(resolved: Resolved, read: Read) -> dict[str, Any]:
     """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
     row: dict[str, Any] = {"name": resolved.name, "split": resolved.split, "licence": resolved.licence}
     if made := resolved.generated:
-        return row | {"generator": made.generator, "version": VERSIONS[made.generator],
-                      "options": dict(made.options), "counts": dict(made.counts),
-                      "rows": read.rows[made.generator]}  # fmt: skip
+        return row | {
+            "generator": made.generator,
+            "version": VERSIONS[made.generator],
+            "options": dict(made.options),
+            "counts": dict(made.counts),
+            "rows": read.rows[made.generator],
+        }
     row |= {"limit": resolved.limit} if resolved.limit else {}
     row |= {"keep": dict(resolved.shapes[0].keep)} if resolved.shapes and resolved.shapes[0].keep else {}
     if resolved.hub:
-        return row | {"hub": resolved.hub, "subset": resolved.subset, "hub_split": resolved.hub_split,
-                      "revision": resolved.revision, "commit": read.commit, "rows": read.rows["hub"],
-                      "sha256": read.hub_rows.hexdigest()}  # fmt: skip
-    files = {label: {"sha256": sha256_file(file), "rows": read.rows[label]}
-             for file, label in resolved.labels.items()}  # fmt: skip
+        return row | {
+            "hub": resolved.hub,
+            "subset": resolved.subset,
+            "hub_split": resolved.hub_split,
+            "revision": resolved.revision,
+            "commit": read.commit,
+            "rows": read.rows["hub"],
+            "sha256": read.hub_rows.hexdigest(),
+        }
+    files = {label: {"sha256": sha256_file(file), "rows": read.rows[label]} for file, label in resolved.labels.items()}
     return row | {"files": files}
 
 
@@ -132,9 +141,7 @@ def _hub_rows(resolved: Resolved, read: Read) -> Iterator[Row]:
     import datasets  # seconds to import, and only the hub needs it
 
     try:
-        builder = datasets.load_dataset_builder(
-            str(resolved.hub), resolved.subset, revision=resolved.revision
-        )
+        builder = datasets.load_dataset_builder(str(resolved.hub), resolved.subset, revision=resolved.revision)
         builder.download_and_prepare()
         rows = builder.as_dataset(split=resolved.hub_split)
     except Exception as error:  # the hub's client raises a dozen unrelated kinds

@@ -10,14 +10,22 @@ from mathrl.core.errors import UserError
 from mathrl.data.row_formats import Shape
 
 NORMALISED = Shape(
-    prompt_key="question", answer_key="answer", solution_key="solution", id_key="id",
-    level_key="level", subject_key="subject",
-)  # fmt: skip
+    prompt_key="question",
+    answer_key="answer",
+    solution_key="solution",
+    id_key="id",
+    level_key="level",
+    subject_key="subject",
+)
 _GSM8K = Shape(answer_key="answer", solution_key="answer", answer_rule="hash")
 _MATH = Shape(
-    prompt_key="problem", answer_key="solution", solution_key="solution", level_key="level",
-    subject_key="type", answer_rule="boxed",
-)  # fmt: skip
+    prompt_key="problem",
+    answer_key="solution",
+    solution_key="solution",
+    level_key="level",
+    subject_key="type",
+    answer_rule="boxed",
+)
 _PROBLEM = Shape(prompt_key="problem", answer_key="answer", solution_key="solution")
 
 
@@ -101,9 +109,7 @@ def find(name: str) -> Named | None:
     """The source of this name, or of this hub id."""
     if name in REGISTRY:
         return REGISTRY[name]
-    return next(
-        (named for named in _ALL if named.hub == name and named.subset in (None, "main", "all")), None
-    )
+    return next((named for named in _ALL if named.hub == name and named.subset in (None, "main", "all")), None)
 
 
 def benchmark(name: str) -> Named:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.grams import exact_key
 from mathrl.rewards.language import language_share
 from mathrl.rewards.repetition import repetition_penalty
@@ -60,9 +60,7 @@ def rejection_sample(
         counts["above the number a problem"] += len(responses) - len(taken)
         counts["kept"] += len(taken)
         kept += [
-            problem.with_(
-                id=f"{problem.id}#{number}", split="sft", extra={**problem.extra, "response": responses[i]}
-            )
+            problem.with_(id=f"{problem.id}#{number}", split="sft", extra={**problem.extra, "response": responses[i]})
             for number, i in enumerate(taken)
         ]
     return kept, +counts
@@ -97,9 +95,7 @@ def preference_pairs(
     """
     pairs = []
     for problem, samples in groups:
-        right = list(
-            dict.fromkeys(str(s["response"]) for s in samples if s["correct"] and not s.get("truncated"))
-        )
+        right = list(dict.fromkeys(str(s["response"]) for s in samples if s["correct"] and not s.get("truncated")))
         wrong = list(dict.fromkeys(str(s["response"]) for s in samples if not s["correct"]))
         rng = random.Random(derive_seed(seed, "preference", problem.id))
         rng.shuffle(right)

@@ -39,9 +39,7 @@ def list_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         if _format(path) not in SUFFIXES:
-            raise UserError(
-                f"{path}: unknown format; known: {', '.join(SUFFIXES)} and .gz of the first three"
-            )
+            raise UserError(f"{path}: unknown format; known: {', '.join(SUFFIXES)} and .gz of the first three")
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; correct the source's path in params/curate.yaml")

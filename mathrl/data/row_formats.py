@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
 
 RULES: dict[str, tuple[Callable[[str], str | None], str]] = {
@@ -59,9 +59,7 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
     return here
 
 
-def to_problem(
-    row: Mapping[str, Any], shape: Shape, *, name: str, source: str, split: str, seed: int
-) -> Problem:
+def to_problem(row: Mapping[str, Any], shape: Shape, *, name: str, source: str, split: str, seed: int) -> Problem:
     """Read one row; `name` (file and number) is its id where the row has none.
 
     Raises:
@@ -72,18 +70,31 @@ def to_problem(
     answers = tuple(dict.fromkeys(parts["answers"]))
     given = look_up(row, shape.id_key) if shape.id_key else None
     given = parts.get("id") if given is None else given
-    used = {shape.prompt_key.split("+")[0], shape.answer_key, shape.solution_key, shape.id_key,
-            shape.level_key, shape.subject_key, *shape.prompt_key.split("+"), *parts.get("used", ()),
-            "source", "split"}  # fmt: skip
+    used = {
+        shape.prompt_key.split("+")[0],
+        shape.answer_key,
+        shape.solution_key,
+        shape.id_key,
+        shape.level_key,
+        shape.subject_key,
+        *shape.prompt_key.split("+"),
+        *parts.get("used", ()),
+        "source",
+        "split",
+    }
     extra = {key: value for key, value in row.items() if key not in used and value not in (None, "", [], {})}
     subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
     return Problem(
         id=f"{source}/{name}" if given is None else str(given),
-        question=parts["question"], answers=answers, source=source, split=split,
-        solution=parts.get("solution"), subject=str(subject) if subject is not None else None,
+        question=parts["question"],
+        answers=answers,
+        source=source,
+        split=split,
+        solution=parts.get("solution"),
+        subject=str(subject) if subject is not None else None,
         level=_level(look_up(row, shape.level_key)) if shape.level_key else None,
         extra={**extra, **parts.get("extra", {})},
-    )  # fmt: skip
+    )
 
 
 def _fields(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
@@ -117,8 +128,13 @@ def _rlinf(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[s
     question = _text(row, "prompt")
     answers = _answers(row, Shape(answer_key="solutions"))
     extra = {"templated": True} if _TEMPLATED.search(question) else {}
-    return {"question": question, "answers": answers, "id": row.get("query_id"), "extra": extra,
-            "used": ("prompt", "solutions", "query_id")}  # fmt: skip
+    return {
+        "question": question,
+        "answers": answers,
+        "id": row.get("query_id"),
+        "extra": extra,
+        "used": ("prompt", "solutions", "query_id"),
+    }
 
 
 def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
@@ -140,8 +156,14 @@ def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[st
     index = info.get("index") if info else None
     place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if info else None
     id = (info.get("id") if info else None) or (place if index is not None else None)
-    return {"question": question, "answers": answers, "id": id, "subject": row.get("ability"),
-            "extra": extra, "used": ("prompt", "ability")}  # fmt: skip
+    return {
+        "question": question,
+        "answers": answers,
+        "id": id,
+        "subject": row.get("ability"),
+        "extra": extra,
+        "used": ("prompt", "ability"),
+    }
 
 
 def _choice(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
@@ -150,23 +172,21 @@ def _choice(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[
     right = _text(row, "Correct Answer").strip()
     keys = sorted(key for key in row if re.fullmatch(r"Incorrect Answer \d+", key) and row[key])
     if not keys:
-        raise BadRow(
-            f"field 'Incorrect Answer 1': a text is wanted, found {_shown(row, 'Incorrect Answer 1')}"
-        )
+        raise BadRow(f"field 'Incorrect Answer 1': a text is wanted, found {_shown(row, 'Incorrect Answer 1')}")
     options = [right, *(str(row[key]).strip() for key in keys)]
     if len(set(options)) < len(options):
         twice = next(text for text in options if options.count(text) > 1)
-        raise BadRow(
-            f"fields 'Correct Answer', {', '.join(map(repr, keys))}: {twice!r} stands in two of them"
-        )
+        raise BadRow(f"fields 'Correct Answer', {', '.join(map(repr, keys))}: {twice!r} stands in two of them")
     random.Random(derive_seed(seed, "options", question)).shuffle(options)
-    listed = "\n".join(
-        f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)
-    )
-    return {"question": f"{question.strip()}\n\n{listed}", "solution": row.get("Explanation") or None,
-            "answers": [string.ascii_uppercase[options.index(right)]], "id": row.get("Record ID"),
-            "extra": {"options": options, "task": "multiple_choice"},
-            "used": tuple(row)}  # fmt: skip
+    listed = "\n".join(f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False))
+    return {
+        "question": f"{question.strip()}\n\n{listed}",
+        "solution": row.get("Explanation") or None,
+        "answers": [string.ascii_uppercase[options.index(right)]],
+        "id": row.get("Record ID"),
+        "extra": {"options": options, "task": "multiple_choice"},
+        "used": tuple(row),
+    }
 
 
 def _countdown(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
 from mathrl.core.problems import read_problems
+from mathrl.core.types import Problem
 from mathrl.data.answers import last_boxed
 from mathrl.params.run import Prompt
 
@@ -72,7 +72,5 @@ def few_shot_examples(prompt: Prompt, file: Path) -> list[Problem]:
         return []
     found = [problem for problem in read_problems(file) if problem.solution][: prompt.few_shot]
     if len(found) < prompt.few_shot:
-        raise UserError(
-            f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(found)} problems have a solution"
-        )
+        raise UserError(f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(found)} problems have a solution")
     return found

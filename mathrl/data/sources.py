@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.data.generators import make_generator
 from mathrl.data.registry import REGISTRY, Named, benchmark, find
 from mathrl.data.row_files import SUFFIXES, labels, list_files
@@ -35,9 +35,7 @@ class Resolved:
             return f"{self.name}: generator {self.generated.generator} {dict(self.generated.counts)}"
         what = ", ".join(str(file) if places else file.name for file in self.files)
         if self.hub:
-            what = (
-                f"hub {self.hub}" + (f" ({self.subset})" if self.subset else "") + f", split {self.hub_split}"
-            )
+            what = f"hub {self.hub}" + (f" ({self.subset})" if self.subset else "") + f", split {self.hub_split}"
             what += f", revision {self.revision}" if self.revision else ""
         return f"{self.name} → {self.split}: {what}"
 
@@ -58,31 +56,39 @@ def resolve_source(source: Source, data_folder: str | None) -> Resolved:
     licence = source.licence or "not stated"
     if isinstance(source, FileSource):
         files = tuple(list_files(_absolute(source.path)))
-        return Resolved(
-            source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit
-        )
+        return Resolved(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
     named = find(source.id)
     if named is None:
         if "/" not in source.id:
             raise UserError(
-                f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, "
-                "or a hub id owner/name"
+                f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, or a hub id owner/name"
             )
-        return Resolved(source.name, source.split, licence, hub=source.id, subset=source.subset,
-                        hub_split=source.hub_split, revision=source.revision, shapes=(_shape(source),),
-                        limit=source.limit)  # fmt: skip
+        return Resolved(
+            source.name,
+            source.split,
+            licence,
+            hub=source.id,
+            subset=source.subset,
+            hub_split=source.hub_split,
+            revision=source.revision,
+            shapes=(_shape(source),),
+            limit=source.limit,
+        )
     resolved = resolve_named(named, source.hub_split, data_folder, revision=source.revision)
     shapes = (_shape(source),) if _says_fields(source) else resolved.shapes
     shapes = tuple(replace(shape, keep=source.keep) for shape in shapes)
     return replace(
-        resolved, name=source.name, split=source.split, limit=source.limit, shapes=shapes,
-        licence=source.licence or named.licence, subset=source.subset or resolved.subset,
-    )  # fmt: skip
+        resolved,
+        name=source.name,
+        split=source.split,
+        limit=source.limit,
+        shapes=shapes,
+        licence=source.licence or named.licence,
+        subset=source.subset or resolved.subset,
+    )
 
 
-def resolve_named(
-    named: Named, split: str, data_folder: str | None, *, revision: str | None = None
-) -> Resolved:
+def resolve_named(named: Named, split: str, data_folder: str | None, *, revision: str | None = None) -> Resolved:
     """A registry source's split: its local files when the data folder has them, else the hub."""
     ours = split if split in named.splits else next((o for o, h in named.splits.items() if h == split), None)
     if ours is None:
@@ -110,9 +116,7 @@ def data_root(data_folder: str | None) -> Path | None:
     folder = _absolute(given)
     if not folder.is_dir():
         origin = "curate.data_folder" if data_folder else "MATHRL_DATA"
-        raise UserError(
-            f"{origin}: {folder} is no folder; name the folder that holds gsm8k_train.jsonl and the like"
-        )
+        raise UserError(f"{origin}: {folder} is no folder; name the folder that holds gsm8k_train.jsonl and the like")
     return folder
 
 
@@ -124,12 +128,8 @@ def _local_files(folder: Path, named: Named, split: str) -> list[Path]:
                 if file.is_file():
                     return [file]
         for inside in (folder / stem / split, folder / stem):
-            matches = (
-                sorted(inside.glob(f"{split}*")) if inside == folder / stem else sorted(inside.glob("*"))
-            )
-            files = [
-                m for m in matches if m.is_file() and Path(m.name.removesuffix(".gz")).suffix in SUFFIXES
-            ]
+            matches = sorted(inside.glob(f"{split}*")) if inside == folder / stem else sorted(inside.glob("*"))
+            files = [m for m in matches if m.is_file() and Path(m.name.removesuffix(".gz")).suffix in SUFFIXES]
             if files:
                 return files
     return []
@@ -147,5 +147,14 @@ def _says_fields(source: HubSource) -> bool:
 
 
 def _shape(source: RowSource) -> Shape:
-    return Shape(source.format, source.prompt_key, source.answer_key, source.solution_key, source.id_key,
-                 source.level_key, source.subject_key, source.answer_rule, source.keep)  # fmt: skip
+    return Shape(
+        source.format,
+        source.prompt_key,
+        source.answer_key,
+        source.solution_key,
+        source.id_key,
+        source.level_key,
+        source.subject_key,
+        source.answer_rule,
+        source.keep,
+    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration, routed
 from mathrl.params.run import Prompt
 
@@ -34,9 +34,7 @@ def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[
     return ids
 
 
-def prompt_text(
-    problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()
-) -> str:
+def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()) -> str:
     """The prompt as text. Rows that arrive templated (`extra.templated`) are taken as they stand."""
     prompt = routed(prompt, problem)
     if problem.extra.get("templated"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mathrl.algorithms.alignment import logprob_alignment
-from mathrl.core.nouns import Completion
+from mathrl.core.types import Completion
 from mathrl.models.load import load_model, resolve_folder
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group

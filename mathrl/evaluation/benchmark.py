@@ -8,16 +8,15 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
-from mathrl.core.nouns import EvalRow, Problem
+from mathrl.core.paths import CURATED_TEST
 from mathrl.core.problems import read_problems
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import EvalRow, Problem
 from mathrl.data.reading import Rejected, read_source
 from mathrl.data.sources import resolve_benchmark
+from mathrl.params.evaluate import TEST
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
-
-TEST = "test"
-CURATED_TEST = Path("data/curated/test.jsonl")
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,11 @@ class Evaluated:
     def relabelled(self, model: str) -> "Evaluated":
         """The same outcome under another name: for a model folder with the same bytes."""
         rows = [
-            EvalRow(model, r.benchmark, r.problem_id, r.level, r.subject, r.correct, r.extracted, r.lengths,
-                    r.truncated)
+            EvalRow(
+                model, r.benchmark, r.problem_id, r.level, r.subject, r.correct, r.extracted, r.lengths, r.truncated
+            )
             for r in self.rows
-        ]  # fmt: skip
+        ]
         responses = [{**row, "model": model} for row in self.responses]
         return Evaluated(model, self.benchmark, rows, responses, self.dropped)
 
@@ -89,10 +89,10 @@ def evaluate_model(
     """
     # torch and transformers: seconds to import, and not needed for reading a finished evaluation.
     from mathrl.evaluation.device import device_name
-    from mathrl.evaluation.sharded import sample_all, usable
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open import open_engine
+    from mathrl.rollout.open_engine import open_engine
+    from mathrl.rollout.sample_problems import sample_all, usable
     from mathrl.rollout.sampler import Sampler
 
     how = params.evaluate
@@ -100,11 +100,16 @@ def evaluate_model(
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(how.samples, how.temperature, how.max_tokens, how.top_p)
     samples = sample_all(
-        sampler, problems, sampling, build_reward(Reward(extraction=how.extraction)),
-        seed=derive_seed(params.run.seed, "evaluate", benchmark), name=f"{label}.{benchmark}",
-        chunk_size=max(1, params.rollout.max_sequences // how.samples), state=_keyed(state, folder),
+        sampler,
+        problems,
+        sampling,
+        build_reward(Reward(extraction=how.extraction)),
+        seed=derive_seed(params.run.seed, "evaluate", benchmark),
+        name=f"{label}.{benchmark}",
+        chunk_size=max(1, params.rollout.max_sequences // how.samples),
+        state=_keyed(state, folder),
         on_progress=on_progress,
-    )  # fmt: skip
+    )
     if samples is None:
         return None
     usable(problems, samples)
@@ -113,8 +118,12 @@ def evaluate_model(
         if group is None:
             continue
         rows.append(_eval_row(label, benchmark, problem, group))
-        asked = {"question": problem.question, "answers": list(problem.answers), "level": problem.level,
-                 "subject": problem.subject}  # fmt: skip
+        asked = {
+            "question": problem.question,
+            "answers": list(problem.answers),
+            "level": problem.level,
+            "subject": problem.subject,
+        }
         for number, sample in enumerate(group):
             place = {"model": label, "benchmark": benchmark, "problem_id": problem.id, "sample": number}
             responses.append({**place, **asked, **sample})
@@ -123,12 +132,16 @@ def evaluate_model(
 
 def _eval_row(model: str, benchmark: str, problem: Problem, group: Sequence[dict[str, Any]]) -> EvalRow:
     return EvalRow(
-        model, benchmark, problem.id, problem.level, problem.subject,
+        model,
+        benchmark,
+        problem.id,
+        problem.level,
+        problem.subject,
         correct=tuple(s["correct"] for s in group),
         extracted=tuple(s["extracted"] for s in group),
         lengths=tuple(s["length"] for s in group),
         truncated=tuple(s["truncated"] for s in group),
-    )  # fmt: skip
+    )
 
 
 def _keyed(state: Path | None, folder: Path | str) -> Path | None:

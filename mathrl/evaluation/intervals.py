@@ -29,9 +29,8 @@ class Interval:
 
 
 def cluster_interval(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0,
-    share: bool = True,
-) -> Interval:  # fmt: skip
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0, share: bool = True
+) -> Interval:
     """Percentile bootstrap over problems of the mean of one value a problem.
 
     Where all values are equal (all 0, all 1) the bootstrap has no width; then Wilson's interval with the

@@ -7,7 +7,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl
-from mathrl.core.nouns import EvalRow
+from mathrl.core.types import EvalRow
 
 NEEDED = ("model", "benchmark", "problem_id", "sample", "correct", "extracted", "length", "truncated")
 
@@ -37,9 +37,7 @@ def read_run(file: Path, model: str | None, benchmark: str | None) -> ModelRun:
     """
     found = _read(file)
     benchmark = _one_of({b for _, b in found}, benchmark, f"{file}: benchmark", "choose one with --benchmark")
-    model = _one_of(
-        {m for m, b in found if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL"
-    )
+    model = _one_of({m for m, b in found if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL")
     return _run(file, model, benchmark, found[model, benchmark])
 
 
@@ -68,9 +66,13 @@ def _read(file: Path) -> dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]
 
 
 def _run(file: Path, model: str, benchmark: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> ModelRun:
-    return ModelRun(model, str(file), benchmark, _eval_rows(file, rows), {
-        str(row["problem_id"]): str(row.get("question", "")) for _, row in rows
-    })  # fmt: skip
+    return ModelRun(
+        model,
+        str(file),
+        benchmark,
+        _eval_rows(file, rows),
+        {str(row["problem_id"]): str(row.get("question", "")) for _, row in rows},
+    )
 
 
 def _one_of(there: set[str], wanted: str | None, what: str, remedy: str) -> str:
@@ -96,19 +98,23 @@ def _eval_rows(file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[E
         samples[row["sample"]] = row
     counts = {len(samples) for samples in problems.values()}
     if len(counts) > 1:
-        raise UserError(
-            f"{file}: some problems have {min(counts)} responses and others {max(counts)}; is it complete?"
-        )
+        raise UserError(f"{file}: some problems have {min(counts)} responses and others {max(counts)}; is it complete?")
     out = []
     for id, samples in problems.items():
         group = [samples[number] for number in sorted(samples)]
-        out.append(EvalRow(
-            group[0]["model"], group[0]["benchmark"], id, group[0].get("level"), group[0].get("subject"),
-            correct=tuple(bool(row["correct"]) for row in group),
-            extracted=tuple(row["extracted"] for row in group),
-            lengths=tuple(int(row["length"]) for row in group),
-            truncated=tuple(bool(row["truncated"]) for row in group),
-        ))  # fmt: skip
+        out.append(
+            EvalRow(
+                group[0]["model"],
+                group[0]["benchmark"],
+                id,
+                group[0].get("level"),
+                group[0].get("subject"),
+                correct=tuple(bool(row["correct"]) for row in group),
+                extracted=tuple(row["extracted"] for row in group),
+                lengths=tuple(int(row["length"]) for row in group),
+                truncated=tuple(bool(row["truncated"]) for row in group),
+            )
+        )
     return out
 
 
@@ -141,9 +147,11 @@ def common_problems(runs: Sequence[ModelRun], *, allow_missing: bool) -> list[Mo
         raise UserError(f"{' and '.join(run.where for run in runs)} have no problem in common")
     return [
         ModelRun(
-            run.label, run.where, run.benchmark,
+            run.label,
+            run.where,
+            run.benchmark,
             sorted((row for row in run.rows if row.problem_id in common), key=lambda row: row.problem_id),
             run.questions,
         )
         for run in runs
-    ]  # fmt: skip
+    ]

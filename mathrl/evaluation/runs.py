@@ -39,9 +39,7 @@ def seeds_interval(runs: Sequence[Run], *, confidence: float = 0.95) -> Interval
     """
     table_RP = _table(runs, _common(runs))
     if min(table_RP.shape) < 2:
-        raise ValueError(
-            f"{len(runs)} runs with {table_RP.shape[1]} problems in common: two of each are needed"
-        )
+        raise ValueError(f"{len(runs)} runs with {table_RP.shape[1]} problems in common: two of each are needed")
     problems_P = table_RP.mean(axis=0)
     error, freedom = _error([_runs_part(table_RP), _part(problems_P)], [_rest(table_RP)])
     if error < TINY:
@@ -70,8 +68,9 @@ def compare_runs(
         UserError: fewer than two problems that all runs have.
     """
     if len(before_runs) == len(after_runs) == 1:
-        return compare(before, after, before_runs[0], after_runs[0],
-                       confidence=confidence, resamples=resamples, seed=seed)  # fmt: skip
+        return compare(
+            before, after, before_runs[0], after_runs[0], confidence=confidence, resamples=resamples, seed=seed
+        )
     common = _common([*before_runs, *after_runs])
     if len(common) < 2:
         raise UserError(
@@ -93,9 +92,18 @@ def compare_runs(
     half, detectable = quantile * error, (quantile + float(stdtrit(freedom, POWER))) * error
     p_value = float(2 * stdtr(freedom, -abs(mean) / error))
     return Comparison(
-        before, after, len(common), mean, max(-1.0, mean - half), min(1.0, mean + half), p_value, detectable,
-        shown=p_value < 1 - confidence, before_runs=len(before_runs), after_runs=len(after_runs),
-    )  # fmt: skip
+        before,
+        after,
+        len(common),
+        mean,
+        max(-1.0, mean - half),
+        min(1.0, mean + half),
+        p_value,
+        detectable,
+        shown=p_value < 1 - confidence,
+        before_runs=len(before_runs),
+        after_runs=len(after_runs),
+    )
 
 
 def _common(runs: Sequence[Run]) -> list[str]:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import EvalRow
+from mathrl.core.types import EvalRow
 from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import Comparison, compare
 from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
+from mathrl.grading.grade import equal_answers
 from mathrl.params.evaluate import Evaluate
-from mathrl.rewards.grade import equal_answers
 
 PAIRS = (("sft", "rl"), ("base", "rl"))
 
@@ -65,22 +65,24 @@ def values_of(rows: Sequence[EvalRow], metric: str) -> dict[str, float]:
     k = int(k_text)
     if name == "pass_at":
         return {row.problem_id: pass_at_k(samples, sum(row.correct), k) for row in rows}
-    return {
-        row.problem_id: maj_at_k(*answer_classes(row.extracted, row.correct, equal_answers), k)
-        for row in rows
-    }
+    return {row.problem_id: maj_at_k(*answer_classes(row.extracted, row.correct, equal_answers), k) for row in rows}
 
 
 def comparisons(models: Mapping[str, Sequence[EvalRow]], how: Evaluate, seed: int) -> dict[str, Comparison]:
     """The paired tests sft → rl and base → rl where both were evaluated: {"sft_to_rl": …}."""
     return {
         f"{before}_to_{after}": compare(
-            before, after, accuracies(models[before]), accuracies(models[after]),
-            confidence=how.confidence, resamples=how.resamples, seed=seed,
+            before,
+            after,
+            accuracies(models[before]),
+            accuracies(models[after]),
+            confidence=how.confidence,
+            resamples=how.resamples,
+            seed=seed,
         )
         for before, after in PAIRS
         if before in models and after in models
-    }  # fmt: skip
+    }
 
 
 def _accuracy(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, float]:
@@ -92,9 +94,7 @@ def _named(name: str, values: Sequence[float], how: Evaluate, seed: int) -> dict
     return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
-def _broken_down(
-    rows: Sequence[EvalRow], key: Callable[[EvalRow], Any], how: Evaluate, seed: int
-) -> dict[str, Any]:
+def _broken_down(rows: Sequence[EvalRow], key: Callable[[EvalRow], Any], how: Evaluate, seed: int) -> dict[str, Any]:
     groups: dict[Any, list[EvalRow]] = {}
     for row in rows:
         if key(row) is not None:

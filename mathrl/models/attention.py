@@ -130,9 +130,12 @@ class _BlockAttention(torch.autograd.Function):
         grad_q = _joined(grads_q).index_select(0, layout.place_T).view(query.shape)
         grad_k, grad_v = (_summed(each, layout) for each in (grads_k, grads_v))
         return (
-            grad_q.to(ctx.dtype), grad_k.view(key.shape).to(ctx.dtype),
-            grad_v.view(value.shape).to(ctx.dtype), None, None,
-        )  # fmt: skip
+            grad_q.to(ctx.dtype),
+            grad_k.view(key.shape).to(ctx.dtype),
+            grad_v.view(value.shape).to(ctx.dtype),
+            None,
+            None,
+        )
 
 
 def _rows(packed_THd: Tensor, rows_Sn: Tensor, key_heads: int, zeros: Tensor | None = None) -> Tensor:
@@ -191,8 +194,9 @@ class DecodeCache:
 
     def grow(self) -> None:
         """Double the columns."""
-        self.layers = [(torch.cat([k, torch.zeros_like(k)], 2), torch.cat([v, torch.zeros_like(v)], 2))
-                       for k, v in self.layers]  # fmt: skip
+        self.layers = [
+            (torch.cat([k, torch.zeros_like(k)], 2), torch.cat([v, torch.zeros_like(v)], 2)) for k, v in self.layers
+        ]
         self.bias_BL = torch.cat([self.bias_BL, torch.full_like(self.bias_BL, -torch.inf)], 1)
 
     def keep(self, rows: Tensor) -> None:

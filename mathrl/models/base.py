@@ -37,10 +37,12 @@ def make_base(model: Model, folder: Path | str, seed: int) -> None:
     network = fresh_network(model.base, tokenizer, seed)
     count = sum(weight.numel() for weight in network.parameters())
     write_folder(
-        network, tokenizer, folder,
+        network,
+        tokenizer,
+        folder,
         f"# A {model.base.architecture} model of random weights\n\n{count:,} parameters, seed {seed}, "
         f"a character tokenizer of {len(tokenizer)} tokens. Made by mathrl; untrained.\n",
-    )  # fmt: skip
+    )
 
 
 def character_tokenizer(base: FreshModel) -> Any:
@@ -61,9 +63,13 @@ def character_tokenizer(base: FreshModel) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in base.marks])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN,
-        clean_up_tokenization_spaces=False, model_max_length=base.max_positions,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+        model_max_length=base.max_positions,
+    )
 
 
 def fresh_config(base: FreshModel, tokenizer: Any) -> Any:

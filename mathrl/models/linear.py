@@ -51,8 +51,7 @@ def siblings(network: Any, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
     """The layers, those together that a forward pass gives the same tensor in one row; found by a trial."""
     calls: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
-        layer.register_forward_pre_hook(lambda module, inputs: calls.append((module, inputs[0])))
-        for layer in layers
+        layer.register_forward_pre_hook(lambda module, inputs: calls.append((module, inputs[0]))) for layer in layers
     ]
     training = network.training
     try:
@@ -73,9 +72,7 @@ def siblings(network: Any, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
     once = len({id(layer) for layer, _ in calls}) == len(calls)
     seen = {id(layer) for group in out for layer in group}
     # A layer that is called twice, or only for some tokens (experts), stands alone.
-    return (
-        [*out, *([each] for each in layers if id(each) not in seen)] if once else [[each] for each in layers]
-    )
+    return [*out, *([each] for each in layers if id(each) not in seen)] if once else [[each] for each in layers]
 
 
 class Together:
@@ -145,9 +142,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         input, rounded_OI = ctx.saved_tensors
         rows_NI = input.reshape(-1, input.shape[-1])
-        grad_NO = torch.empty(
-            rows_NI.shape[0], rounded_OI.shape[0], dtype=torch.bfloat16, device=input.device
-        )
+        grad_NO = torch.empty(rows_NI.shape[0], rounded_OI.shape[0], dtype=torch.bfloat16, device=input.device)
         for part, grad in zip(torch.split(grad_NO, ctx.sizes, dim=1), grads, strict=True):
             part.copy_(grad.reshape(part.shape))
         grad_input = (grad_NO @ rounded_OI).to(ctx.dtype).view(input.shape)

@@ -7,7 +7,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.overflow import memory_part
+from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
@@ -23,9 +23,7 @@ WEIGHTS_ADVICE = (
 )
 
 
-def load_model(
-    folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False
-) -> PreTrainedModel:
+def load_model(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> PreTrainedModel:
     """The causal LM of a folder, float32 weights, in eval mode, computing in `model.precision`.
 
     A `plain` one has weights of that precision, and no layer is exchanged for a faster one: DeepSpeed divides
@@ -43,9 +41,12 @@ def load_model(
         try:
             config = AutoConfig.from_pretrained(path, **options)
             network = AutoModelForCausalLM.from_pretrained(
-                path, config=config, dtype=plain_dtype(model) if plain else torch.float32,
-                use_safetensors=True, **options,
-            )  # fmt: skip
+                path,
+                config=config,
+                dtype=plain_dtype(model) if plain else torch.float32,
+                use_safetensors=True,
+                **options,
+            )
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{folder}: cannot be loaded as a causal language model ({reason(error)}); give a Hugging "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mathrl.core.overflow import memory_part
+from mathrl.core.out_of_memory import memory_part
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.packing import Group, pack
 
@@ -34,9 +34,11 @@ def response_logprobs(model: Any, groups: Sequence[Group], temperature: float = 
 def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
     batch = pack(groups, model.device)
     inputs = {
-        "input_ids": batch.input_ids_1T, "position_ids": batch.position_ids_1T, "layout": batch.layout,
+        "input_ids": batch.input_ids_1T,
+        "position_ids": batch.position_ids_1T,
+        "layout": batch.layout,
         **packed_inputs(model),
-    }  # fmt: skip
+    }
     if _in_parts(model, len(batch.rows_R)):
         hidden_RD = model.get_decoder()(**inputs).last_hidden_state[0].index_select(0, batch.rows_R)
         return _logprobs_in_parts(model, hidden_RD, batch.row_of_N, batch.targets_N, temperature)
@@ -44,9 +46,7 @@ def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) ->
     return _logprobs(logits_RV, batch.row_of_N, batch.targets_N, temperature)
 
 
-def _logprobs(
-    logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def _logprobs(logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     with memory_part("logits", "lower the stage's tokens_per_microbatch"):
         found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
             logits_RV, row_of_N, targets_N, temperature
@@ -72,13 +72,17 @@ def _logprobs_in_parts(
 
     found = [
         checkpoint(
-            part, hidden, row_of_N[chosen] - number * rows, targets_N[chosen],
-            use_reentrant=False, preserve_rng_state=False,
+            part,
+            hidden,
+            row_of_N[chosen] - number * rows,
+            targets_N[chosen],
+            use_reentrant=False,
+            preserve_rng_state=False,
         )
         for number, (hidden, chosen) in enumerate(
             zip(torch.split(hidden_RD, rows), torch.split(order_N, sizes), strict=True)
         )
-    ]  # fmt: skip
+    ]
     back_N = torch.argsort(order_N)
     logprobs_N, entropies_N = (torch.cat(each).index_select(0, back_N) for each in zip(*found, strict=True))
     return logprobs_N, entropies_N

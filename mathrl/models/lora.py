@@ -34,20 +34,13 @@ def add_lora(network: Any, lora: Lora, seed: int) -> None:
     import peft  # only where adapters are asked for
 
     heads = {id(head) for head in (network.get_output_embeddings(), getattr(network, "score", None)) if head}
-    linear = [
-        name
-        for name, each in network.named_modules()
-        if isinstance(each, nn.Linear) and id(each) not in heads
-    ]
+    linear = [name for name, each in network.named_modules() if isinstance(each, nn.Linear) and id(each) not in heads]
     wanted = lora.targets or ("",)
-    targets = [
-        name for name in linear if any(f".{name}".endswith(f".{end}" if end else "") for end in wanted)
-    ]
+    targets = [name for name in linear if any(f".{name}".endswith(f".{end}" if end else "") for end in wanted)]
     if not targets:
         known = sorted({name.rpartition(".")[2] for name in linear})
         raise UserError(
-            f"lora.targets: no linear layer's name ends in {' or '.join(wanted)}; "
-            f"this model has {', '.join(known)}"
+            f"lora.targets: no linear layer's name ends in {' or '.join(wanted)}; this model has {', '.join(known)}"
         )
     config = peft.LoraConfig(
         r=lora.r,

@@ -150,8 +150,9 @@ def pack_prompts(
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     layout = make_layout(
         [_Sequence(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)],
-        int(lengths.sum()), device,
-    )  # fmt: skip
+        int(lengths.sum()),
+        device,
+    )
     layout.capture = True
     ids = torch.tensor([token for prompt in prompts for token in prompt] + [0] * padding, device=device)
     positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)

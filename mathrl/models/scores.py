@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.errors import UserError
-from mathrl.core.overflow import memory_part
+from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
@@ -74,9 +74,12 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *,
                 raise ValueError(f"it is a {kinds[0]} with {config.num_labels} labels")
             config.classifier_dropout = 0.0
             scorer = AutoModelForTokenClassification.from_pretrained(
-                path, config=config, dtype=plain_dtype(model) if plain else torch.float32,
-                use_safetensors=True, **options,
-            )  # fmt: skip
+                path,
+                config=config,
+                dtype=plain_dtype(model) if plain else torch.float32,
+                use_safetensors=True,
+                **options,
+            )
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{folder}: cannot be loaded as a model with one score a token ({reason(error)}); give the "
@@ -108,9 +111,8 @@ def prepare(model: Any) -> None:
 def _packed_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     batch = pack(groups, scorer.device)
     scores_T = scorer(
-        input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout,
-        **packed_inputs(scorer),
-    ).logits[0, :, 0]  # fmt: skip
+        input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout, **packed_inputs(scorer)
+    ).logits[0, :, 0]
     scores_N: Tensor = scores_T.float()[batch.rows_R][batch.row_of_N]
     return scores_N
 
@@ -132,9 +134,7 @@ def _takes_packed(scorer: Any) -> bool:
     head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
     try:
         return same_when_packed(
-            scorer,
-            lambda groups: _padded_scores(scorer, groups),
-            lambda groups: _packed_scores(scorer, groups),
+            scorer, lambda groups: _padded_scores(scorer, groups), lambda groups: _packed_scores(scorer, groups)
         )
     finally:
         head.copy_(kept)

@@ -44,9 +44,7 @@ def folder_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def write_buckets(
-    weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, megabytes: int
-) -> None:
+def write_buckets(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, megabytes: int) -> None:
     """The weights as safetensors files of about so many MB, in the order they come."""
     folder.mkdir(parents=True)
     bucket: dict[str, Tensor] = {}

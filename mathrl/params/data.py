@@ -24,19 +24,14 @@ class RowSource(Section):
 
     name: str = Field(min_length=1, description="Name in reports and mixtures.")
     format: Literal["fields", "rlinf", "verl", "multiple_choice"] = Field(
-        "fields",
-        description="fields: as the keys below say; rlinf, verl, multiple_choice: rows of that shape.",
+        "fields", description="fields: as the keys below say; rlinf, verl, multiple_choice: rows of that shape."
     )
     prompt_key: str = Field(
         "question", description="Field with the problem's text; Body+Question joins two, 0.value goes inside."
     )
-    answer_key: str | None = Field(
-        "answer", description="Field with the answer; empty: taken from the solution."
-    )
+    answer_key: str | None = Field("answer", description="Field with the answer; empty: taken from the solution.")
     solution_key: str | None = Field(None, description="Field with the worked solution.")
-    id_key: str | None = Field(
-        None, description="Field with the row's id (file name and row number if empty)."
-    )
+    id_key: str | None = Field(None, description="Field with the row's id (file name and row number if empty).")
     level_key: str | None = Field(None, description="Field with the difficulty level.")
     subject_key: str | None = Field(None, description="Field with the subject.")
     answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
@@ -78,8 +73,7 @@ class NearDuplicates(Section):
     permutations: int = Field(128, ge=16, description="Hash functions a signature.")
     threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which two are one.")
     same_numbers: bool = Field(
-        True,
-        description="Only texts with the same numbers are near-duplicates: other numbers, other problem.",
+        True, description="Only texts with the same numbers are near-duplicates: other numbers, other problem."
     )
 
 
@@ -99,29 +93,22 @@ class Decontaminate(Section):
     ngram: int = Field(10, ge=3, description="Grams in a row that count as a hit.")
     min_share: float = Field(0.0, ge=0, le=1, description="Shared grams over the smaller text's, at least.")
     within_generator: bool = Field(
-        False,
-        description="Also between problems of one generator, which share its phrases and are all different.",
+        False, description="Also between problems of one generator, which share its phrases and are all different."
     )
 
 
 class Curate(Section):
     """From sources to disjoint splits."""
 
-    data_folder: str | None = Field(
-        None, description="Local folder with the files of named sources (or $MATHRL_DATA)."
-    )
+    data_folder: str | None = Field(None, description="Local folder with the files of named sources (or $MATHRL_DATA).")
     sources: tuple[Source, ...] = Field(min_length=1, description="Where problems come from.")
     on_bad_row: Literal["stop", "reject"] = Field("stop", description="reject: to rejected.jsonl, with why.")
     deduplicate: Deduplicate = Deduplicate()
     decontaminate: Decontaminate | None = Field(
         Decontaminate(), description="Drop training texts that evaluation texts share; empty: none."
     )
-    dev_share: float = Field(
-        0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when dev is empty."
-    )
-    sft_share: float = Field(
-        0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when sft is empty."
-    )
+    dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when dev is empty.")
+    sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when sft is empty.")
 
     @model_validator(mode="after")
     def _unique_names(self) -> "Curate":
@@ -147,13 +134,9 @@ class Component(Section):
     weight: float | None = Field(None, gt=0, description="Its share, relative to the others.")
     count: int | None = Field(None, ge=1, description="Exactly so many rows instead.")
     epochs: int | None = Field(
-        None,
-        ge=1,
-        description="No problem more often than so (empty: once); without weight and count each so often.",
+        None, ge=1, description="No problem more often than so (empty: once); without weight and count each so often."
     )
-    cap: int | None = Field(
-        None, ge=1, description="At most so many different problems a source, seeded choice."
-    )
+    cap: int | None = Field(None, ge=1, description="At most so many different problems a source, seeded choice.")
     band: tuple[float, float] | None = Field(None, description="Only pass rates within [low, high].")
 
     @model_validator(mode="after")

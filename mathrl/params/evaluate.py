@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, field_validator
 
 from mathrl.params.section import Section
 
+TEST = "test"  # the benchmark that is the curated test split
+
 
 class Evaluate(Section):
     """Sampling and statistics of the held-out comparison."""

@@ -23,9 +23,12 @@ SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.item
 
 
 def load_params(
-    folder: Path = FOLDER, *, preset: str | None = None, overrides: Iterable[str] = (),
+    folder: Path = FOLDER,
+    *,
+    preset: str | None = None,
+    overrides: Iterable[str] = (),
     instead: Mapping[str, Any] | None = None,
-) -> Params:  # fmt: skip
+) -> Params:
     """The resolved parameters of a workspace; `instead` has sections to take in the place of their files.
 
     Raises:
@@ -83,10 +86,7 @@ def merge(below: Any, above: Any) -> Any:
         return above
     if "type" in above and "type" in below and above["type"] != below["type"]:
         return dict(above)
-    return {
-        **below,
-        **{key: merge(below[key], value) if key in below else value for key, value in above.items()},
-    }
+    return {**below, **{key: merge(below[key], value) if key in below else value for key, value in above.items()}}
 
 
 def apply_override(values: dict[str, Any], override: str) -> str:
@@ -113,9 +113,7 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         if isinstance(here, list):
             if not key.isdigit() or int(key) >= len(here):
                 where = ".".join(keys[:depth])
-                raise UserError(
-                    f"override {override!r}: {where} is a list of {len(here)}; write an index below it"
-                )
+                raise UserError(f"override {override!r}: {where} is a list of {len(here)}; write an index below it")
             slot: Any = int(key)
         elif isinstance(here, dict):
             slot = key
@@ -144,9 +142,7 @@ def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[s
     return changed
 
 
-def _with_changes(
-    written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
-) -> dict[str, Any]:
+def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """`written` with what is other in `new` than in `old`; a mapping with other keys as a whole.
 
     >>> _with_changes({"lr": 1}, {"lr": 1, "steps": 2, "ema": 0.9}, {"lr": 1, "steps": 3, "ema": 0.9})

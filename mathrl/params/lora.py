@@ -12,9 +12,10 @@ class Lora(Section):
     alpha: float = Field(32.0, gt=0, description="The adapter's output is scaled by alpha / r.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Of an adapter's input while training.")
     targets: tuple[str, ...] | None = Field(
-        None, min_length=1,
+        None,
+        min_length=1,
         description="Linear layers by the end of their name, such as q_proj; empty: all but the output head.",
-    )  # fmt: skip
+    )
     keep_adapter: bool = Field(
         False, description="Export the adapter too, in adapter/ of the model folder, in peft's format."
     )

@@ -42,9 +42,7 @@ class Dpo(Section):
     lr: float = Field(2e-4, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: Optimizer = Optimizer(type="adamw")
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
-    dev_share: float = Field(
-        0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right."
-    )
+    dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
     tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
     eval_every: int = Field(20, ge=0, description="Dev figures every n steps; 0: at the end.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between resume points.")
@@ -62,9 +60,7 @@ class RewardModel(Section):
         "soft", description="Of a step: the share of correct continuations, or whether any was correct."
     )
     replay: float = Field(0.1, ge=0, le=1, description="Share of the earlier data that is repeated (replay).")
-    dev_share: float = Field(
-        0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right."
-    )
+    dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
     tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
     eval_every: int = Field(20, ge=0, description="Dev figures every n steps; 0: at the end.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between resume points.")

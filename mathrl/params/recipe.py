@@ -110,15 +110,27 @@ class EvaluateStep(_OnProblems):
 
 
 Step = Annotated[
-    BaseStep | CurateStep | SftStep | DifficultyStep | MixStep | RlStep | SampleStep | DpoStep
-    | RewardModelStep | EvaluateStep,
+    BaseStep
+    | CurateStep
+    | SftStep
+    | DifficultyStep
+    | MixStep
+    | RlStep
+    | SampleStep
+    | DpoStep
+    | RewardModelStep
+    | EvaluateStep,
     Field(discriminator="stage"),
-]  # fmt: skip
+]
 PRODUCES = {
-    "a model": POLICIES, "a reward model": ("reward_model",), "a process reward model":
-    ("process_reward_model",), "pass rates": ("difficulty",), "splits": ("curate",), "samples": ("sample",),
+    "a model": POLICIES,
+    "a reward model": ("reward_model",),
+    "a process reward model": ("process_reward_model",),
+    "pass rates": ("difficulty",),
+    "splits": ("curate",),
+    "samples": ("sample",),
     "a mixture": ("mix",),
-}  # fmt: skip
+}
 
 
 class Recipe(Section):
@@ -184,12 +196,18 @@ def step_overrides(recipe: Recipe, step: str) -> list[str]:
 def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """What a step names of other steps: the field, the name, and what it may be. Splits are left out."""
     for field, kinds in (
-        ("start", ("a model",)), ("teacher", ("a model",)), ("reference", ("a model",)),
-        ("models", ("a model",)), ("reward_model", ("a reward model",)),
-        ("process_reward_model", ("a process reward model",)), ("curated", ("splits",)),
-        ("critic", ("a model", "a reward model")), ("difficulty", ("pass rates",)), ("replay", ("samples",)),
+        ("start", ("a model",)),
+        ("teacher", ("a model",)),
+        ("reference", ("a model",)),
+        ("models", ("a model",)),
+        ("reward_model", ("a reward model",)),
+        ("process_reward_model", ("a process reward model",)),
+        ("curated", ("splits",)),
+        ("critic", ("a model", "a reward model")),
+        ("difficulty", ("pass rates",)),
+        ("replay", ("samples",)),
         ("data", ("samples",)),
-    ):  # fmt: skip
+    ):
         given = getattr(step, field, None)
         if step.stage == "process_reward_model" and field == "start":
             kinds = ("a model", "a process reward model")
@@ -214,8 +232,9 @@ def _wrong(recipe: Recipe, folder: Path) -> Iterator[str]:
         yield f"curated: {recipe.curated!r} is no step of stage curate"
     for name, step in recipe.steps.items():
         for field, other, kinds in references(step):
-            fitting = [s for s, each in recipe.steps.items()
-                       if any(each.stage in PRODUCES[k] for k in kinds if k != "a split")]  # fmt: skip
+            fitting = [
+                s for s, each in recipe.steps.items() if any(each.stage in PRODUCES[k] for k in kinds if k != "a split")
+            ]
             if other not in fitting:
                 can = [*SPLITS] * ("a split" in kinds) + [each for each in fitting if each != name]
                 known = "makes no such thing" if other in recipe.steps else "is no step"

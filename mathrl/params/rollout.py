@@ -38,9 +38,7 @@ class Servers(Section):
         (), description="Such as http://127.0.0.1:8001; requests go to the idlest."
     )
     at_a_time: int = Field(64, ge=1, description="Requests (prompts) in flight at a server, from a process.")
-    timeout_seconds: float = Field(
-        600.0, gt=0, description="A server that takes longer for a request counts as dead."
-    )
+    timeout_seconds: float = Field(600.0, gt=0, description="A server that takes longer for a request counts as dead.")
     wait_seconds: float = Field(300.0, ge=0, description="How long to wait when no server is alive.")
     folder: str | None = Field(
         None, description="A folder that trainer and servers share, for the weights; empty: in /tmp."
@@ -58,10 +56,11 @@ class Rollout(Section):
     vllm: Vllm = Vllm()
     servers: Servers = Servers()
     canary_tolerance: float | None = Field(
-        None, gt=0,
+        None,
+        gt=0,
         description="Mean difference of a probe's log-probs between sampler and trainer, after a sync, that "
         "stops the run; empty: 0.0001 in float32, 0.05 in less.",
-    )  # fmt: skip
+    )
     mismatch_limit: float = Field(
         1.05, gt=1, description="Of the mean of exp |log-prob difference| between sampler and trainer."
     )

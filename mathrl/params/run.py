@@ -13,9 +13,11 @@ class Run(Section):
     seed: int = Field(0, ge=0, lt=2**31, description="One seed for data, weights, sampling and evaluation.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
     processes: int = Field(
-        2, ge=1, le=1024,
+        2,
+        ge=1,
+        le=1024,
         description="Data-parallel processes of a stage: one a CPU core (one thread each) or one a GPU.",
-    )  # fmt: skip
+    )
 
 
 class FreshModel(Section):
@@ -79,17 +81,14 @@ class Prompt(Section):
     """How a problem becomes the model's input."""
 
     template: Template = Field(
-        "plain",
-        description="plain: the question; r1_zero and boxed: with instructions; chat: the tokenizer's.",
+        "plain", description="plain: the question; r1_zero and boxed: with instructions; chat: the tokenizer's."
     )
     system: str | None = Field(None, description="System message of the chat template.")
     instruction: str | None = Field(
         None, description="Text after the question, such as: Reason step by step, answer in \\boxed{}."
     )
     response_prefix: str = Field("", description="Text that every response begins with, such as <think>.")
-    few_shot: int = Field(
-        0, ge=0, le=64, description="Worked examples from the sft split before the question."
-    )
+    few_shot: int = Field(0, ge=0, le=64, description="Worked examples from the sft split before the question.")
     max_tokens: int = Field(64, ge=1, description="Longer prompts are dropped and counted.")
     routes: dict[str, PromptRoute] = Field(
         default_factory=dict,

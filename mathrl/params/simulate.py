@@ -20,9 +20,7 @@ class Sampler(Section):
     """An engine of `gpus` GPUs: a decoding step of b sequences takes step_ms + sequence_ms b."""
 
     gpus: int = Field(1, ge=1, description="Of one engine (tensor parallel).")
-    step_ms: float = Field(
-        gt=0, description="Of a decoding step, however few sequences (reading the weights)."
-    )
+    step_ms: float = Field(gt=0, description="Of a decoding step, however few sequences (reading the weights).")
     sequence_ms: float = Field(ge=0, description="More for each sequence in it.")
     concurrency: int = Field(256, ge=1, description="Sequences that an engine decodes at a time.")
 
@@ -32,9 +30,7 @@ class Trainer(Section):
 
     tokens_per_second: float = Field(gt=0, description="Of a GPU, forward and backward.")
     logprob_tokens_per_second: float | None = Field(
-        None,
-        gt=0,
-        description="Of a GPU, old log-probs again, where colocated; empty: the sampler's are taken.",
+        None, gt=0, description="Of a GPU, old log-probs again, where colocated; empty: the sampler's are taken."
     )
     fixed_seconds: float = Field(0.0, ge=0, description="Of a step, however many GPUs (optimizer, waiting).")
 
@@ -76,9 +72,7 @@ class Simulation(Section):
         0.0, ge=0, description="Colocated: putting one engine to sleep and waking the other, a step."
     )
     parts: int = Field(
-        1,
-        ge=1,
-        description="Asynchronous: the trainer takes a batch in so many, each as soon as it is there.",
+        1, ge=1, description="Asynchronous: the trainer takes a batch in so many, each as soon as it is there."
     )
     staleness: float = Field(
         1.0, ge=0, description="Asynchronous: batches that may be begun ahead of the one in training."

@@ -93,16 +93,10 @@ class Sweep(Section):
     workers: int = Field(1, ge=1, le=64, description="Trials at a time on this machine.")
     keep_models: bool = Field(False, description="Keep every trial's model; else only its figures.")
     start: str = Field("models/sft", min_length=1, description="The model that every trial starts from.")
-    data: tuple[str, ...] = Field(
-        ("data/mixture/train.jsonl",), min_length=1, description="Problems to train on."
-    )
-    dev: str = Field(
-        "data/curated/dev.jsonl", min_length=1, description="Problems that trials are judged by."
-    )
+    data: tuple[str, ...] = Field(("data/mixture/train.jsonl",), min_length=1, description="Problems to train on.")
+    dev: str = Field("data/curated/dev.jsonl", min_length=1, description="Problems that trials are judged by.")
     examples: str = Field("data/curated/sft.jsonl", min_length=1, description="Worked examples of prompts.")
-    test: str = Field(
-        "data/curated/test.jsonl", min_length=1, description="Only for the comparison with the winner."
-    )
+    test: str = Field("data/curated/test.jsonl", min_length=1, description="Only for the comparison with the winner.")
     fresh_seeds: int = Field(3, ge=1, description="New runs of winner and present parameters each, on test.")
 
     @field_validator("space", mode="before")

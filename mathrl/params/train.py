@@ -16,9 +16,7 @@ class Optimizer(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the mean of gradients.")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW: decay of the mean of their squares.")
     eps: float = Field(1e-8, gt=0, description="AdamW: added to the root of that mean.")
-    weight_decay: float = Field(
-        0.0, ge=0, description="Times the learning rate, taken off the weights a step."
-    )
+    weight_decay: float = Field(0.0, ge=0, description="Times the learning rate, taken off the weights a step.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty: no clipping.")
     warmup_steps: int = Field(10, ge=0, description="Linear warm-up.")
     schedule: Literal["constant", "linear", "flat_linear", "cosine"] = Field(
@@ -54,10 +52,11 @@ class Critic(Section):
     """The value model of PPO: the policy's architecture with one output a token."""
 
     path: str | None = Field(
-        None, min_length=1,
+        None,
+        min_length=1,
         description="Model folder that it starts from (a reward model, or a causal LM); empty: the policy. "
         "DVC does not watch it: in a recipe name a step as the critic instead.",
-    )  # fmt: skip
+    )
     lr: float = Field(1e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
     optimizer: CriticOptimizer = CriticOptimizer()
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
@@ -71,9 +70,7 @@ class KlController(Section):
     """The weight of the KL follows the measured KL (Ziegler et al.): up above the target, down below it."""
 
     target: float = Field(0.1, gt=0, description="The KL a token (the metric kl) that is wanted.")
-    horizon: float = Field(
-        10_000, gt=0, description="Responses in which the weight changes by up to 1.2 fold."
-    )
+    horizon: float = Field(10_000, gt=0, description="Responses in which the weight changes by up to 1.2 fold.")
 
 
 class Importance(Section):
@@ -121,15 +118,7 @@ class Rl(Section):
     temperature: float = Field(1.0, gt=0, description="Of the roll-outs.")
     max_tokens: int = Field(64, ge=1, description="Longest response.")
     advantage: Literal[
-        "group_std",
-        "group_mean",
-        "leave_one_out",
-        "none",
-        "greedy",
-        "correct",
-        "process",
-        "gae",
-        "distillation",
+        "group_std", "group_mean", "leave_one_out", "none", "greedy", "correct", "process", "gae", "distillation"
     ] = Field(
         "group_std",
         description="group_std: GRPO; group_mean: Dr.GRPO; leave_one_out: RLOO; none: the reward "
@@ -145,8 +134,7 @@ class Rl(Section):
     gae_lambda: float = Field(1.0, ge=0, le=1, description="Of the generalised advantage estimate.")
     critic: Critic | None = Field(None, description="The value model, for the advantage gae.")
     policy_loss: Literal["clip", "gspo", "cispo", "reinforce"] = Field(
-        "clip",
-        description="clip: PPO's, a token; gspo: a sequence; cispo: clipped weight; reinforce: no ratio.",
+        "clip", description="clip: PPO's, a token; gspo: a sequence; cispo: clipped weight; reinforce: no ratio."
     )
     clip_low: float = Field(0.2, gt=0, le=1, description="Ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(0.28, gt=0, description="Ratio is clipped above at 1 + clip_high.")
@@ -160,9 +148,7 @@ class Rl(Section):
     kl_probe: int = Field(
         0, ge=0, description="With kl_coef 0: groups a step on which the KL is measured nevertheless."
     )
-    kl_in: Literal["loss", "reward"] = Field(
-        "loss", description="reward: minus kl_coef times k1 at each token."
-    )
+    kl_in: Literal["loss", "reward"] = Field("loss", description="reward: minus kl_coef times k1 at each token.")
     kl_estimator: Literal["k1", "k2", "k3", "k3+"] = Field(
         "k3", description="Schulman's estimators; k3+: k3's value with k2's gradient. In the reward: k1."
     )
@@ -177,21 +163,19 @@ class Rl(Section):
     epochs: int = Field(1, ge=1, description="Passes over a batch of roll-outs.")
     minibatches: int = Field(1, ge=1, description="Updates a pass.")
     tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
-    skip_zero_variance: bool = Field(
-        True, description="No forward pass for groups in which every advantage is 0."
-    )
+    skip_zero_variance: bool = Field(True, description="No forward pass for groups in which every advantage is 0.")
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: responses cut off have no loss.")
     dynamic_sampling: int = Field(
-        0, ge=0, le=64,
+        0,
+        ge=0,
+        le=64,
         description="Most rounds of sampling until all groups hold right and wrong answers (DAPO); 0: off.",
-    )  # fmt: skip
+    )
     rollout_ahead: Literal[0, 1] = Field(
         0, description="1: the next step's roll-outs are sampled during the update, by the weights before it."
     )
     curriculum: Curriculum = Curriculum()
-    ema: float | None = Field(
-        0.9, gt=0, lt=1, description="Decay of the averaged weights that are evaluated."
-    )
+    ema: float | None = Field(0.9, gt=0, lt=1, description="Decay of the averaged weights that are evaluated.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
     min_pass_at_8: float = Field(0.3, ge=0, le=1, description="The SFT model's pass@8 must reach this first.")
     eval_every: int = Field(10, ge=0, description="Dev pass@1 every n steps; 0: only at the end.")
@@ -203,17 +187,13 @@ class Rl(Section):
     @model_validator(mode="after")
     def _fit(self) -> "Rl":
         if self.group_size == 1 and self.advantage in GROUP_RELATIVE:
-            raise ValueError(
-                f"group_size must be at least 2 for {self.advantage}: a group of one has no advantage"
-            )
+            raise ValueError(f"group_size must be at least 2 for {self.advantage}: a group of one has no advantage")
         if self.group_size == 1 and self.dynamic_sampling:
             raise ValueError("dynamic_sampling needs group_size of at least 2: one response does not differ")
         if self.prompts_per_step % self.minibatches:
             raise ValueError("prompts_per_step must be a multiple of minibatches")
         if (self.advantage == "gae") != (self.critic is not None):
-            raise ValueError(
-                "advantage gae and a critic go together: set both, such as critic: {}, or neither"
-            )
+            raise ValueError("advantage gae and a critic go together: set both, such as critic: {}, or neither")
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError("critic.warmup_steps must be below steps: the policy would never learn")
         if self.rollout_ahead and self.policy_loss == "reinforce" and self.importance is None:

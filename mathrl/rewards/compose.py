@@ -17,27 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.rewards.batch import grade_batch
-from mathrl.rewards.countdown import countdown_correct, read_truth
+from mathrl.grading.countdown import countdown_correct, read_truth
+from mathrl.grading.engine import default_engine
+from mathrl.grading.extract import extract
+from mathrl.grading.parallel import grade_batch
+from mathrl.grading.verdict import Verdict
 from mathrl.rewards.disagreement import Disagreement, Judge, LLMJudge, MathVerifyJudge
-from mathrl.rewards.extract import extract
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
 from mathrl.rewards.repetition import repetition_penalty
-from mathrl.rewards.verdict import Verdict
-from mathrl.rewards.workers import default_engine
 
-PART_TYPES = (
-    "accuracy",
-    "format_lines",
-    "r1_tags",
-    "countdown",
-    "language",
-    "overlong",
-    "repetition",
-    "function",
-)
+PART_TYPES = ("accuracy", "format_lines", "r1_tags", "countdown", "language", "overlong", "repetition", "function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +87,7 @@ def _part(source: Any, where: str) -> Part:
     if isinstance(source, Mapping):
         options |= {k: v for k, v in source.items() if k not in ("type", "weight", "name", "options")}
     if kind == "function" and "path" not in options:
-        raise UserError(
-            f"{where}.options.path: missing; write the dotted path of your function, such as my.module.f"
-        )
+        raise UserError(f"{where}.options.path: missing; write the dotted path of your function, such as my.module.f")
     return Part(kind, float(_read(source, "weight", 1.0)), str(_read(source, "name", kind)), options)
 
 
@@ -132,9 +121,7 @@ class RewardFunction:
             for name, route in dict(_read(params, "routes", {})).items()
         }
         every = [*self.parts, *(part for route in self.routes.values() for part in route)]
-        self.functions = {
-            id(p): _user_function(str(p.options["path"])) for p in every if p.type == "function"
-        }
+        self.functions = {id(p): _user_function(str(p.options["path"])) for p in every if p.type == "function"}
         self._keep = every  # ids stay valid
         self.second = _second_grader(_read(params, "second_grader", None))
         self._rules: Counter[str] = Counter()
@@ -290,9 +277,7 @@ def _called(
     for name in ("overall", "score", "reward"):
         if name in numbers:
             return numbers[name], numbers
-    raise UserError(
-        "a reward function's dict has none of the keys overall, score, reward; add one as the total"
-    )
+    raise UserError("a reward function's dict has none of the keys overall, score, reward; add one as the total")
 
 
 def _second_grader(params: Any) -> Disagreement | None:

@@ -34,9 +34,7 @@ def language_share(response: str, language: str = "en") -> float:
     (1.0, 0.5)
     """
     if language not in _LANGUAGES:
-        raise UserError(
-            f"language part: unknown language {language!r}; write one of {', '.join(sorted(_LANGUAGES))}"
-        )
+        raise UserError(f"language part: unknown language {language!r}; write one of {', '.join(sorted(_LANGUAGES))}")
     text = _MATH.sub(" ", response)
     counts = {script: len(pattern.findall(text)) for script, pattern in _SCRIPTS.items()}
     total = sum(counts.values())

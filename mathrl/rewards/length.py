@@ -15,8 +15,6 @@ def soft_overlong(length: int, max_length: int, buffer: int, factor: float = 1.0
     [0.0, -0.5, -1.0, -1.0]
     """
     if not 1 <= buffer <= max_length:
-        raise UserError(
-            f"overlong part: buffer={buffer} for a maximum length of {max_length}; give 1 up to that"
-        )
+        raise UserError(f"overlong part: buffer={buffer} for a maximum length of {max_length}; give 1 up to that")
     excess = length - (max_length - buffer)
     return -factor * min(excess / buffer, 1.0) if excess > 0 else 0.0

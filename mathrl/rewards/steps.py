@@ -44,10 +44,6 @@ def step_ends(tokens: Sequence[int], tokenizer: Any, rule: str) -> tuple[int, ..
     if "".join(pieces) == text:
         reached = list(accumulate(map(len, pieces)))
     else:  # tokens that are parts of a character, or that change with what is before them
-        reached = [
-            len(tokenizer.decode(list(tokens[: n + 1]), skip_special_tokens=True)) for n in range(len(tokens))
-        ]
-    places = {
-        next(n for n, count in enumerate(reached) if count >= end) for end in text_ends(text, rule)[:-1]
-    }
+        reached = [len(tokenizer.decode(list(tokens[: n + 1]), skip_special_tokens=True)) for n in range(len(tokens))]
+    places = {next(n for n, count in enumerate(reached) if count >= end) for end in text_ends(text, rule)[:-1]}
     return (*sorted(places - {len(tokens) - 1}), len(tokens) - 1)

@@ -44,9 +44,8 @@ class PackedDecoder:
         device = self.model.device
         ids, positions, layout, last_P = pack_prompts(prompts, device)
         out = self.model(
-            input_ids=ids, position_ids=positions, layout=layout, logits_to_keep=last_P,
-            **packed_inputs(self.model),
-        )  # fmt: skip
+            input_ids=ids, position_ids=positions, layout=layout, logits_to_keep=last_P, **packed_inputs(self.model)
+        )
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths_P.max())
         # Prompts end at column `longest`, so that all sequences write their next key to the same column.
@@ -77,9 +76,11 @@ class PackedDecoder:
         if self.cache.column == self.cache.bias_BL.shape[1]:
             self.cache.grow()
         out = self.model(
-            input_ids=tokens_B[None], position_ids=self.positions_B[None], layout=self.cache,
+            input_ids=tokens_B[None],
+            position_ids=self.positions_B[None],
+            layout=self.cache,
             **packed_inputs(self.model),
-        )  # fmt: skip
+        )
         self.cache.column += 1
         self.positions_B = self.positions_B + 1
         logits: Tensor = out.logits[0]
@@ -106,9 +107,11 @@ class PlainDecoder:
             real_PC[row, longest - len(prompt) :] = 1
         real_PC = real_PC.to(device)
         out = self.model(
-            input_ids=ids_PC.to(device), attention_mask=real_PC, use_cache=True,
+            input_ids=ids_PC.to(device),
+            attention_mask=real_PC,
+            use_cache=True,
             position_ids=(real_PC.cumsum(-1) - 1).clamp(min=0),
-        )  # fmt: skip
+        )
         self.past = out.past_key_values
         self.past.batch_repeat_interleave(samples)
         self.real_BC = real_PC.repeat_interleave(samples, 0)
@@ -119,9 +122,12 @@ class PlainDecoder:
         position_B1 = self.real_BC.sum(-1, keepdim=True)
         self.real_BC = torch.cat([self.real_BC, torch.ones_like(position_B1)], dim=1)
         out = self.model(
-            input_ids=tokens_B[:, None], attention_mask=self.real_BC, position_ids=position_B1,
-            past_key_values=self.past, use_cache=True,
-        )  # fmt: skip
+            input_ids=tokens_B[:, None],
+            attention_mask=self.real_BC,
+            position_ids=position_B1,
+            past_key_values=self.past,
+            use_cache=True,
+        )
         self.past = out.past_key_values
         logits: Tensor = out.logits[:, -1]
         return logits

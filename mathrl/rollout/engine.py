@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mathrl.core.nouns import Completion
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Completion
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 
@@ -40,11 +40,7 @@ class RolloutEngine(Protocol):
     rollout: Rollout
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        seed: int,
-        on_progress: Progress = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
     ) -> list[list[Completion]]:
         """`sampling.samples` completions of each prompt, in the order of the prompts.
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mathrl.core.nouns import Completion, Graded, Problem
+from mathrl.core.types import Completion, Graded, Problem
 from mathrl.data.templates import render
 from mathrl.params.run import Prompt
 from mathrl.rewards.compose import RewardFunction, RewardInput
@@ -18,9 +18,7 @@ class Sampler:
     wall-clock time of the last call's parts ("generation", "reward").
     """
 
-    def __init__(
-        self, engine: RolloutEngine, tokenizer: Any, prompt: Prompt, few_shot: Sequence[Problem] = ()
-    ) -> None:
+    def __init__(self, engine: RolloutEngine, tokenizer: Any, prompt: Prompt, few_shot: Sequence[Problem] = ()) -> None:
         self.engine, self.tokenizer, self.prompt, self.few_shot = engine, tokenizer, prompt, few_shot
         self.prefix = tokenizer.encode(prompt.response_prefix, add_special_tokens=False)
         self.dropped = 0
@@ -53,20 +51,23 @@ class Sampler:
         kept = [index for index, prompt in enumerate(prompts) if prompt is not None]
         self.dropped += len(problems) - len(kept)
         start = time.perf_counter()
-        groups = self.engine.generate(
-            [prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress
-        )
+        groups = self.engine.generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)
         middle = time.perf_counter()
         pairs = [(problems[i], each) for i, group in zip(kept, groups, strict=True) for each in group]
         rewards = reward.score([self._reward_input(problem, each, sampling) for problem, each in pairs])
         self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle}
         graded = [
             Graded(
-                problem_id=problem.id, completion=completion, correct=given.correct, reward=given.overall,
-                parts=given.parts, extracted=given.verdict.extracted, rule=given.verdict.rule,
+                problem_id=problem.id,
+                completion=completion,
+                correct=given.correct,
+                reward=given.overall,
+                parts=given.parts,
+                extracted=given.verdict.extracted,
+                rule=given.verdict.rule,
             )
             for (problem, completion), given in zip(pairs, rewards, strict=True)
-        ]  # fmt: skip
+        ]
         out: list[list[Graded] | None] = [None] * len(problems)
         for place, index in enumerate(kept):
             out[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]

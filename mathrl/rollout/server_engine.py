@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Completion
+from mathrl.core.types import Completion
 from mathrl.models.weights import write_buckets
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Progress, Sampling, request_seeds
@@ -28,9 +28,7 @@ class ServerEngine:
 
     shared = True
 
-    def __init__(
-        self, tokenizer: Any, ends: Sequence[int], rollout: Rollout, dtype: str, tolerance: float
-    ) -> None:
+    def __init__(self, tokenizer: Any, ends: Sequence[int], rollout: Rollout, dtype: str, tolerance: float) -> None:
         """Raises UserError: no server answers within `rollout.servers.wait_seconds`."""
         self.tokenizer, self.ends, self.rollout = tokenizer, list(ends), rollout
         self.dtype, self.tolerance = getattr(torch, dtype), tolerance

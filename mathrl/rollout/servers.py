@@ -56,9 +56,7 @@ class Server:
             UserError: it refuses the request.
         """
         try:
-            answer = self.client.post(
-                self.url + path, json=body, timeout=seconds, extensions={"trace": self.watch}
-            )
+            answer = self.client.post(self.url + path, json=body, timeout=seconds, extensions={"trace": self.watch})
         except httpx.TimeoutException:
             raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
         except httpx.HTTPError as error:
@@ -100,9 +98,7 @@ class Server:
             "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
         }  # fmt: skip
-        choices = sorted(
-            self.post("/v1/completions", body, seconds)["choices"], key=lambda each: each["index"]
-        )
+        choices = sorted(self.post("/v1/completions", body, seconds)["choices"], key=lambda each: each["index"])
         for choice in choices:
             if choice["finish_reason"] not in ("stop", "length"):
                 raise ServerDied(f"{self.url} ended a response with {choice['finish_reason']!r}")

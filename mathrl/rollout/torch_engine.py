@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mathrl.core.nouns import Completion
-from mathrl.core.overflow import memory_part
+from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Completion
 from mathrl.models.logprobs import takes_packed
 from mathrl.models.packing import rounded_up
 from mathrl.params.rollout import Rollout
-from mathrl.rollout.choose import choose
 from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
 from mathrl.rollout.engine import Progress, Sampling, end_tokens
+from mathrl.rollout.sample_token import choose
 
 # Finished sequences stay until they are this part of the batch: leaving costs a copy of the cache.
 LEAVE_AT = 1 / 8
@@ -35,11 +35,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        seed: int,
-        on_progress: Progress = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
     ) -> list[list[Completion]]:
         """See `RolloutEngine.generate`."""
         training = self.model.training
@@ -60,9 +56,8 @@ class TorchEngine:
         return out
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int,
-        on_progress: Progress,
-    ) -> list[Completion]:  # fmt: skip
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress
+    ) -> list[Completion]:
         device, count = self.model.device, len(prompts) * sampling.samples
         decoder: Decoder = PackedDecoder(self.model) if takes_packed(self.model) else PlainDecoder(self.model)
         generator = torch.Generator().manual_seed(seed)
@@ -120,9 +115,8 @@ class CopyEngine(TorchEngine):
     shared = False
 
     def __init__(
-        self, model: Any, tokenizer: Any, rollout: Rollout, tolerance: float,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+        self, model: Any, tokenizer: Any, rollout: Rollout, tolerance: float, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(model, tokenizer, rollout)
         self.tolerance, self.dtype = tolerance, dtype
 

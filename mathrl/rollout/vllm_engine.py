@@ -17,20 +17,13 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.launch import rank, rendezvous, world_size
-from mathrl.core.nouns import Completion
+from mathrl.core.types import Completion
 from mathrl.models.load import resolve_folder
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
-from mathrl.rollout.engine import (
-    Progress,
-    Sampling,
-    canary_tolerance,
-    dtype_name,
-    end_tokens,
-    request_seeds,
-)
+from mathrl.rollout.engine import Progress, Sampling, canary_tolerance, dtype_name, end_tokens, request_seeds
 
 # Before the first import of vllm. Nothing is sent out; the engine runs in this very process, and does not
 # bind the trainer's threads to one core.
@@ -133,14 +126,19 @@ class VllmEngine:
             [{"prompt_token_ids": list(prompt)} for prompt, _ in asked],
             [
                 SamplingParams(
-                    n=1 if greedy else sampling.samples, temperature=sampling.temperature,
-                    top_p=1.0 if greedy else sampling.top_p, max_tokens=sampling.max_tokens, seed=seed,
-                    stop_token_ids=self.ends, logprobs=0, detokenize=False,
+                    n=1 if greedy else sampling.samples,
+                    temperature=sampling.temperature,
+                    top_p=1.0 if greedy else sampling.top_p,
+                    max_tokens=sampling.max_tokens,
+                    seed=seed,
+                    stop_token_ids=self.ends,
+                    logprobs=0,
+                    detokenize=False,
                 )
                 for _, seed in asked
             ],
             use_tqdm=False,
-        )  # fmt: skip
+        )
         return outputs
 
     def _completions(self, output: Any, sampling: Sampling) -> list[Completion]:
@@ -149,9 +147,7 @@ class VllmEngine:
             tokens = tuple(each.token_ids)
             logprobs = tuple(step[token].logprob for token, step in zip(tokens, each.logprobs, strict=True))
             text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-            found.append(
-                Completion(tokens, logprobs, text, "stop" if each.finish_reason == "stop" else "length")
-            )
+            found.append(Completion(tokens, logprobs, text, "stop" if each.finish_reason == "stop" else "length"))
         return found * sampling.samples if sampling.temperature == 0 else found
 
     def _of_all(self, asked: list[Any]) -> tuple[list[Any], int]:
@@ -258,6 +254,4 @@ def _join(on_gpu: bool) -> None:
     if not dist.is_initialized():
         folder = rendezvous()
         where = f"file://{folder}/vllm" if folder else "env://"
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo", init_method=where, rank=rank(), world_size=world_size()
-        )
+        dist.init_process_group("nccl" if on_gpu else "gloo", init_method=where, rank=rank(), world_size=world_size())

@@ -25,7 +25,7 @@ from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 PROBLEMS, DEV, TEST = (Path(f"data/curated/{split}.jsonl") for split in ("sft", "dev", "test"))
 BASE, SFT, RL_METRICS = Path("models/base"), Path("models/sft"), Path("reports/rl/metrics.jsonl")
@@ -47,7 +47,7 @@ def work(run: StageRun) -> None:
     params = run.params
     launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.trainers.backend import Backend, choose_device
+    from mathrl.learners.distributed import Backend, choose_device
 
     backend = Backend(choose_device(params.run.device), params.training)
     wanted: dict[str, tuple[Path, Sft]] = {}
@@ -88,18 +88,14 @@ def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Pat
     tokenizer = load_tokenizer(start, params.model)
     model = load_model(start, params.model, backend.device, plain=backend.plain)
     demonstrations, dev = (
-        tokenize_demonstrations(
-            read_problems(file), params.prompt, tokenizer, how.terse_share, params.run.seed
-        )
+        tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, how.terse_share, params.run.seed)
         for file in (PROBLEMS, DEV)
     )
 
     def open_metrics(resume_after: int | None) -> JsonlSink:
         return JsonlSink(run.state / name / "metrics.jsonl", resume_after=resume_after)
 
-    train_sft(
-        model, demonstrations, dev, how, params.run.seed, backend, run.state / name, open_metrics, title=name
-    )
+    train_sft(model, demonstrations, dev, how, params.run.seed, backend, run.state / name, open_metrics, title=name)
     if rank() == 0:
         done = f"{how.steps} steps of SFT from {start}, {how.terse_share:.0%} of the demonstrations terse"
         export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{done}.\n")
@@ -120,15 +116,19 @@ def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[Evaluated]:
     results = []
     for name, (folder, prompt) in plans.items():
         sections = SimpleNamespace(
-            run=params.run, model=params.model, prompt=prompt, rollout=params.rollout,
-            evaluate=params.evaluate,
-        )  # fmt: skip
+            run=params.run, model=params.model, prompt=prompt, rollout=params.rollout, evaluate=params.evaluate
+        )
         with progress(f"evaluate {name}", len(problems) * params.evaluate.samples) as bar:
             result = evaluate_model(
-                folder, benchmark, problems, cast(Params, sections), label=name, few_shot=few_shot,
+                folder,
+                benchmark,
+                problems,
+                cast(Params, sections),
+                label=name,
+                few_shot=few_shot,
                 state=run.state / "evaluate" / name,
                 on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
-            )  # fmt: skip
+            )
         if result is not None:
             results.append(result)
     return results

@@ -10,12 +10,13 @@ from pathlib import Path
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import write_problems
-from mathrl.data import curation, curation_report
+from mathrl.data import curation
 from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sources import resolve_benchmark
-from mathrl.evaluation.benchmark import TEST
 from mathrl.params import Params
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.params.evaluate import TEST
+from mathrl.reports import curation_account as curation_report
+from mathrl.stages.stage_run import StageRun, run_stage
 
 CURATED, REPORT = Path("data/curated"), Path("reports/curate")
 
@@ -57,10 +58,7 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
         write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
         write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))
         clean = params.curate.decontaminate
-        hits = (
-            hit.to_row(clean.min_share if clean else 0)
-            for hit in sorted(curated.hits, key=lambda h: -h.share)
-        )
+        hits = (hit.to_row(clean.min_share if clean else 0) for hit in sorted(curated.hits, key=lambda h: -h.share))
         write_jsonl(folder / "hits.jsonl", hits)
         outputs = {file.name: sha256_jsonl(file) for file in sorted(folder.iterdir())}
         account = curation_report.manifest(curated, planned, params.curate, params.run.seed, outputs)
@@ -76,5 +74,10 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_stage("curate", work, inputs=[INPUTS / "curate"], outputs=[CURATED, REPORT],
-              before=lambda params: link("curate", files(params)))  # fmt: skip
+    run_stage(
+        "curate",
+        work,
+        inputs=[INPUTS / "curate"],
+        outputs=[CURATED, REPORT],
+        before=lambda params: link("curate", files(params)),
+    )

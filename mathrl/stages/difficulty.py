@@ -14,15 +14,15 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
 from mathrl.core.hashing import digest_path
 from mathrl.core.launch import check_ranks, launch_ranks, rank, world_size
-from mathrl.core.nouns import Problem
-from mathrl.core.places import state_root
+from mathrl.core.paths import state_root
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.difficulty import cache_file, choose, pass_rate_row, problem_key, recall, remember, summarise
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 PROBLEMS, EXAMPLES, MODEL = Path("data/curated/rl.jsonl"), Path("data/curated/sft.jsonl"), Path("models/sft")
 DIFFICULTY, REPORT = Path("data/difficulty"), Path("reports/difficulty")
@@ -40,11 +40,11 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.evaluation.device import device_name
-    from mathrl.evaluation.pictures import draw_difficulty
-    from mathrl.evaluation.sharded import sample_all, usable
+    from mathrl.reports.pictures import draw_difficulty
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open import open_engine
+    from mathrl.rollout.open_engine import open_engine
+    from mathrl.rollout.sample_problems import sample_all, usable
     from mathrl.rollout.sampler import Sampler
 
     run.dataset("rl", data)
@@ -58,11 +58,16 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     unmeasured = [problem for problem in problems if problem_key(problem) not in known]
     with progress("difficulty", total=len(unmeasured) * how.samples) as bar:
         samples = sample_all(
-            sampler, unmeasured, sampling, build_reward(params.reward),
-            seed=derive_seed(params.run.seed, "difficulty"), name="difficulty",
-            chunk_size=max(1, params.rollout.max_sequences // how.samples), state=run.state,
+            sampler,
+            unmeasured,
+            sampling,
+            build_reward(params.reward),
+            seed=derive_seed(params.run.seed, "difficulty"),
+            name="difficulty",
+            chunk_size=max(1, params.rollout.max_sequences // how.samples),
+            state=run.state,
             on_progress=lambda count: bar.advance(count * world_size()),
-        )  # fmt: skip
+        )
     if samples is None:
         return
     if not known:
@@ -99,11 +104,7 @@ def rates_file(params: Params, start: Path, few_shot: Sequence[Problem]) -> Path
     sections = [part.model_dump(mode="json") for part in (params.prompt, params.reward)]
     sampling = {"samples": how.samples, "temperature": how.temperature, "max_tokens": how.max_tokens}
     # Engines of other arithmetic draw other samples of the same seed.
-    arithmetic = [
-        params.model.precision,
-        engine.engine,
-        None if engine.engine == "torch" else engine.vllm.dtype,
-    ]
+    arithmetic = [params.model.precision, engine.engine, None if engine.engine == "torch" else engine.vllm.dtype]
     settings = [*sections, arithmetic, sampling, params.run.seed]
     return cache_file(state_root(), digest_path(start), *settings, few_shot=few_shot)
 

@@ -14,19 +14,21 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.launch import launch_ranks, rank, world_size
-from mathrl.core.nouns import Problem
+from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.progress import progress
+from mathrl.core.types import Problem
 from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.data.sources import resolve_benchmark
-from mathrl.evaluation.benchmark import CURATED_TEST, TEST, Evaluated, benchmark_problems, evaluate_model
-from mathrl.evaluation.report import examples_markdown, side_by_side, table_rows
+from mathrl.evaluation.benchmark import Evaluated, benchmark_problems, evaluate_model
 from mathrl.evaluation.summary import comparisons, summarise
 from mathrl.params import Params
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.params.evaluate import TEST
+from mathrl.reports.evaluation import draw
+from mathrl.reports.examples import examples_markdown, side_by_side
+from mathrl.stages.stage_run import StageRun, run_stage
 
 MODELS = {name: Path("models") / name for name in ("base", "sft", "rl")}
-EXAMPLES = Path("data/curated/sft.jsonl")
 SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
 
 
@@ -37,7 +39,7 @@ def files(params: Params) -> dict[str, Path]:
 
 
 def work(run: StageRun) -> None:
-    measure(run, models=MODELS, examples=EXAMPLES, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
+    measure(run, models=MODELS, examples=CURATED_SFT, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
 
 
 def measure(
@@ -96,9 +98,15 @@ def _evaluate_all(
             continue
         with progress(f"evaluate {model} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
             result = evaluate_model(
-                folder, benchmark, problems, params, label=model, few_shot=few_shot, state=state,
+                folder,
+                benchmark,
+                problems,
+                params,
+                label=model,
+                few_shot=few_shot,
+                state=state,
                 on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
-            )  # fmt: skip
+            )
         if result is not None:
             done[key] = result
             results.append(result)
@@ -112,33 +120,22 @@ def summary_of(found: dict[str, list[Evaluated]], params: Params) -> dict[str, A
     for benchmark, results in found.items():
         tests = comparisons({r.model: r.rows for r in results}, how, seed)
         benchmarks[benchmark] = {
-            "models": {
-                r.model: summarise(r.rows, how, seed) | {"prompts_too_long": r.dropped} for r in results
-            },
+            "models": {r.model: summarise(r.rows, how, seed) | {"prompts_too_long": r.dropped} for r in results},
             "comparisons": {name: test.to_row() for name, test in tests.items()},
         }
     headline = how.benchmarks[0]
     tests = benchmarks[headline]["comparisons"]
     verdict = tests["sft_to_rl"]["verdict"] if "sft_to_rl" in tests else "one model: nothing to compare"
-    sampling = {"samples": how.samples, "temperature": how.temperature, "top_p": how.top_p,
-                "max_tokens": how.max_tokens, "confidence": how.confidence}  # fmt: skip
+    sampling = {
+        "samples": how.samples,
+        "temperature": how.temperature,
+        "top_p": how.top_p,
+        "max_tokens": how.max_tokens,
+        "confidence": how.confidence,
+    }
     others = {name: figures for name, figures in benchmarks.items() if name != headline}
     head = {"benchmark": headline, "verdict": verdict, "sampling": sampling}
     return {**head, **benchmarks[headline], "benchmarks": others}
-
-
-def draw(summary: dict[str, Any], folder: Path) -> None:
-    """The pictures of the first benchmark, and of the others under their names."""
-    from mathrl.evaluation.pictures import draw_accuracy, draw_levels, draw_pass_at_k  # matplotlib
-
-    named = {summary["benchmark"]: summary, **summary["benchmarks"]}
-    for place, (benchmark, figures) in enumerate(named.items()):
-        models, end = figures["models"], "" if place == 0 else f"_{benchmark}"
-        draw_accuracy(models, folder / f"accuracy{end}.png", f"Accuracy on {benchmark}")
-        draw_pass_at_k(models, folder / f"pass_at_k{end}.png", f"pass@k and maj@k on {benchmark}")
-        for by, name in (("by_level", "levels"), ("by_subject", "subjects")):
-            if any(model[by] for model in models.values()):
-                draw_levels(models, folder / f"{name}{end}.png", f"pass@1 on {benchmark}", by)
 
 
 def flat(summary: dict[str, Any]) -> dict[str, float]:
@@ -151,37 +148,8 @@ def flat(summary: dict[str, Any]) -> dict[str, float]:
     return out
 
 
-def evaluate_once(
-    model: Path | str, benchmark: str, params: Params, output: Path, *,
-    problems: Sequence[Problem] | None = None, examples: Path = EXAMPLES,
-) -> dict[str, Any]:  # fmt: skip
-    """Any Hugging Face model folder on one benchmark, outside the pipeline: summary.json, responses.jsonl and
-    pictures in `output`. `problems` are the benchmark's where they are known, `examples` the split with the
-    worked ones. Returns the figures, with the printable row under `row`.
-
-    Raises:
-        UserError: no such benchmark, no model there, or every prompt too long.
-    """
-    problems = benchmark_problems(benchmark, params) if problems is None else problems
-    few_shot = few_shot_examples(params.prompt, examples)
-    label = Path(str(model)).name
-    with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
-        result = evaluate_model(model, benchmark, problems, params, label=label, few_shot=few_shot,
-                                on_progress=bar.advance)  # fmt: skip
-    assert result is not None, "evaluate_once runs in one process"
-    figures = summarise(result.rows, params.evaluate, params.run.seed) | {"prompts_too_long": result.dropped}
-    summary = {"benchmark": benchmark, "models": {label: figures}, "comparisons": {}, "benchmarks": {}}
-    with written_aside(output) as folder:
-        folder.mkdir()
-        write_json(folder / "summary.json", summary)
-        write_jsonl(folder / "responses.jsonl", result.responses)
-        told = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
-        write_text(folder / "examples.md", examples_markdown(told, [label], benchmark))
-        draw(summary, folder)
-    return figures | {"model": label, "benchmark": benchmark, "row": table_rows({label: figures})[0]}
-
-
 if __name__ == "__main__":
-    read = [*MODELS.values(), CURATED_TEST, EXAMPLES, INPUTS / "evaluate"]
-    run_stage("evaluate", work, inputs=read, outputs=[SUMMARY, REPORT],
-              before=lambda params: link("evaluate", files(params)))  # fmt: skip
+    read = [*MODELS.values(), CURATED_TEST, CURATED_SFT, INPUTS / "evaluate"]
+    run_stage(
+        "evaluate", work, inputs=read, outputs=[SUMMARY, REPORT], before=lambda params: link("evaluate", files(params))
+    )

@@ -9,7 +9,7 @@ from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.data.mixture import mix
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 PROBLEMS, RATES, MIXTURE = (
     Path("data/curated/rl.jsonl"),

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
-from mathrl.data import pages_report
+from mathrl.data.corpus.page_files import evaluation_sets, page_files, read_evaluation, read_pages, read_seeds
+from mathrl.data.corpus.rounds import clean, collect, domains
 from mathrl.data.inputs import INPUTS, link, of_pages
-from mathrl.data.page_files import evaluation_sets, page_files, read_evaluation, read_pages, read_seeds
-from mathrl.data.pages import clean, collect, domains
 from mathrl.data.row_files import labels
 from mathrl.params import Params
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.reports import corpus_account as pages_report
+from mathrl.stages.stage_run import StageRun, run_stage
 
 PAGES, REPORT = Path("data/pages"), Path("reports/pages")
 
@@ -26,10 +26,7 @@ def resolve(params: Params) -> dict[str, list[Path]]:
         UserError: no file named, or one that is not there.
     """
     how = params.pages
-    found = {
-        "files": page_files(how.files, "files"),
-        "positives": page_files(how.positives.files, "positives.files"),
-    }
+    found = {"files": page_files(how.files, "files"), "positives": page_files(how.positives.files, "positives.files")}
     if how.negatives.files or not how.random_negatives:
         found["negatives"] = page_files(how.negatives.files, "negatives.files")
     return found
@@ -58,8 +55,7 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
         clean(collected, pages, evaluation[0], how.decontaminate.min_share)
     account = pages_report.account(collected, pages, how, seed) | {
         "inputs": {
-            name: {label: sha256_jsonl(file) for file, label in labels(files).items()}
-            for name, files in read.items()
+            name: {label: sha256_jsonl(file) for file, label in labels(files).items()} for name, files in read.items()
         },
         "evaluation_sets": evaluation[1] if evaluation else [],
     }
@@ -84,5 +80,10 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_stage("pages", work, inputs=[INPUTS / "pages"], outputs=[PAGES, REPORT],
-              before=lambda params: link("pages", files(params)))  # fmt: skip
+    run_stage(
+        "pages",
+        work,
+        inputs=[INPUTS / "pages"],
+        outputs=[PAGES, REPORT],
+        before=lambda params: link("pages", files(params)),
+    )

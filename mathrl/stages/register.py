@@ -10,16 +10,16 @@ from typing import Any
 from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.params.load import load_params, parse_yaml
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 MODEL, SUMMARY, REGISTERED = Path("models/rl"), Path("reports/summary.json"), Path("reports/registered.json")
 REPORT = "report.html"
 
 
 def work(run: StageRun) -> None:
-    from mathrl.stages.report import pipeline_material, write_report  # only with something to register
+    from mathrl.registry.versions import find_version, register_version
+    from mathrl.reports.html import pipeline_material, write_report  # only with something to register
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
-    from mathrl.tracking.registry import find_version, register_version
     from mathrl.tracking.upload import Upload
 
     wanted, digest, summary = run.params.register_, digest_path(MODEL), read_json(SUMMARY)

@@ -11,10 +11,12 @@ from typing import Any
 from mathrl.core.files import read_json, read_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, rank
 from mathrl.params import Params
-from mathrl.stages.entry import StageRun
+from mathrl.stages.stage_run import StageRun
 
-PANELS = ({"loss": "training loss", "dev/loss": "dev loss"},
-          {"judged_right": "right", "dev/judged_right": "dev: right"})  # fmt: skip
+PANELS = (
+    {"loss": "training loss", "dev/loss": "dev loss"},
+    {"judged_right": "right", "dev/judged_right": "dev: right"},
+)
 
 
 def train(
@@ -28,12 +30,12 @@ def train(
     how, seed = params.reward_model, params.run.seed
     launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
+    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import export_model, load_tokenizer
-    from mathrl.trainers.backend import Backend, choose_device
-    from mathrl.trainers.curves import report_curves
-    from mathrl.trainers.fit import hold_out
+    from mathrl.reports.training_curves import report_curves
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
+    from mathrl.trainers.supervised import hold_out
 
     backend = Backend(choose_device(params.run.device), params.training)
     tokenizer, scorer = load_tokenizer(start, params.model), _scorer(start, params, backend)

@@ -13,7 +13,7 @@ from mathrl.core.files import read_json, write_json, written_aside
 from mathrl.core.launch import launch_ranks, rank
 from mathrl.core.problems import read_problems
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 PROBLEMS, DEV = Path("data/mixture/train.jsonl"), Path("data/curated/dev.jsonl")
 EXAMPLES, DIFFICULTY = Path("data/curated/sft.jsonl"), Path("data/difficulty/summary.json")
@@ -38,9 +38,15 @@ def check_skill(difficulty: Path, wanted: float) -> None:
 
 def work(run: StageRun) -> None:
     reinforce(
-        run, start=START, data=(PROBLEMS,), dev=DEV, examples=EXAMPLES, difficulty=DIFFICULTY, model=MODEL,
+        run,
+        start=START,
+        data=(PROBLEMS,),
+        dev=DEV,
+        examples=EXAMPLES,
+        difficulty=DIFFICULTY,
+        model=MODEL,
         report=REPORT,
-    )  # fmt: skip
+    )
 
 
 def reinforce(
@@ -59,15 +65,15 @@ def reinforce(
         check_skill(difficulty, params.rl.min_pass_at_8)
     launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
+    from mathrl.health.watch import WatchedSink, examine
+    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.models.scores import load_scorer
+    from mathrl.reports.training_curves import report_curves
     from mathrl.rewards.compose import build_reward
-    from mathrl.rollout.open import training_engine
+    from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.sampler import Sampler
-    from mathrl.trainers.backend import Backend, choose_device
     from mathrl.trainers.collect import Judge
-    from mathrl.trainers.curves import report_curves
-    from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
     from mathrl.trainers.rl import train_rl
 
@@ -92,9 +98,7 @@ def reinforce(
             else process_judge(scorer, own, tokenizer, params.reward.steps, how.tokens_per_microbatch)
         )
     elif own.continuations:
-        judge = continuations_judge(
-            sampler, problems, build_reward(params.reward), how, own, params.reward.steps, seed
-        )
+        judge = continuations_judge(sampler, problems, build_reward(params.reward), how, own, params.reward.steps, seed)
     others = {
         name: load_model(folder, params.model, backend.device).requires_grad_(False)
         for name, folder in (("reference", reference), ("teacher", teacher))
@@ -111,12 +115,14 @@ def reinforce(
     if rank() != 0:
         return
     export_model(
-        network, tokenizer, model,
+        network,
+        tokenizer,
+        model,
         f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
         f"{result.steps} steps of {params.rl.prompts_per_step} prompts x {params.rl.group_size} responses, "
         f"seed {params.run.seed}; accuracy on dev problems {result.dev_accuracy or 0.0:.3f} (temperature "
         f"{params.rl.eval_temperature}).\n",
-    )  # fmt: skip
+    )
     with written_aside(report) as folder:
         folder.mkdir()
         rows = report_curves(

@@ -11,15 +11,15 @@ from typing import Any
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.launch import launch_ranks, world_size
-from mathrl.core.nouns import Problem
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.difficulty import choose
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
-from mathrl.stages.entry import StageRun
+from mathrl.stages.stage_run import StageRun
 
 Row = dict[str, Any]
 Groups = list[tuple[Problem, list[Row]]]
@@ -32,10 +32,10 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.evaluation.device import device_name
-    from mathrl.evaluation.sharded import sample_all, usable
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open import open_engine
+    from mathrl.rollout.open_engine import open_engine
+    from mathrl.rollout.sample_problems import sample_all, usable
     from mathrl.rollout.sampler import Sampler
 
     problems = choose([p for file in data for p in read_problems(file)], how.max_problems, seed)
@@ -46,19 +46,22 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     def sample(title: str, asked: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
         with progress(title, total=len(asked) * samples) as bar:
             return sample_all(
-                sampler, asked, Sampling(samples, how.temperature, how.max_tokens), reward,
-                seed=derive_seed(seed, title), name=title,
-                chunk_size=max(1, params.rollout.max_sequences // samples), state=run.state,
+                sampler,
+                asked,
+                Sampling(samples, how.temperature, how.max_tokens),
+                reward,
+                seed=derive_seed(seed, title),
+                name=title,
+                chunk_size=max(1, params.rollout.max_sequences // samples),
+                state=run.state,
                 on_progress=lambda count: bar.advance(count * world_size()),
-            )  # fmt: skip
+            )
 
     drawn = sample("sample", problems, how.samples)
     groups: Groups | None = None
     if drawn is not None:
         usable(problems, drawn)
-        groups = [
-            (p, whole(rows, params)) for p, rows in zip(problems, drawn, strict=True) if rows is not None
-        ]
+        groups = [(p, whole(rows, params)) for p, rows in zip(problems, drawn, strict=True) if rows is not None]
     labelled: list[Row] = []
     if how.continuations:
         chosen = _shared(run.state, groups, params, tokenizer)
@@ -74,16 +77,24 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     pairs = pairs_of(groups, how.pairs_per_problem, seed)
     every = [row for _, rows in groups for row in rows]
     summary = {
-        "problems": len(groups), "samples": len(every), "correct": sum(row["correct"] for row in every),
-        "kept": len(kept), "pairs": len(pairs), "labelled": len(labelled),
+        "problems": len(groups),
+        "samples": len(every),
+        "correct": sum(row["correct"] for row in every),
+        "kept": len(kept),
+        "pairs": len(pairs),
+        "labelled": len(labelled),
         "why_not": {reason: count for reason, count in sorted(reasons.items()) if reason != "kept"},
-    }  # fmt: skip
+    }
     with written_aside(out) as folder:
         folder.mkdir(parents=True)
-        write_jsonl(folder / "samples.jsonl", (
-            {"problem_id": problem.id, "sample": number, **row}
-            for problem, rows in groups for number, row in enumerate(rows)
-        ))  # fmt: skip
+        write_jsonl(
+            folder / "samples.jsonl",
+            (
+                {"problem_id": problem.id, "sample": number, **row}
+                for problem, rows in groups
+                for number, row in enumerate(rows)
+            ),
+        )
         write_jsonl(folder / "train.jsonl", (problem.to_row() for problem in kept))
         write_jsonl(folder / "pairs.jsonl", pairs)
         if how.continuations:
@@ -107,14 +118,13 @@ def pairs_of(groups: Groups, per_problem: int, seed: int) -> list[Row]:
          "rejected_ended": false, "question": "7+5-3*4="}
     """
     problems = {problem.id: problem for problem, _ in groups}
-    ended = {
-        (problem.id, row["response"]) for problem, rows in groups for row in rows if not row["truncated"]
-    }
+    ended = {(problem.id, row["response"]) for problem, rows in groups for row in rows if not row["truncated"]}
     return [
-        pair | {"problem": problems[pair["problem_id"]].to_row()}
+        pair
+        | {"problem": problems[pair["problem_id"]].to_row()}
         | {f"{side}_ended": (pair["problem_id"], pair[side]) in ended for side in ("chosen", "rejected")}
         for pair in preference_pairs(groups, per_problem, seed)
-    ]  # fmt: skip
+    ]
 
 
 def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
@@ -135,11 +145,16 @@ def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
             tokens = prefix + tokenizer.encode(rest, add_special_tokens=False)
             tokens += [tokenizer.eos_token_id] if ended or not tokens else []
             ends = step_ends(tokens, tokenizer, params.reward.steps)
-            rows.append({
-                "problem_id": problem.id, "problem": problem.to_row(), "response": row["response"],
-                "ended": ended, "correct": bool(row["correct"]),
-                "begun": [tokens[len(prefix) : end + 1] for end in ends[:-1]],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "problem_id": problem.id,
+                    "problem": problem.to_row(),
+                    "response": row["response"],
+                    "ended": ended,
+                    "correct": bool(row["correct"]),
+                    "begun": [tokens[len(prefix) : end + 1] for end in ends[:-1]],
+                }
+            )
     return rows
 
 

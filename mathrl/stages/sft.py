@@ -11,7 +11,7 @@ from pathlib import Path
 from mathrl.core.files import write_json, written_aside
 from mathrl.core.launch import launch_ranks, rank
 from mathrl.core.problems import read_problems
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 PROBLEMS, DEV = Path("data/curated/sft.jsonl"), Path("data/curated/dev.jsonl")
 BASE, MODEL, REPORT = Path("models/base"), Path("models/sft"), Path("reports/sft")
@@ -23,9 +23,8 @@ def work(run: StageRun) -> None:
 
 
 def fine_tune(
-    run: StageRun, *, start: Path, data: Sequence[Path], dev: Path, model: Path, report: Path,
-    base: bool = False,
-) -> None:  # fmt: skip
+    run: StageRun, *, start: Path, data: Sequence[Path], dev: Path, model: Path, report: Path, base: bool = False
+) -> None:
     """Fine-tune the model of the folder `start` on the problems of the files `data`.
 
     Writes the folders `model` and `report`; with sft.steps 0 `model` is a copy of `start`. With `base` the
@@ -34,11 +33,11 @@ def fine_tune(
     params = run.params
     launch_ranks(params.run.processes, params.run.device)
     # torch: after the ranks are started, so that each has its own.
+    from mathrl.health.watch import WatchedSink, examine
+    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
-    from mathrl.trainers.backend import Backend, choose_device
-    from mathrl.trainers.curves import report_curves
+    from mathrl.reports.training_curves import report_curves
     from mathrl.trainers.demonstrations import tokenize_demonstrations
-    from mathrl.trainers.health import WatchedSink, examine
     from mathrl.trainers.sft import train_sft
 
     backend = Backend(choose_device(params.run.device), params.training)
@@ -50,19 +49,20 @@ def fine_tune(
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],
-            params.prompt, tokenizer, params.sft.terse_share, params.run.seed,
+            params.prompt,
+            tokenizer,
+            params.sft.terse_share,
+            params.run.seed,
         )
         if params.sft.steps
         else []
         for files in (data, (dev,))
-    )  # fmt: skip
+    )
 
     def open_metrics(resume_after: int | None) -> WatchedSink:
         return WatchedSink(run.open_metrics(resume_after), params.health, None, run.health)
 
-    result = train_sft(
-        network, demonstrations, held_out, params.sft, params.run.seed, backend, run.state, open_metrics
-    )
+    result = train_sft(network, demonstrations, held_out, params.sft, params.run.seed, backend, run.state, open_metrics)
     if rank() != 0:
         return
     if params.sft.steps:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_json
-from mathrl.core.nouns import EvalRow
+from mathrl.core.types import EvalRow
 from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.responses import read_runs
 from mathrl.evaluation.runs import compare_runs, seeds_interval
 from mathrl.evaluation.summary import accuracies, values_of
 from mathrl.params.evaluate import Evaluate
-from mathrl.stages.entry import StageRun
+from mathrl.stages.stage_run import StageRun
 
 Run = dict[str, float]
 
@@ -29,9 +29,7 @@ def summarise(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -
     rows: dict[str, dict[str, dict[str, list[list[EvalRow]]]]] = {}
     for step, folder in evaluated:
         for each in read_runs(Path(folder) / "report" / "responses.jsonl"):
-            rows.setdefault(step, {}).setdefault(each.benchmark, {}).setdefault(each.label, []).append(
-                each.rows
-            )
+            rows.setdefault(step, {}).setdefault(each.benchmark, {}).setdefault(each.label, []).append(each.rows)
     summary: dict[str, Any] = {
         step: {name: _benchmark(models, how, seed) for name, models in benchmarks.items()}
         for step, benchmarks in rows.items()
@@ -51,12 +49,16 @@ def _benchmark(models: dict[str, list[list[EvalRow]]], how: Evaluate, seed: int)
     first, *others = models
     tests = {
         f"{first}_to_{other}": compare_runs(
-            first, other, [accuracies(rows) for rows in models[first]],
+            first,
+            other,
+            [accuracies(rows) for rows in models[first]],
             [accuracies(rows) for rows in models[other]],
-            confidence=how.confidence, resamples=how.resamples, seed=seed,
+            confidence=how.confidence,
+            resamples=how.resamples,
+            seed=seed,
         ).to_row()
         for other in others
-    }  # fmt: skip
+    }
     return {
         "order": list(models),
         "models": {name: figures(runs, how, seed) for name, runs in models.items()},
@@ -87,9 +89,8 @@ def _interval(name: str, runs: Sequence[Run], how: Evaluate, seed: int) -> Run:
         found = seeds_interval(runs, confidence=how.confidence)
     else:
         found = cluster_interval(
-            list(runs[0].values()), confidence=how.confidence, resamples=how.resamples, seed=seed,
-            share=share,
-        )  # fmt: skip
+            list(runs[0].values()), confidence=how.confidence, resamples=how.resamples, seed=seed, share=share
+        )
     # Over few seeds Student's t is wide; a share stays one, and a length is not negative.
     low, high = max(0.0, found.low), min(1.0, found.high) if share else found.high
     return {name: found.mean, f"{name}_low": low, f"{name}_high": high}

@@ -10,11 +10,11 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.hashing import digest, digest_path
+from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import common_problems, read_run
-from mathrl.evaluation.side_by_side import compare_sides
-from mathrl.sweeps.objective import Failed, Run, clear, execute, finished, rl_run
 from mathrl.sweeps.space import overrides, trial_params
 from mathrl.sweeps.study import Opened, best
+from mathrl.sweeps.trial import Failed, Run, clear, execute, finished, rl_run
 
 FRESH = 1000  # the first fresh seed lies so far above run.seed: no trial has had it
 NAMES = ("present parameters", "winner")
@@ -38,10 +38,7 @@ def compare(opened: Opened, stopping: Callable[[], bool] = lambda: False) -> dic
     if winner is None:
         raise UserError(f"study {opened.sweep.study} has no complete trial yet: mathrl sweep run")
     if winner.number == 0:
-        out: dict[str, Any] = {
-            "winner": 0,
-            "verdict": "no trial was better on dev than the present parameters",
-        }
+        out: dict[str, Any] = {"winner": 0, "verdict": "no trial was better on dev than the present parameters"}
         write_json(opened.folder / "comparison.json", out)
         return out
     sides = (_Side(0, dict(opened.present)), _Side(winner.number, winner.user_attrs["values"]))

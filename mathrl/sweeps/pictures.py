@@ -8,8 +8,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 from optuna.trial import FrozenTrial, TrialState
 
-from mathrl.evaluation.pictures import STYLE, picture
 from mathrl.params.sweep import Axis, Categorical, ZeroOrLog
+from mathrl.reports.pictures import STYLE, picture
 from mathrl.sweeps.space import floor
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
@@ -27,9 +27,8 @@ def draw_history(trials: Sequence[FrozenTrial], file: Path) -> None:
         bests = [max(t.value or 0.0 for t in done[: n + 1]) for n in range(len(done))]
         last = max(t.number for t in [*done, *early])
         axes.step(
-            [*(t.number for t in done), last], [*bests, bests[-1]], where="post", color=ORANGE,
-            label="best so far",
-        )  # fmt: skip
+            [*(t.number for t in done), last], [*bests, bests[-1]], where="post", color=ORANGE, label="best so far"
+        )
         axes.set(xlabel="trial (0: the present parameters)", ylabel="dev accuracy", title="Trials")
         axes.legend(fontsize=8)
 
@@ -68,9 +67,12 @@ def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> No
         drawn = trial.params[key]
         early = trial.state == TrialState.PRUNED
         axes.scatter(
-            place[repr(drawn)] if place is not None else drawn, trial.value, s=30,
-            color=ORANGE if trial.number == 0 else GREY if early else BLUE, marker="x" if early else "o",
-        )  # fmt: skip
+            place[repr(drawn)] if place is not None else drawn,
+            trial.value,
+            s=30,
+            color=ORANGE if trial.number == 0 else GREY if early else BLUE,
+            marker="x" if early else "o",
+        )
     if place is not None:
         axes.set_xticks(range(len(place)), list(place))
     elif axis.kind in ("log", "zero_or_log"):

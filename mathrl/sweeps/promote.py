@@ -48,14 +48,9 @@ class _AsWritten(RoundTripRepresenter):
 
 
 _AsWritten.add_representer(
-    float,
-    lambda to, value: to.represent_scalar(
-        "tag:yaml.org,2002:float", re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))
-    ),
+    float, lambda to, value: to.represent_scalar("tag:yaml.org,2002:float", re.sub(r"^(-?\d+)e", r"\1.0e", repr(value)))
 )
-_AsWritten.add_representer(
-    type(None), lambda to, value: to.represent_scalar("tag:yaml.org,2002:null", "null")
-)
+_AsWritten.add_representer(type(None), lambda to, value: to.represent_scalar("tag:yaml.org,2002:null", "null"))
 
 
 def edited(text: str, changes: Mapping[str, Any], where: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.places import code_version, home
+from mathrl.core.paths import code_version, home
 from mathrl.params import load_params
 from mathrl.params.schema import STAGES
 from mathrl.sweeps.study import Opened

@@ -11,9 +11,12 @@ from mathrl.sweeps.pictures import draw_history, draw_importance, draw_slices
 from mathrl.sweeps.study import Opened, best
 
 SAID = {
-    TrialState.COMPLETE: "complete", TrialState.PRUNED: "ended early", TrialState.FAIL: "failed",
-    TrialState.RUNNING: "unfinished", TrialState.WAITING: "waiting",
-}  # fmt: skip
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "ended early",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "unfinished",
+    TrialState.WAITING: "waiting",
+}
 LEAST = 4  # complete trials, below which importance says nothing
 
 
@@ -22,9 +25,11 @@ def write_report(opened: Opened) -> dict[str, Any]:
     trials = opened.study.get_trials(deepcopy=False)
     rows, winner = [row(each, list(opened.sweep.space)) for each in trials], best(trials)
     out: dict[str, Any] = {
-        "study": opened.sweep.study, "trials": rows, "best": winner.number if winner else None,
+        "study": opened.sweep.study,
+        "trials": rows,
+        "best": winner.number if winner else None,
         "importance": importance(opened.study, trials),
-    }  # fmt: skip
+    }
     write_json(opened.folder / "trials.json", out)
     write_text(opened.folder / "trials.md", markdown(out))
     if winner is not None:
@@ -41,10 +46,13 @@ def row(trial: FrozenTrial, keys: Sequence[str]) -> dict[str, Any]:
     values = trial.user_attrs.get("values", {})
     seconds = (trial.duration.total_seconds()) if trial.duration else None
     return {
-        "trial": trial.number, "state": SAID[trial.state],
+        "trial": trial.number,
+        "state": SAID[trial.state],
         "dev": trial.value if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        **{key: values.get(key) for key in keys}, "seconds": seconds, "error": trial.user_attrs.get("error"),
-    }  # fmt: skip
+        **{key: values.get(key) for key in keys},
+        "seconds": seconds,
+        "error": trial.user_attrs.get("error"),
+    }
 
 
 def importance(study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, float]:
@@ -64,8 +72,11 @@ def markdown(out: dict[str, Any]) -> str:
     lines = [f"# Study {out['study']}", ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(each[name]) for name in columns) + " |" for each in order]
-    lines += ["", "Trial 0 has the parameters that were present when the study began; dev: accuracy on dev "
-              "problems, of a trial that ended early, as it then stood."]  # fmt: skip
+    lines += [
+        "",
+        "Trial 0 has the parameters that were present when the study began; dev: accuracy on dev "
+        "problems, of a trial that ended early, as it then stood.",
+    ]
     lines += [f"Trial {each['trial']} failed: {each['error']}" for each in order if each["error"]]
     return "\n".join(lines) + "\n"
 

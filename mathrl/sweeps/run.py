@@ -15,12 +15,12 @@ from optuna.trial import TrialState
 
 from mathrl.core.errors import EXIT_USER_ERROR, UserError, exit_on_user_error
 from mathrl.core.mirroring import mirroring
-from mathrl.core.places import home, state_root, tracking_uri
+from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
 from mathrl.sweeps.compare import compare as compare_winner
-from mathrl.sweeps.objective import Interrupted
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.study import Opened, open_study
+from mathrl.sweeps.trial import Interrupted
 from mathrl.sweeps.worker import sweep_section
 
 POLL_SECONDS = 1.0
@@ -39,8 +39,7 @@ def run(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) 
     print(f"study {sweep.study}, {sweep.workers} workers, in {opened.folder}", flush=True)
     with mirrored(), progress("trials", sweep.trials or 0, _ended(opened)) as bar:
         workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            for _ in range(sweep.workers)
+            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) for _ in range(sweep.workers)
         ]
         try:
             while any(worker.poll() is None for worker in workers) and not stopping():
@@ -68,8 +67,7 @@ def _ended(opened: Opened) -> int:
 @contextmanager
 def mirrored() -> Iterator[None]:
     """One process that mirrors all records to MLflow, wherever the trials run."""
-    os.environ |= {"MATHRL_HOME": str(home()), "MATHRL_STATE": str(state_root()),
-                   "MLFLOW_TRACKING_URI": tracking_uri()}  # fmt: skip
+    os.environ |= {"MATHRL_HOME": str(home()), "MATHRL_STATE": str(state_root()), "MLFLOW_TRACKING_URI": tracking_uri()}
     with mirroring():
         yield
 

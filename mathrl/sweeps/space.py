@@ -8,12 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params, load_params
@@ -136,9 +131,7 @@ def decode(axis: Axis, drawn: Any) -> Any:
     return min(axis.high, max(axis.low, float(f"{drawn:.{DIGITS}g}")))
 
 
-def values_of(
-    space: Space, drawn: Mapping[str, Any], present: Mapping[str, Any], number: int
-) -> dict[str, Any]:
+def values_of(space: Space, drawn: Mapping[str, Any], present: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A trial's parameters; those of trial 0 are the present ones to the last digit."""
     return {key: present[key] if number == 0 else decode(axis, drawn[key]) for key, axis in space.items()}
 

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
-from mathrl.core.places import home, with_driver
+from mathrl.core.paths import home, with_driver
 from mathrl.params.sweep import Sweep
 
 STORAGE = "MATHRL_SWEEP_STORAGE"

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.places import workspace_preset
+from mathrl.core.paths import workspace_preset
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.space import check_space, encode, trial_params
@@ -64,9 +64,7 @@ def open_study(sweep: Sweep) -> Opened:
             )
         if not study.get_trials(deepcopy=False):
             study.enqueue_trial({key: encode(axis, present[key]) for key, axis in sweep.space.items()})
-    return Opened(
-        study, sweep, study_folder(sweep.study), present, params.rl.steps, f"{sweep.study}-{known['begun']}"
-    )
+    return Opened(study, sweep, study_folder(sweep.study), present, params.rl.steps, f"{sweep.study}-{known['begun']}")
 
 
 def read_study(name: str, storage: str = "journal") -> optuna.Study:

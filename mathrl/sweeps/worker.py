@@ -15,10 +15,10 @@ from optuna.trial import TrialState
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.params import load_params
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.claim import claim
-from mathrl.sweeps.lease import Lost
-from mathrl.sweeps.objective import Interrupted, run_trial
 from mathrl.sweeps.study import open_study
+from mathrl.sweeps.trial import Interrupted, run_trial
+from mathrl.sweeps.trial_claim import claim
+from mathrl.sweeps.trial_lease import Lost
 
 MOST_FAILURES = 3  # in a row, before the worker gives up
 

@@ -9,7 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.places import home, shown, tracking_uri
+from mathrl.core.paths import home, shown, tracking_uri
 
 EXPERIMENT = "mathrl"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI

@@ -181,8 +181,15 @@ def way_back(client: Any, text: str) -> Back:
             edges.append((maker.info.run_id, path, step.run))
             ahead.append((maker, depth + 1))
     tags = dict(version.tags)
-    return Back(version.name, str(version.version), tags.get("mathrl.digest", ""), tags,
-                list(steps.values()), edges, unexplained)  # fmt: skip
+    return Back(
+        version.name,
+        str(version.version),
+        tags.get("mathrl.digest", ""),
+        tags,
+        list(steps.values()),
+        edges,
+        unexplained,
+    )
 
 
 def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
@@ -205,25 +212,30 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
         raise UserError(f"{digest}: no run in MLflow read or made it; give a file's path or its whole digest")
     for run in runs:
         inside = [path for path, value in run.outputs.items() if value == digest]
-        begun |= {(path, value) for path, value in run.outputs.items()
-                  if any(path.startswith(f"{folder}/") for folder in inside)}  # fmt: skip
+        begun |= {
+            (path, value)
+            for path, value in run.outputs.items()
+            if any(path.startswith(f"{folder}/") for folder in inside)
+        }
     steps: dict[str, Step] = {}
     known, new, depth = set(begun), set(begun), 0
     while new:
         depth += 1
-        readers = [
-            run for run in runs if run.run not in steps and new & {*run.inputs.items(), *run.sources.items()}
-        ]
+        readers = [run for run in runs if run.run not in steps and new & {*run.inputs.items(), *run.sources.items()}]
         steps |= {run.run: replace(run, depth=depth) for run in readers}
         new = {made for run in readers for made in run.outputs.items()} - known
         known |= new
     digests = {value for _, value in known}
     reached = [
-        Reached(version.name, str(version.version), version.tags.get("mathrl.digest", ""),
-                version.tags.get("mathrl.digest", "") in digests)
+        Reached(
+            version.name,
+            str(version.version),
+            version.tags.get("mathrl.digest", ""),
+            version.tags.get("mathrl.digest", "") in digests,
+        )
         for version in client.search_model_versions()
         if version.run_id in steps or version.tags.get("mathrl.digest", "") in digests
-    ]  # fmt: skip
+    ]
     return list(steps.values()), sorted(reached, key=lambda each: (each.name, int(each.version)))
 
 
@@ -268,15 +280,16 @@ def _step(run: Any) -> Step:
 
     read, outputs = under("input."), under("output.")
     inputs = {path: digest for path, digest in read.items() if not path.startswith(GIVEN)}
-    made = {
-        *inputs.values(),
-        *outputs.values(),
-    }  # a stage may name its splits as datasets: those are no sources
+    made = {*inputs.values(), *outputs.values()}  # a stage may name its splits as datasets: those are no sources
     named = {each.dataset.name: each.dataset.digest for each in run.inputs.dataset_inputs}
     return Step(
-        run.info.run_id, tags.get("dvc.stage", ""), tags.get("mlflow.source.git.commit", ""),
-        tags.get("git.dirty") == "true", dict(run.data.params), inputs, outputs,
-        {name: digest for name, digest in (named | read).items()
-         if digest not in made and name not in inputs},
+        run.info.run_id,
+        tags.get("dvc.stage", ""),
+        tags.get("mlflow.source.git.commit", ""),
+        tags.get("git.dirty") == "true",
+        dict(run.data.params),
+        inputs,
+        outputs,
+        {name: digest for name, digest in (named | read).items() if digest not in made and name not in inputs},
         tags.get("mathrl.workspace", ""),
-    )  # fmt: skip
+    )

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.files import write_json
-from mathrl.core.places import home
+from mathrl.core.paths import home
 from mathrl.core.progress import pause
 from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.upload import Upload, question
@@ -84,10 +84,7 @@ class Mirror:
     def _say(self, error: Exception) -> None:
         if not self.said:
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            print(
-                f"tracking: {without_logins(said)}; the run goes on, `mathrl sync` uploads later",
-                file=sys.stderr,
-            )
+            print(f"tracking: {without_logins(said)}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
         self.said = True
 
     def _open_records(self, patient: bool) -> Iterator[tuple[Path, int]]:

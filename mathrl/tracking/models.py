@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from mathrl.core.places import home
+from mathrl.core.paths import home
 from mathrl.tracking.client import experiments
 
 TEXT = 250  # MLflow's limit of a logged model's parameter is 500
@@ -39,23 +39,30 @@ def model_name(path: str) -> str:
 
 def logged_model(client: Any, digest: str) -> Any | None:
     """The logged model of these bytes."""
-    found = client.search_logged_models(
-        experiments(client), f"tags.`mathrl.digest` = '{digest}'", max_results=1
-    )
+    found = client.search_logged_models(experiments(client), f"tags.`mathrl.digest` = '{digest}'", max_results=1)
     return found[0] if found else None
 
 
 def log_model(
-    client: Any, experiment: str, path: str, digest: str, run_id: str,
-    tags: Mapping[str, str] | None = None, params: Mapping[str, str] | None = None,
-) -> Any:  # fmt: skip
+    client: Any,
+    experiment: str,
+    path: str,
+    digest: str,
+    run_id: str,
+    tags: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+) -> Any:
     """The logged model of these bytes, made in `experiment` as the run's where there is none yet."""
     with FileLock(home() / "models.lock"):
         found = logged_model(client, digest)
         if found is not None:
             return found
         made = client.create_logged_model(
-            experiment, model_name(path), run_id, params={k: v[:TEXT] for k, v in (params or {}).items()},
-            tags={"mathrl.digest": digest, "mathrl.path": path, **(tags or {})}, model_type="causal-lm",
-        )  # fmt: skip
+            experiment,
+            model_name(path),
+            run_id,
+            params={k: v[:TEXT] for k, v in (params or {}).items()},
+            tags={"mathrl.digest": digest, "mathrl.path": path, **(tags or {})},
+            model_type="causal-lm",
+        )
         return client.finalize_logged_model(made.model_id, "READY")

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.files import read_json
-from mathrl.core.places import home
+from mathrl.core.paths import home
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
 
@@ -45,9 +45,11 @@ class Upload:
             if found:
                 return found.info.run_id, parent
             run = self.client.create_run(
-                place, run_name=_label(facts), start_time=_milliseconds(facts["started"]),
+                place,
+                run_name=_label(facts),
+                start_time=_milliseconds(facts["started"]),
                 tags={"mlflow.parentRunId": above or parent, "mathrl.record": record, **_tags(facts)},
-            )  # fmt: skip
+            )
         run_id = str(run.info.run_id)
         self._log_params(run_id, facts["params"])
         self._log_datasets(run_id, facts)
@@ -73,11 +75,7 @@ class Upload:
             if after is not None and step <= after:
                 continue
             at = _milliseconds(row["at"])
-            batch += [
-                Metric(_name(name), value, at, step)
-                for name, value in row.items()
-                if name not in ("step", "at")
-            ]
+            batch += [Metric(_name(name), value, at, step) for name, value in row.items() if name not in ("step", "at")]
             after = step
         for start in range(0, len(batch), METRICS_A_CALL):
             self.client.log_batch(run_id, metrics=batch[start : start + METRICS_A_CALL])
@@ -90,9 +88,7 @@ class Upload:
             text = f"step {each['first']} to {each['last']}: {each['evidence']}; cause: {each['cause']}"
             self.client.set_tag(run_id, f"health.{each['rule']}", text)
 
-    def finish(
-        self, run_id: str, parent: str, facts: Mapping[str, Any], status: str, artifacts: Path
-    ) -> None:
+    def finish(self, run_id: str, parent: str, facts: Mapping[str, Any], status: str, artifacts: Path) -> None:
         """Final figures, files, output digests, status."""
         self._log_datasets(run_id, facts)  # those that the stage named on its way
         if status == "finished":
@@ -145,24 +141,30 @@ class Upload:
             if model.model_id not in known:
                 self.client.log_inputs(run_id, models=[LoggedModelInput(model.model_id)])
                 known.add(model.model_id)
-            figures = {name.removeprefix(f"{label}/"): value for name, value in facts["summary"].items()
-                       if name.startswith(f"{label}/")}  # fmt: skip
+            figures = {
+                name.removeprefix(f"{label}/"): value
+                for name, value in facts["summary"].items()
+                if name.startswith(f"{label}/")
+            }
             # One step each, so that the run's own pass_at_1 is that of the last model.
             self._log_figures(run_id, facts, figures, model.model_id, measured["dataset"], place)
 
     def _log_figures(
-        self, run_id: str, facts: Mapping[str, Any], figures: Mapping[str, float], model: str | None = None,
-        dataset: str | None = None, step: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        run_id: str,
+        facts: Mapping[str, Any],
+        figures: Mapping[str, float],
+        model: str | None = None,
+        dataset: str | None = None,
+        step: int = 0,
+    ) -> None:
         """Metrics, bound to a model and a dataset where these are told."""
         from mlflow.entities import Metric
 
         at, named = _milliseconds(facts.get("ended", facts["started"])), _datasets(facts)
         batch = []
         for name, value in figures.items():
-            data = dataset or next(
-                (path for path in named if "/dev" in name and path.endswith("dev.jsonl")), None
-            )
+            data = dataset or next((path for path in named if "/dev" in name and path.endswith("dev.jsonl")), None)
             bound = {"model_id": model} if model else {}
             bound |= {"dataset_name": data, "dataset_digest": named[data]} if model and data in named else {}
             batch.append(Metric(_name(name), value, at, step, **bound))
@@ -177,9 +179,7 @@ class Upload:
         if found:
             return str(found.info.run_id)
         tags = {f"mathrl.{role}": known_by, "mathrl.role": role, **_origin(facts)}
-        run = self.client.create_run(
-            place, run_name=name, start_time=_milliseconds(facts["started"]), tags=tags
-        )
+        run = self.client.create_run(place, run_name=name, start_time=_milliseconds(facts["started"]), tags=tags)
         self._log_params(run.info.run_id, facts["pipeline_params"])
         return str(run.info.run_id)
 
@@ -209,9 +209,7 @@ class Upload:
         ]
         if len(stages) > LINKED:
             lines.append(f"- and {len(stages) - LINKED} more, in this run's tags `stage.*`")
-        self.client.set_tag(
-            parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines)
-        )
+        self.client.set_tag(parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines))
 
     def _log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         from mlflow.entities import Param

@@ -11,25 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mathrl.algorithms.advantages import (
-    distillation_advantages,
-    group_advantages,
-    process_advantages,
-    whiten,
-)
+from mathrl.algorithms.advantages import distillation_advantages, group_advantages, process_advantages, whiten
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.alignment import gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.importance import importance_weights
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
 from mathrl.core.errors import UserError
+from mathrl.learners.accumulate import halvable, halving
+from mathrl.learners.distributed import Backend
+from mathrl.learners.partition import balanced, filled
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
 from mathrl.params.train import Rl
-from mathrl.trainers.accumulate import halvable, halving
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.partition import balanced, filled
 from mathrl.trainers.rollouts import RolloutGroup
 
 
@@ -114,8 +109,12 @@ def make_batch(
     def logprobs(network: Any, whose: str) -> Tensor:
         return for_all(
             lambda packed: response_logprobs(network, packed, params.temperature)[0],
-            network, groups, params.tokens_per_microbatch, backend, f"log-probs of the {whose}",
-        )  # fmt: skip
+            network,
+            groups,
+            params.tokens_per_microbatch,
+            backend,
+            f"log-probs of the {whose}",
+        )
 
     lengths_S = torch.tensor([len(response) for group in groups for response in group.responses])
     sampler_N = torch.tensor([value for group in groups for row in group.logprobs for value in row])
@@ -151,8 +150,12 @@ def make_batch(
     elif params.advantage == "gae":
         values_N = for_all(
             lambda packed: token_scores(critic, packed),
-            critic, groups, params.tokens_per_microbatch, backend, "critic's values",
-        )  # fmt: skip
+            critic,
+            groups,
+            params.tokens_per_microbatch,
+            backend,
+            "critic's values",
+        )
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
         advantages_N, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, params.gae_lambda)
     else:
@@ -160,9 +163,16 @@ def make_batch(
     if params.whiten:
         advantages_N = whiten(advantages_N, kept_N)
     batch = Batch(
-        groups, lengths_S, old_N, advantages_N, kept_N, importance_N,
-        reference_N if params.kl_in == "loss" else None, values_N, returns_N,
-    )  # fmt: skip
+        groups,
+        lengths_S,
+        old_N,
+        advantages_N,
+        kept_N,
+        importance_N,
+        reference_N if params.kl_in == "loss" else None,
+        values_N,
+        returns_N,
+    )
     return batch, figures
 
 
@@ -189,9 +199,7 @@ def outcome_advantages(
         return returns_N - spread(baselines_S, lengths_S)
     assert kind != "gae" and kind != "distillation"
     rewards_PG = _rewards(groups) if penalty_N is None else response_sums(rewards_N, lengths_S)
-    advantages_PG = group_advantages(
-        rewards_PG.view(len(groups), -1), kind, ddof=params.std_ddof, eps=params.std_eps
-    )
+    advantages_PG = group_advantages(rewards_PG.view(len(groups), -1), kind, ddof=params.std_ddof, eps=params.std_eps)
     return spread(advantages_PG.flatten(), lengths_S)
 
 

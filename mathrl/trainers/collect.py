@@ -6,15 +6,15 @@ Shapes: P groups (prompts) of G responses.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
+from mathrl.learners.distributed import Backend
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.ahead import Drawn, draw
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.prefetch import Drawn, draw
 from mathrl.trainers.rollouts import RolloutGroup, rollout_group
 
 Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
@@ -61,15 +61,13 @@ def collect(
     rounds = 0
     while True:
         own_seed = derive_seed(seed, "round", rounds) if rounds else seed
-        if first is None or rounds:
-            drawn = draw(sampler, problems, order, reward, params, backend, own_seed)
-        else:
-            drawn = first
+        drawn = draw(sampler, problems, order, reward, params, backend, own_seed) if first is None or rounds else first
         _add(seconds, drawn.seconds)
         own = [
             rollout_group(index, prompts[index] or (), group)
-            for index, group in zip(drawn.problems, drawn.graded, strict=True) if group is not None
-        ]  # fmt: skip
+            for index, group in zip(drawn.problems, drawn.graded, strict=True)
+            if group is not None
+        ]
         own = judge(own) if judge is not None else own
         if params.advantage == "greedy":
             own = _with_greedy_baselines(own, sampler, problems, reward, judge, params, seconds)
@@ -106,8 +104,9 @@ def _with_greedy_baselines(
     _add(seconds, sampler.seconds)
     greedy = [
         rollout_group(group.problem, group.prompt, one)
-        for group, one in zip(groups, graded, strict=True) if one is not None
-    ]  # fmt: skip
+        for group, one in zip(groups, graded, strict=True)
+        if one is not None
+    ]
     greedy = judge(greedy) if judge is not None else greedy
     return [
         replace(group, baseline=one.rewards[0], baseline_tokens=len(one.responses[0]))

@@ -13,6 +13,10 @@ from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.value_loss import clipped_value_loss, explained_variance
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
+from mathrl.learners.accumulate import accumulate, halving
+from mathrl.learners.distributed import Backend
+from mathrl.learners.learner import Learner, make_learner
+from mathrl.learners.partition import balanced
 from mathrl.models.linear import BFloat16Linear
 from mathrl.models.load import load_model, resolve_folder
 from mathrl.models.lora import add_lora
@@ -20,16 +24,10 @@ from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.run import Model
 from mathrl.params.train import Critic, Rl
-from mathrl.trainers.accumulate import accumulate, halving
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import Batch
-from mathrl.trainers.learner import Learner, make_learner
-from mathrl.trainers.partition import balanced
 
 
-def make_critic(
-    params: Critic, policy: Any, scorer: Any, updates: int, seed: int, backend: Backend
-) -> Learner:
+def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: int, backend: Backend) -> Learner:
     """A critic that learns, from `scorer` if there is one, else from the folder, else from the policy.
 
     A folder of a causal LM, and the policy, give the trunk to a head of zeros: every value is 0 at first.

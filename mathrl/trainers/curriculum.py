@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.params.train import Curriculum
 from mathrl.trainers.demonstrations import Stream
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import render
 from mathrl.models.packing import Group

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from mathrl.core.nouns import Problem
-from mathrl.core.overflow import memory_part
+from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
+from mathrl.learners.partition import filled
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rewards.steps import step_ends
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.partition import filled
 from mathrl.trainers.reward_model import scores_after
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -57,13 +57,7 @@ def process_judge(scorer: Any, how: Judge, tokenizer: Any, rule: str, budget: in
 
 
 def continuations_judge(
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    reward: RewardFunction,
-    params: Rl,
-    how: Judge,
-    rule: str,
-    seed: int,
+    sampler: Sampler, problems: Sequence[Problem], reward: RewardFunction, params: Rl, how: Judge, rule: str, seed: int
 ) -> JudgeFunction:
     """The reward of a step is the share of `continuations` from its end that come out right (Math-Shepherd's
     soft labels, arXiv:2312.08935), by the policy as it is; of the last, whether the response is right.
@@ -74,23 +68,16 @@ def continuations_judge(
     sampling = Sampling(how.continuations, params.temperature, params.max_tokens)
 
     def judge(groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        ends = [
-            [step_ends(response, sampler.tokenizer, rule) for response in group.responses] for group in groups
-        ]
+        ends = [[step_ends(response, sampler.tokenizer, rule) for response in group.responses] for group in groups]
         begun = [
-            problems[group.problem].with_(
-                extra={**problems[group.problem].extra, "begun": response[: end + 1]}
-            )
+            problems[group.problem].with_(extra={**problems[group.problem].extra, "begun": response[: end + 1]})
             for group, rows in zip(groups, ends, strict=True)
             for response, places in zip(group.responses, rows, strict=True)
             for end in places[:-1]
         ]
-        drawn = derive_seed(
-            seed, "continuations", *(token for group in groups for token in group.responses[0])
-        )
+        drawn = derive_seed(seed, "continuations", *(token for group in groups for token in group.responses[0]))
         rates = [
-            sum(each.correct and each.completion.finish_reason != "length" for each in found or ())
-            / how.continuations
+            sum(each.correct and each.completion.finish_reason != "length" for each in found or ()) / how.continuations
             for found in sampler.sample(begun, sampling, reward, drawn)
         ]
         left = iter(rates)
@@ -110,13 +97,9 @@ def with_steps(
     group: RolloutGroup, ends: Sequence[tuple[int, ...]], rewards: Sequence[Sequence[float]]
 ) -> RolloutGroup:
     """The group with its steps' rewards; those of a response that was cut off end with 0."""
-    told = [
-        (*row[:-1], 0.0) if cut else tuple(row) for row, cut in zip(rewards, group.truncated, strict=True)
-    ]
+    told = [(*row[:-1], 0.0) if cut else tuple(row) for row, cut in zip(rewards, group.truncated, strict=True)]
     means = [sum(row) / len(row) for row in told]
-    return replace(
-        group, step_ends=tuple(ends), step_rewards=tuple(told), parts=_noted(group, "steps", means)
-    )
+    return replace(group, step_ends=tuple(ends), step_rewards=tuple(told), parts=_noted(group, "steps", means))
 
 
 def _noted(group: RolloutGroup, name: str, values: Sequence[float]) -> tuple[dict[str, float], ...]:

@@ -15,17 +15,17 @@ from torch import Tensor
 from mathrl.algorithms.preference import dpo_loss
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.templates import render
+from mathrl.learners.accumulate import halvable, halving
+from mathrl.learners.distributed import Backend
+from mathrl.learners.partition import filled
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
-from mathrl.trainers.accumulate import halvable, halving
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.fit import Item, fit
-from mathrl.trainers.partition import filled
+from mathrl.trainers.supervised import Item, fit
 
 
 def tokenize_pairs(rows: Sequence[Mapping[str, Any]], prompt: Prompt, tokenizer: Any) -> list[Item]:
@@ -71,9 +71,7 @@ def train_dpo(
     if params.lora is not None:
         add_lora(model, params.lora, seed)
     loss_of = partial(pair_loss, model, params)
-    return fit(
-        model, pairs, dev, loss_of, params, params.pairs_per_step, seed, backend, state, open_metrics, "dpo"
-    )
+    return fit(model, pairs, dev, loss_of, params, params.pairs_per_step, seed, backend, state, open_metrics, "dpo")
 
 
 def pair_loss(model: Any, params: Dpo, items: Sequence[Item]) -> tuple[Tensor, dict[str, float]]:
@@ -82,9 +80,13 @@ def pair_loss(model: Any, params: Dpo, items: Sequence[Item]) -> tuple[Tensor, d
     reference_P2 = torch.tensor([item.values for item in items], device=chosen_P.device)
     reference_chosen_P, reference_rejected_P = reference_P2.unbind(1)
     loss_P, margin_P = dpo_loss(
-        chosen_P, rejected_P, reference_chosen_P, reference_rejected_P, beta=params.beta,
+        chosen_P,
+        rejected_P,
+        reference_chosen_P,
+        reference_rejected_P,
+        beta=params.beta,
         label_smoothing=params.label_smoothing,
-    )  # fmt: skip
+    )
     margin_P = margin_P.detach()
     figures = {
         "loss": float(loss_P.detach().sum()),
@@ -122,8 +124,6 @@ def with_reference(model: Any, items: Sequence[Item], params: Dpo, backend: Back
         return found
 
     out = list(items)
-    for rank, share in enumerate(
-        backend.gather(halving(backend, params.tokens_per_microbatch, attempt, "dpo"))
-    ):
+    for rank, share in enumerate(backend.gather(halving(backend, params.tokens_per_microbatch, attempt, "dpo"))):
         out[rank :: backend.world] = share
     return out

@@ -16,20 +16,20 @@ from torch import Tensor
 from mathrl.algorithms.preference import bradley_terry_loss, step_loss
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.templates import render
+from mathrl.learners.accumulate import halvable, halving
+from mathrl.learners.distributed import Backend
+from mathrl.learners.partition import filled
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
 from mathrl.params.preference import RewardModel
 from mathrl.params.run import Prompt
 from mathrl.rewards.steps import step_ends
-from mathrl.trainers.accumulate import halvable, halving
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.fit import Item, fit
-from mathrl.trainers.partition import filled
 from mathrl.trainers.preference import tokenize_response
+from mathrl.trainers.supervised import Item, fit
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -94,9 +94,7 @@ def train_reward_model(
     if params.lora is not None:
         add_lora(scorer, params.lora, seed)
     loss_of = partial(items_loss, scorer, end_token)
-    figures = fit(
-        scorer, items, dev, loss_of, params, params.batch, seed, backend, state, open_metrics, "reward_model"
-    )
+    figures = fit(scorer, items, dev, loss_of, params, params.batch, seed, backend, state, open_metrics, "reward_model")
     mine = list(items[backend.rank :: backend.world])
 
     @torch.no_grad()
@@ -131,9 +129,7 @@ def _places(items: Sequence[Item]) -> list[Sequence[int]]:
     return [item.places or (len(response) - 1,) for item in items for response in item.group.responses]
 
 
-def scores_after(
-    scorer: Any, groups: Sequence[Group], places: Sequence[Sequence[int]], end_token: int
-) -> Tensor:
+def scores_after(scorer: Any, groups: Sequence[Group], places: Sequence[Sequence[int]], end_token: int) -> Tensor:
     """The scores after the tokens at `places` of each response, in order, with a gradient."""
     longer = [Group(g.prompt, tuple((*response, end_token) for response in g.responses)) for g in groups]
     scores_N = token_scores(scorer, longer)

@@ -25,31 +25,31 @@ from mathrl.algorithms.advantages import uniform_groups
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import MetricSink
-from mathrl.core.nouns import Problem
-from mathrl.core.overflow import memory_part
+from mathrl.core.out_of_memory import memory_part
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
+from mathrl.health.mismatch import check_mismatch
+from mathrl.learners.checkpoint import CheckpointFolder, save_point
+from mathrl.learners.distributed import Backend
+from mathrl.learners.learner import make_learner
+from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.learners.torch_learner import share_gradients
 from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.ahead import Ahead, draw
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.collect import Judge, collect
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.dev import evaluate_dev
-from mathrl.trainers.learner import make_learner
-from mathrl.trainers.mismatch import check_mismatch
-from mathrl.trainers.probe import probe_kl
+from mathrl.trainers.dev_evaluation import evaluate_dev
+from mathrl.trainers.kl_probe import probe_kl
+from mathrl.trainers.policy_update import UpdateFigures, minibatches, update_gradient
+from mathrl.trainers.prefetch import Ahead, draw
 from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
-from mathrl.trainers.stopping import Stopped, StopRequest
-from mathrl.trainers.sync import WeightSync
-from mathrl.trainers.torch_learner import share_gradients
-from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
+from mathrl.trainers.weight_sync import WeightSync
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,8 @@ def train_rl(
     if params.critic is not None:
         valuer = make_critic(params.critic, model, critic, params.steps * a_step, seed, backend)
     policy = make_learner(
-        model, params.optimizer, params.lr, (params.steps - only_critic) * a_step, backend, name="rl",
-        ema=params.ema,
-    )  # fmt: skip
+        model, params.optimizer, params.lr, (params.steps - only_critic) * a_step, backend, name="rl", ema=params.ema
+    )
     learners = [policy] if valuer is None else [policy, valuer]
     share_gradients(learners)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
@@ -149,10 +148,14 @@ def train_rl(
     def point() -> Callable[[], None]:
         """What writes a checkpoint of the run as it is now."""
         values = {
-            "policy": policy.counts, "critic": valuer.counts if valuer is not None else None,
-            "order": order.state(), "kl_coef": kl_coef, "counts": dict(counts), "dev_accuracy": dev_accuracy,
+            "policy": policy.counts,
+            "critic": valuer.counts if valuer is not None else None,
+            "order": order.state(),
+            "kl_coef": kl_coef,
+            "counts": dict(counts),
+            "dev_accuracy": dev_accuracy,
             **ahead.state(),
-        }  # fmt: skip
+        }
         return partial(save_point, checkpoints, done, learners, values, backend.rank)
 
     if params.gradient_checkpointing:
@@ -169,9 +172,7 @@ def train_rl(
             # Sample and grade: each process its share of the prompts; then every process knows all.
             first = ahead.take()
             with sync.while_sampling():
-                rollouts = collect(
-                    sampler, problems, prompts, order, reward, judge, params, backend, step_seed, first
-                )
+                rollouts = collect(sampler, problems, prompts, order, reward, judge, params, backend, step_seed, first)
             lag = policy.updates - first.updates if first is not None else 0
             if not ahead.on:
                 sync.sleep()
@@ -186,9 +187,15 @@ def train_rl(
                 for learner in learners:
                     scoring.enter_context(learner.scoring())
                 batch, row = make_batch(
-                    rollouts.groups, params, backend, model, reference if params.kl_coef else None, teacher,
-                    valuer.model if valuer is not None else None, kl_coef,
-                )  # fmt: skip
+                    rollouts.groups,
+                    params,
+                    backend,
+                    model,
+                    reference if params.kl_coef else None,
+                    teacher,
+                    valuer.model if valuer is not None else None,
+                    kl_coef,
+                )
                 if params.kl_probe and not params.kl_coef:
                     row["kl"] = probe_kl(rollouts.groups, reference, params, backend)
             scored_at = time.perf_counter()
@@ -225,16 +232,23 @@ def train_rl(
             counts["sampled"] += tokens
             uniform = int(uniform_groups(torch.tensor([group.rewards for group in batch.groups])).sum())
             row = {
-                **rollout_metrics(rollouts.everything, uniform / len(batch.groups)), **values.metrics(batch),
+                **rollout_metrics(rollouts.everything, uniform / len(batch.groups)),
+                **values.metrics(batch),
                 **metrics_by_source(rollouts.everything, problems),
-                **update.metrics(params), **(update.mismatch() if sync.engine else {}),
-                **merged_counters(rollouts.counters), **row,
-                "lr_factor": policy.factor, "skipped_updates": policy.bad,
+                **update.metrics(params),
+                **(update.mismatch() if sync.engine else {}),
+                **merged_counters(rollouts.counters),
+                **row,
+                "lr_factor": policy.factor,
+                "skipped_updates": policy.bad,
                 "rollout/dropped_prompts": len(problems) - len(usable),
-                "time/step": end - start, "time/rollout": rollouts.seconds["generation"],
-                "time/reward": rollouts.seconds["reward"], "time/scores": scored_at - sampled_at,
-                "time/update": end - scored_at, "throughput/tokens_per_second": tokens / (end - start),
-            }  # fmt: skip
+                "time/step": end - start,
+                "time/rollout": rollouts.seconds["generation"],
+                "time/reward": rollouts.seconds["reward"],
+                "time/scores": scored_at - sampled_at,
+                "time/update": end - scored_at,
+                "throughput/tokens_per_second": tokens / (end - start),
+            }
             if ahead.on:
                 staleness = row.get("rollout/staleness", 0.0) + lag
                 row |= {"rollout/lag": lag, "rollout/staleness": staleness, "time/rollout_wait": waited}

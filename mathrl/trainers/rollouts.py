@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from mathrl.core.nouns import Graded, Problem
+from mathrl.core.types import Graded, Problem
 from mathrl.models.packing import Group
 
 REPEATED_GRAM = 16

@@ -16,17 +16,17 @@ from torch import Tensor
 from mathrl.core.metrics import MetricSink
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
+from mathrl.learners.accumulate import accumulate, halvable, halving
+from mathrl.learners.checkpoint import CheckpointFolder, save_point
+from mathrl.learners.distributed import Backend
+from mathrl.learners.learner import make_learner
+from mathrl.learners.partition import balanced, filled
+from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.train import Sft
-from mathrl.trainers.accumulate import accumulate, halvable, halving
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.checkpoint import CheckpointFolder, save_point
 from mathrl.trainers.demonstrations import Stream, next_batch
-from mathrl.trainers.learner import make_learner
-from mathrl.trainers.partition import balanced, filled
-from mathrl.trainers.stopping import Stopped, StopRequest
 
 LossOf = Callable[[list[Group]], tuple[Tensor, Tensor]]
 
@@ -100,9 +100,12 @@ def train_sft(
                 return micro_loss, micro_loss.detach()
 
             def attempt(
-                tokens: int, mine: list[Group] = mine, sizes: list[int] = sizes, spare: Group = batch[0],
+                tokens: int,
+                mine: list[Group] = mine,
+                sizes: list[int] = sizes,
+                spare: Group = batch[0],
                 loss_of: LossOf = loss_of,
-            ) -> list[Tensor]:  # fmt: skip
+            ) -> list[Tensor]:
                 return accumulate(learner, backend, mine, sizes, tokens, spare, loss_of, "sft")
 
             losses = halving(backend, params.tokens_per_microbatch, attempt, "sft")
@@ -116,10 +119,14 @@ def train_sft(
 
             seconds = time.perf_counter() - start
             figures = {
-                "loss": loss, "grad_norm": learner.norm, "lr_factor": learner.factor,
-                "tokens_seen": tokens_seen, "skipped_updates": learner.bad, "time/step": seconds,
+                "loss": loss,
+                "grad_norm": learner.norm,
+                "lr_factor": learner.factor,
+                "tokens_seen": tokens_seen,
+                "skipped_updates": learner.bad,
+                "time/step": seconds,
                 "throughput/tokens_per_second": sum(g.packed_tokens for g in batch) / seconds,
-            }  # fmt: skip
+            }
             last = done == params.steps
             if dev and (last or (params.eval_every and done % params.eval_every == 0)):
                 with learner.scoring():

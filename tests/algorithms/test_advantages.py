@@ -37,9 +37,7 @@ def test_group_std_by_hand() -> None:
 def test_the_defaults_are_ddof_1_and_eps_1e_6() -> None:
     rewards = torch.tensor([[0.0, 3e-6]], dtype=torch.float64)
     std = 3e-6 / math.sqrt(2)
-    assert group_advantages(rewards, "group_std")[0, 1].item() == pytest.approx(
-        1.5e-6 / (std + 1e-6), rel=1e-9
-    )
+    assert group_advantages(rewards, "group_std")[0, 1].item() == pytest.approx(1.5e-6 / (std + 1e-6), rel=1e-9)
 
 
 def test_group_mean_and_leave_one_out_by_hand() -> None:
@@ -158,9 +156,7 @@ def test_whitening_by_hand_and_by_statistics() -> None:
     sample = [0.3, -1.0, 2.5, 2.5, 0.1]
     white = whiten(torch.tensor(sample, dtype=torch.float64), torch.ones(5, dtype=torch.bool))
     mean, variance = statistics.mean(sample), statistics.variance(sample)
-    assert white.tolist() == pytest.approx(
-        [(v - mean) / math.sqrt(variance + 1e-8) for v in sample], rel=1e-12
-    )
+    assert white.tolist() == pytest.approx([(v - mean) / math.sqrt(variance + 1e-8) for v in sample], rel=1e-12)
 
 
 def test_the_whitening_eps_is_verls() -> None:
@@ -177,10 +173,7 @@ def test_whitening_gives_exactly_zero_where_nothing_differs() -> None:
 
 
 def test_distillation_raises_what_the_teacher_finds_likelier() -> None:
-    assert distillation_advantages(torch.tensor([-1.0, -3.0]), torch.tensor([-2.0, -0.5])).tolist() == [
-        1,
-        -2.5,
-    ]
+    assert distillation_advantages(torch.tensor([-1.0, -3.0]), torch.tensor([-2.0, -0.5])).tolist() == [1, -2.5]
     # Its expectation under the policy is minus the reverse KL.
     policy, teacher = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.5, 0.3])
     expected = -(policy * (policy / teacher).log()).sum()

@@ -18,17 +18,18 @@ def test_gaps_are_counted_above_each_bound_whichever_side_they_lie_on() -> None:
 def test_counts_are_shares_of_all_tokens_under_the_bounds_names() -> None:
     shares = gap_shares([5, 3, 3, 2, 0], 6.0)
     assert shares == {
-        "rollout/gap_above/0.0001": 5 / 6, "rollout/gap_above/0.001": 0.5, "rollout/gap_above/0.01": 0.5,
-        "rollout/gap_above/0.1": 1 / 3, "rollout/gap_above/1": 0.0,
-    }  # fmt: skip
+        "rollout/gap_above/0.0001": 5 / 6,
+        "rollout/gap_above/0.001": 0.5,
+        "rollout/gap_above/0.01": 0.5,
+        "rollout/gap_above/0.1": 1 / 3,
+        "rollout/gap_above/1": 0.0,
+    }
     assert set(gap_shares([0.0] * 5, 0.0).values()) == {0.0}
     assert gap_shares([1, 0, 0, 0, 0], 0.5)["rollout/gap_above/0.0001"] == 1.0  # of one token at least
 
 
 def test_alignment_is_a_mean_over_each_response() -> None:
-    found = logprob_alignment(
-        torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, -0.1, 1.0]), torch.tensor([2, 1])
-    )
+    found = logprob_alignment(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, -0.1, 1.0]), torch.tensor([2, 1]))
     assert torch.allclose(found, torch.tensor([0.1, 0.0]).exp())
 
 

@@ -26,9 +26,15 @@ Loss = Callable[[Tensor, Sampled], Tensor]
 def by_policy_loss(kind: str) -> Loss:
     def loss(logprobs_N: Tensor, given: Sampled) -> Tensor:
         return policy_loss(
-            kind, logprobs_N, given.old_N, given.advantages_N, given.lengths_S, given.clip_low,  # type: ignore[arg-type]
-            given.clip_high, given.dual_clip,
-        )[0].sum()  # fmt: skip
+            kind,
+            logprobs_N,
+            given.old_N,
+            given.advantages_N,
+            given.lengths_S,
+            given.clip_low,  # type: ignore[arg-type]
+            given.clip_high,
+            given.dual_clip,
+        )[0].sum()
 
     return loss
 
@@ -52,9 +58,7 @@ def cross_entropy(logprobs_N: Tensor, given: Sampled) -> Tensor:
 
 def of_correct(logprobs_N: Tensor, given: Sampled) -> Tensor:
     parts = torch.split(logprobs_N, given.lengths_S.tolist())
-    return -torch.stack(
-        [part.sum() for part, right in zip(parts, given.correct_S, strict=True) if right]
-    ).sum()
+    return -torch.stack([part.sum() for part, right in zip(parts, given.correct_S, strict=True) if right]).sum()
 
 
 def grpo_loss(logprobs_N: Tensor, given: Sampled) -> Tensor:
@@ -82,10 +86,9 @@ def slopes_NW(model: Any) -> Tensor:
     """∇ log policy of every token, one backward pass each, in the weights W."""
     logprobs_N, _ = response_logprobs(model, GROUPS)
     weights = list(model.parameters())
-    return torch.stack([
-        torch.cat([g.flatten() for g in torch.autograd.grad(each, weights, retain_graph=True)])
-        for each in logprobs_N
-    ])  # fmt: skip
+    return torch.stack(
+        [torch.cat([g.flatten() for g in torch.autograd.grad(each, weights, retain_graph=True)]) for each in logprobs_N]
+    )
 
 
 def sampled(logprobs_N: Tensor, spread: float, **options: Any) -> Sampled:
@@ -94,14 +97,17 @@ def sampled(logprobs_N: Tensor, spread: float, **options: Any) -> Sampled:
     moves = [torch.randn(len(logprobs_N), generator=generator) * spread for _ in range(2)]
     advantages_S = torch.tensor([1.2, -0.7, 0.9, -1.4])
     return Sampled(
-        LENGTHS, logprobs_N.detach(), logprobs_N.detach() + moves[0], logprobs_N.detach() + moves[1],
-        torch.repeat_interleave(advantages_S, LENGTHS), torch.tensor([1, 0, 1, 0]), **options,
-    )  # fmt: skip
+        LENGTHS,
+        logprobs_N.detach(),
+        logprobs_N.detach() + moves[0],
+        logprobs_N.detach() + moves[1],
+        torch.repeat_interleave(advantages_S, LENGTHS),
+        torch.tensor([1, 0, 1, 0]),
+        **options,
+    )
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"beta": 0.5, "clip_low": 0.1, "clip_high": 0.1}, {"dual_clip": 1.1}]
-)
+@pytest.mark.parametrize("options", [{}, {"beta": 0.5, "clip_low": 0.1, "clip_high": 0.1}, {"dual_clip": 1.1}])
 @pytest.mark.parametrize("method", COEFFICIENTS)
 def test_the_gradient_is_the_sum_of_coefficients_times_slopes(
     model: Any, slopes_NW: Tensor, method: str, options: dict[str, Any]
@@ -134,9 +140,7 @@ def test_the_bounds_themselves_are_inside() -> None:
     assert torch.equal(COEFFICIENTS["ppo"](given), ratios * advantages_N)
     # A dual clip below the upper clip bounds negative advantages alone.
     one_N, half_N = torch.ones(1), torch.full((1,), 0.5)
-    given = Sampled(
-        one_N.long(), torch.tensor([1.25]).log(), 0 * one_N, 0 * one_N, half_N, one_N, dual_clip=1.1
-    )
+    given = Sampled(one_N.long(), torch.tensor([1.25]).log(), 0 * one_N, 0 * one_N, half_N, one_N, dual_clip=1.1)
     assert COEFFICIENTS["ppo"](given).item() == pytest.approx(0.625)
     assert COEFFICIENTS["rft"](given).dtype == torch.float32
     whole = Sampled(one_N.long(), 0 * one_N, 0 * one_N, 0 * one_N, half_N, torch.tensor([True]))
@@ -152,9 +156,7 @@ def test_at_ratio_one_they_are_the_papers() -> None:
         assert torch.allclose(COEFFICIENTS[method](given), advantages_N)  # here reference = policy too
     assert torch.equal(COEFFICIENTS["sft"](given), one_N)
     assert COEFFICIENTS["rft"](given).tolist() == [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0]
-    apart = Sampled(
-        LENGTHS, logprobs_N, logprobs_N, logprobs_N - 0.3, advantages_N, given.correct_S, beta=0.04
-    )
+    apart = Sampled(LENGTHS, logprobs_N, logprobs_N, logprobs_N - 0.3, advantages_N, given.correct_S, beta=0.04)
     expected_N = advantages_N + 0.04 * (torch.exp(torch.tensor(-0.3)) - 1)
     assert torch.allclose(COEFFICIENTS["grpo"](apart), expected_N)
 
@@ -166,7 +168,5 @@ def test_a_far_reference_has_a_bounded_pull() -> None:
     loss = kl_estimate(logprobs_N, reference_N, "k3").sum()
     (gradient_N,) = torch.autograd.grad(loss, logprobs_N)
     zero_N = torch.zeros(3)
-    given = Sampled(
-        torch.tensor([3]), logprobs_N.detach(), zero_N, reference_N, zero_N, torch.ones(1), beta=1.0
-    )
+    given = Sampled(torch.tensor([3]), logprobs_N.detach(), zero_N, reference_N, zero_N, torch.ones(1), beta=1.0)
     assert torch.allclose(gradient_N, -COEFFICIENTS["kl_k3"](given)) and torch.isfinite(loss)

@@ -35,9 +35,7 @@ def test_no_steps_and_steps_elsewhere() -> None:
     assert found.dtype == torch.float64 and found.tolist() == [0, 0, 0]
     said = r"^a step ends outside its response; step_ends count its tokens from 0$"
     with pytest.raises(ValueError, match=said):
-        process_advantages(
-            torch.ones(1), torch.zeros(1, dtype=torch.long), torch.tensor([2]), torch.tensor([2])
-        )
+        process_advantages(torch.ones(1), torch.zeros(1, dtype=torch.long), torch.tensor([2]), torch.tensor([2]))
 
 
 def test_whitening_is_unbiased() -> None:

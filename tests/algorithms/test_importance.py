@@ -16,9 +16,7 @@ RATIO, LENGTHS = torch.tensor([1.5, 4.0, 0.25, 0.5]), torch.tensor([2, 2])
 def test_truncated_by_hand() -> None:
     weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "token", 0.5, 2.0)
     assert weights.tolist() == pytest.approx([1.5, 2.0, 0.25, 0.5]) and kept.all()
-    weights, kept = importance_weights(
-        RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "sequence", 0.5, 5.0
-    )
+    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "sequence", 0.5, 5.0)
     # Products 6 and 1/8.
     assert weights.tolist() == pytest.approx([5.0, 5.0, 0.125, 0.125]) and kept.all()
 
@@ -58,9 +56,14 @@ def test_against_loops(kind: str, level: str) -> None:
             expected.append((min(ratio, 1.7), True) if kind == "truncated" else (ratio * inside, inside))
         start += length
     weights, kept = importance_weights(
-        torch.tensor(old, dtype=torch.float64), torch.tensor(sampler, dtype=torch.float64),
-        torch.tensor(lengths), kind, level, 0.6, 1.7,  # type: ignore[arg-type]
-    )  # fmt: skip
+        torch.tensor(old, dtype=torch.float64),
+        torch.tensor(sampler, dtype=torch.float64),
+        torch.tensor(lengths),
+        kind,
+        level,
+        0.6,
+        1.7,  # type: ignore[arg-type]
+    )
     assert weights.tolist() == pytest.approx([weight for weight, _ in expected])
     assert kept.tolist() == [inside for _, inside in expected]
     assert kept.all() == (kind == "truncated")

@@ -16,14 +16,14 @@ from mathrl.algorithms.importance import importance_weights
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import policy_loss
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
+from mathrl.learners.distributed import Backend
+from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Optimizer, Rl
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import Batch, make_batch
+from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.rollouts import RolloutGroup
-from mathrl.trainers.torch_learner import TorchLearner
-from mathrl.trainers.update import update_gradient
 
 torch.set_num_threads(1)
 KINDS = ("group_std", "group_mean", "leave_one_out")
@@ -49,20 +49,20 @@ def test_a_longer_neighbour_changes_nothing(sizes: list[int], longer: int, seed:
     rewards, values, old, now, advantages = (noise(count + longer, seed + i) for i in range(5))
     for alone, beside in (
         (discounted_returns(rewards[:count], few, 0.9), discounted_returns(rewards, more, 0.9)),
-        *zip(
-            gae(rewards[:count], values[:count], few, 0.9, 0.8),
-            gae(rewards, values, more, 0.9, 0.8), strict=True,
-        ),
+        *zip(gae(rewards[:count], values[:count], few, 0.9, 0.8), gae(rewards, values, more, 0.9, 0.8), strict=True),
         *zip(
             importance_weights(now[:count], old[:count], few, "masked", "sequence", 0.5, 2.0),
-            importance_weights(now, old, more, "masked", "sequence", 0.5, 2.0), strict=True,
+            importance_weights(now, old, more, "masked", "sequence", 0.5, 2.0),
+            strict=True,
         ),
         *(
-            (policy_loss(kind, now[:count], old[:count], advantages[:count], few, 0.2, 0.28)[0],
-             policy_loss(kind, now, old, advantages, more, 0.2, 0.28)[0])
+            (
+                policy_loss(kind, now[:count], old[:count], advantages[:count], few, 0.2, 0.28)[0],
+                policy_loss(kind, now, old, advantages, more, 0.2, 0.28)[0],
+            )
             for kind in LOSSES
         ),
-    ):  # fmt: skip
+    ):
         assert torch.equal(alone, beside[:count])
 
 
@@ -106,9 +106,7 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_what_counts(sizes: 
 
 @given(sizes=st.lists(st.integers(2, 7), min_size=2, max_size=5), seed=seeds)
 @settings(max_examples=40, deadline=None)
-def test_process_supervision_with_one_step_at_the_end_is_outcome_supervision(
-    sizes: list[int], seed: int
-) -> None:
+def test_process_supervision_with_one_step_at_the_end_is_outcome_supervision(sizes: list[int], seed: int) -> None:
     lengths_S, rewards = torch.tensor(sizes), noise(len(sizes), seed)
     found = process_advantages(rewards, torch.arange(len(sizes)), lengths_S - 1, lengths_S)
     assert torch.allclose(found, spread(group_advantages(rewards[None], "group_std")[0], lengths_S))
@@ -143,9 +141,7 @@ def test_gae_at_its_ends(sizes: list[int], seed: int) -> None:
 
 @given(sizes=lengths, seed=seeds)
 @settings(max_examples=50, deadline=None)
-def test_on_policy_all_have_the_policy_gradient_and_without_advantage_none(
-    sizes: list[int], seed: int
-) -> None:
+def test_on_policy_all_have_the_policy_gradient_and_without_advantage_none(sizes: list[int], seed: int) -> None:
     lengths_S, advantages = torch.tensor(sizes), noise(sum(sizes), seed)
     shared = spread(noise(len(sizes), seed), lengths_S)  # GSPO's theorem is for one advantage a response
     for kind in LOSSES:
@@ -205,9 +201,7 @@ def test_expected_values_and_gradients_of_the_estimators(one: list[float], data:
 
     policy = torch.log_softmax(z, 0)
     chance = policy.exp().detach()  # samples do not depend on the weights that are differentiated
-    expected = {
-        kind: (chance * kl_estimate(policy, reference, kind)).sum() for kind in ("k1", "k2", "k3", "k3+")
-    }  # type: ignore[arg-type]
+    expected = {kind: (chance * kl_estimate(policy, reference, kind)).sum() for kind in ("k1", "k2", "k3", "k3+")}  # type: ignore[arg-type]
     true = kl(policy, reference)
     for kind in ("k1", "k3", "k3+"):
         assert expected[kind].item() == pytest.approx(true.item(), abs=1e-9)
@@ -246,17 +240,20 @@ def random_groups(seed: int, count: int, size: int) -> list[RolloutGroup]:
     groups = []
     for number in range(count):
         responses = tuple(tokens(9) for _ in range(size))
-        rewards = (
-            tuple(torch.randint(0, 2, (size,), generator=draw).float().tolist()) if number else (1.0,) * size
-        )
+        rewards = tuple(torch.randint(0, 2, (size,), generator=draw).float().tolist()) if number else (1.0,) * size
         old = tuple(tuple((-torch.rand(len(each), generator=draw) * 3 - 1).tolist()) for each in responses)
         groups.append(
             RolloutGroup(
-                problem=number, prompt=tokens(6), responses=responses, logprobs=old, rewards=rewards,
-                correct=tuple(bool(each) for each in rewards), parts=({},) * size,
+                problem=number,
+                prompt=tokens(6),
+                responses=responses,
+                logprobs=old,
+                rewards=rewards,
+                correct=tuple(bool(each) for each in rewards),
+                parts=({},) * size,
                 truncated=tuple((torch.rand(size, generator=draw) < 0.3).tolist()),
             )
-        )  # fmt: skip
+        )
     return groups
 
 
@@ -274,16 +271,20 @@ def made(groups: Sequence[RolloutGroup], params: Rl) -> Batch:
     return batch
 
 
-settings_of_loss = st.fixed_dictionaries({
-    "aggregation": st.sampled_from(AGGREGATIONS), "policy_loss": st.sampled_from(LOSSES),
-    "advantage": st.sampled_from(KINDS), "truncated": st.sampled_from(["keep", "mask"]),
-    "entropy_coef": st.sampled_from([0.0, 0.01]), "max_tokens": st.just(10), "whiten": st.booleans(),
-})  # fmt: skip
-
-
-@given(
-    options=settings_of_loss, seed=seeds, budget=st.integers(16, 60), world=st.integers(1, 3), data=st.data()
+settings_of_loss = st.fixed_dictionaries(
+    {
+        "aggregation": st.sampled_from(AGGREGATIONS),
+        "policy_loss": st.sampled_from(LOSSES),
+        "advantage": st.sampled_from(KINDS),
+        "truncated": st.sampled_from(["keep", "mask"]),
+        "entropy_coef": st.sampled_from([0.0, 0.01]),
+        "max_tokens": st.just(10),
+        "whiten": st.booleans(),
+    }
 )
+
+
+@given(options=settings_of_loss, seed=seeds, budget=st.integers(16, 60), world=st.integers(1, 3), data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_the_gradient_is_of_the_batch_and_not_of_how_it_is_cut(
     options: dict[str, Any], seed: int, budget: int, world: int, data: st.DataObject
@@ -331,8 +332,9 @@ def test_masked_responses_change_nothing_but_by_their_absence() -> None:
     batch = made([masked], params)
     found, _ = gradient(batch, params)
     kept = sum(len(each) for each in group.responses[:2])
-    by_hand = Batch(batch.groups, batch.lengths_S, batch.old_N, batch.advantages_N * batch.kept_N,
-                    torch.ones_like(batch.kept_N))  # fmt: skip
+    by_hand = Batch(
+        batch.groups, batch.lengths_S, batch.old_N, batch.advantages_N * batch.kept_N, torch.ones_like(batch.kept_N)
+    )
     over_all, _ = gradient(by_hand, params)
     assert torch.allclose(found, over_all * len(batch.old_N) / kept, atol=1e-6)
     assert math.isfinite(float(found.norm())) and int(batch.counted_S[2]) == 0

@@ -49,12 +49,7 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
 
 
 def clip_by_loops(
-    logps: list[float],
-    olds: list[float],
-    advantages: list[float],
-    low: float,
-    high: float,
-    dual: float | None,
+    logps: list[float], olds: list[float], advantages: list[float], low: float, high: float, dual: float | None
 ) -> list[float]:
     out = []
     for logp, old, advantage in zip(logps, olds, advantages, strict=True):
@@ -82,8 +77,15 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(values: list[float], k
     logprobs = torch.linspace(-2, -0.1, len(values)).requires_grad_()
     lengths = torch.tensor([len(values)])
     loss, clipped = policy_loss(
-        kind, logprobs, logprobs.detach().clone(), advantages, lengths, 0.2, 0.28, None  # type: ignore[arg-type]
-    )  # fmt: skip
+        kind,
+        logprobs,
+        logprobs.detach().clone(),
+        advantages,
+        lengths,
+        0.2,
+        0.28,
+        None,  # type: ignore[arg-type]
+    )
     loss.sum().backward()
     assert torch.allclose(logprobs.grad, -advantages) and not clipped.any()  # type: ignore[arg-type]
 
@@ -94,9 +96,7 @@ def test_cispo_by_hand() -> None:
     loss, clipped = cispo_loss(logprobs, torch.zeros(4), advantage, 0.8, 1.0)
     # Weights min(max(r, 0.2), 2) without a gradient: 2, 0.5, 1.1, 0.2.
     weights = [2.0, 0.5, 1.1, 0.2]
-    expected = [
-        -w * a * math.log(r) for w, a, r in zip(weights, advantage.tolist(), ratio.tolist(), strict=True)
-    ]
+    expected = [-w * a * math.log(r) for w, a, r in zip(weights, advantage.tolist(), ratio.tolist(), strict=True)]
     assert loss.tolist() == pytest.approx(expected, abs=1e-6)
     assert clipped.tolist() == [True, False, False, True]
     loss.sum().backward()
@@ -167,11 +167,7 @@ def test_gspo_has_the_gradient_of_the_sequences_ratio() -> None:
 
 
 def test_log_ratios_are_bounded_on_both_sides() -> None:
-    assert log_ratio(torch.tensor([0.0, -50.0, 1.5]), torch.tensor([-50.0, 0.0, 1.0])).tolist() == [
-        20,
-        -20,
-        0.5,
-    ]
+    assert log_ratio(torch.tensor([0.0, -50.0, 1.5]), torch.tensor([-50.0, 0.0, 1.0])).tolist() == [20, -20, 0.5]
     loss, _ = clipped_policy_loss(torch.tensor([0.0]), torch.tensor([-500.0]), torch.tensor([-1.0]), 0.2, 0.2)
     assert loss.item() == pytest.approx(math.exp(20), rel=1e-5)
 
@@ -183,9 +179,7 @@ def test_each_kind_is_its_own_function() -> None:
         "clip": clipped_policy_loss(logprobs, old, advantages, 0.1, 0.3, 1.1),
         "cispo": cispo_loss(logprobs, old, advantages, 0.1, 0.3),
         "reinforce": reinforce_loss(logprobs, advantages),
-        "gspo": clipped_policy_loss(
-            old + sequence_log_ratio(logprobs, old, lengths), old, advantages, 0.1, 0.3, 1.1
-        ),
+        "gspo": clipped_policy_loss(old + sequence_log_ratio(logprobs, old, lengths), old, advantages, 0.1, 0.3, 1.1),
     }
     for kind, expected in direct.items():
         found = policy_loss(kind, logprobs, old, advantages, lengths, 0.1, 0.3, 1.1)  # type: ignore[arg-type]

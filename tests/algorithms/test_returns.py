@@ -15,18 +15,14 @@ def gae_by_definition(
     after = [*values[1:], 0.0]
     delta = [r + gamma * v_next - v for r, v, v_next in zip(rewards, values, after, strict=True)]
     count = len(rewards)
-    advantages = [
-        sum((gamma * lam) ** (later - t) * delta[later] for later in range(t, count)) for t in range(count)
-    ]
+    advantages = [sum((gamma * lam) ** (later - t) * delta[later] for later in range(t, count)) for t in range(count)]
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
 def test_gae_by_hand() -> None:
     # gamma 0.9, lam 0.8; delta = 0 + 0.9 * 0.4 - 0.5, 0 + 0.9 * 0.2 - 0.4, 1 - 0.2 = -0.14, -0.22, 0.8.
     # A_2 = 0.8; A_1 = -0.22 + 0.72 * 0.8 = 0.356; A_0 = -0.14 + 0.72 * 0.356 = 0.11632.
-    found, targets = gae(
-        torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5, 0.4, 0.2]), torch.tensor([3]), 0.9, 0.8
-    )
+    found, targets = gae(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5, 0.4, 0.2]), torch.tensor([3]), 0.9, 0.8)
     assert found.tolist() == pytest.approx([0.11632, 0.356, 0.8])
     assert targets.tolist() == pytest.approx([0.61632, 0.756, 1.0])
 
@@ -41,8 +37,10 @@ def test_gae_against_its_definition(gamma: float, lam: float) -> None:
         found, targets = gae(
             torch.tensor([r for rewards, _ in rows for r in rewards], dtype=torch.float64),
             torch.tensor([v for _, values in rows for v in values], dtype=torch.float64),
-            torch.tensor(lengths), gamma, lam,
-        )  # fmt: skip
+            torch.tensor(lengths),
+            gamma,
+            lam,
+        )
         assert found.tolist() == pytest.approx([a for each, _ in expected for a in each])
         assert targets.tolist() == pytest.approx([t for _, each in expected for t in each])
 

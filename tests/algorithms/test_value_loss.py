@@ -30,9 +30,7 @@ def test_value_loss_without_clipping_is_half_the_square() -> None:
 def test_value_loss_against_loops() -> None:
     rng = random.Random(2)
     rows = [(rng.gauss(0, 1), rng.gauss(0, 1), rng.gauss(0, 1)) for _ in range(200)]
-    expected = [
-        0.5 * max((v - r) ** 2, (max(min(v, o + 0.3), o - 0.3) - r) ** 2) for v, o, r in rows
-    ]  # fmt: skip
+    expected = [0.5 * max((v - r) ** 2, (max(min(v, o + 0.3), o - 0.3) - r) ** 2) for v, o, r in rows]
     tensors = (torch.tensor(each, dtype=torch.float64) for each in zip(*rows, strict=True))
     found, _ = clipped_value_loss(*tensors, 0.3)
     assert found.tolist() == pytest.approx(expected)
@@ -48,8 +46,6 @@ def test_explained_variance() -> None:
     values = [1.0, 2.0, 4.0]
     rest = statistics.pvariance([r - v for r, v in zip(returns, values, strict=True)])
     expected = 1 - rest / statistics.pvariance(returns)
-    assert math.isclose(
-        explained_variance(torch.tensor(values), torch.tensor(returns)), expected, rel_tol=1e-6
-    )
+    assert math.isclose(explained_variance(torch.tensor(values), torch.tensor(returns)), expected, rel_tol=1e-6)
     assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])) == 0.0
     assert explained_variance(torch.zeros(0), torch.zeros(0)) == 0.0

@@ -14,9 +14,14 @@ RUN = "from mathrl.cli import main; main()"
 def mathrl(*words: str, cwd: Path = ROOT, **env: str) -> "subprocess.CompletedProcess[str]":
     given = {name: value for name, value in os.environ.items() if not name.startswith(("MATHRL_", "MLFLOW_"))}
     return subprocess.run(
-        [sys.executable, "-c", RUN, *words], cwd=cwd, env=given | env, capture_output=True, text=True,
-        check=False, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", RUN, *words],
+        cwd=cwd,
+        env=given | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
@@ -25,9 +30,8 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     for command in ("run", "evaluate", "grade", "doctor", "ui", "runs", "sync"):
         assert f" {command} " in done.stdout
     loaded = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", RUN, "--help"], cwd=ROOT, capture_output=True, text=True,
-        check=True,
-    ).stderr  # fmt: skip
+        [sys.executable, "-X", "importtime", "-c", RUN, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stderr
     modules = {line.rpartition("|")[2].strip() for line in loaded.splitlines()}
     heavy = {"torch", "transformers", "prefect", "mlflow", "dvc", "pandas", "numpy", "pydantic", "datasets"}
     assert modules & heavy == set()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.files import write_jsonl
-from mathrl.core.nouns import Problem
 from mathrl.core.problems import write_problems
+from mathrl.core.types import Problem
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
 
@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 
 
-def rows(
-    model: str, mean: float, seed: int, problems: int = 60, benchmark: str = "test"
-) -> list[dict[str, Any]]:
+def rows(model: str, mean: float, seed: int, problems: int = 60, benchmark: str = "test") -> list[dict[str, Any]]:
     draw, hardness = random.Random(seed), random.Random(7)
     out = []
     for p in range(problems):
@@ -60,8 +58,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(checkout: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", RUN, "compare", *words], cwd=checkout, capture_output=True,
-                          text=True, check=False, timeout=240)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", RUN, "compare", *words],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
 
 
 def test_two_models_of_the_pipeline_by_name(checkout: Path) -> None:
@@ -98,26 +102,27 @@ def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> Non
     assert "sft, each run: 0." in done.stdout
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["sft", "few.jsonl"], "1 problems that another run lacks (p059"),
-    (["sft", "gsm.jsonl"], "an evaluation on test, gsm.jsonl on gsm8k"),
-    (["sft", "none.jsonl"], "none.jsonl: no response in it"),
-    (["sft", "other.jsonl"], "other.jsonl, line 1: no field 'model'"),
-    (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 is there twice"),
-    (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
-    (["sft", "changed.jsonl"], "problem p000 asks one thing"),
-    (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
-    (["sft", "reports/evaluate"], "model is one of rl, sft; name one as"),
-    (["sft", "nowhere/at/all"], "nowhere/at/all: no such file or folder"),
-    (["sft", "params"], "params: neither responses nor a model in it"),
-    (["sft", ","], "nothing to compare"),
-    (["sft", "rl", "--metric", "maj_at_9"], "K from 1 to 8"),
-    (["sft", "rl", "--metric", "accuracy"], "no metric 'accuracy'"),
-    (["sft", "rl", "--benchmark", "gsm8k"], "benchmark 'gsm8k' is not in it; there are: test"),
-])  # fmt: skip
-def test_what_cannot_be_compared_is_said_in_one_sentence(
-    checkout: Path, words: list[str], message: str
-) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sft", "few.jsonl"], "1 problems that another run lacks (p059"),
+        (["sft", "gsm.jsonl"], "an evaluation on test, gsm.jsonl on gsm8k"),
+        (["sft", "none.jsonl"], "none.jsonl: no response in it"),
+        (["sft", "other.jsonl"], "other.jsonl, line 1: no field 'model'"),
+        (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 is there twice"),
+        (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
+        (["sft", "changed.jsonl"], "problem p000 asks one thing"),
+        (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
+        (["sft", "reports/evaluate"], "model is one of rl, sft; name one as"),
+        (["sft", "nowhere/at/all"], "nowhere/at/all: no such file or folder"),
+        (["sft", "params"], "params: neither responses nor a model in it"),
+        (["sft", ","], "nothing to compare"),
+        (["sft", "rl", "--metric", "maj_at_9"], "K from 1 to 8"),
+        (["sft", "rl", "--metric", "accuracy"], "no metric 'accuracy'"),
+        (["sft", "rl", "--benchmark", "gsm8k"], "benchmark 'gsm8k' is not in it; there are: test"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_one_sentence(checkout: Path, words: list[str], message: str) -> None:
     done = compare(checkout, *words)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
@@ -134,9 +139,7 @@ def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> Non
     for seed in range(2):
         make_base(Model(base=base), checkout / f"recipes/study/step-s{seed}/model", seed)
     problems = [
-        Problem(
-            id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="test", level=1
-        )
+        Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="test", level=1)
         for n in range(8)
     ]
     write_problems(checkout / "data/curated/test.jsonl", problems)

@@ -30,8 +30,10 @@ def test_rows_keep_their_fields_and_gain_verdicts(tmp_path: Path) -> None:
     output, said = grade(tmp_path, ROWS)
     graded = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["id"], row["correct"], row["extracted"]) for row in graded] == [
-        (1, True, "0.5"), (2, False, "7"), (3, True, "12"),
-    ]  # fmt: skip
+        (1, True, "0.5"),
+        (2, False, "7"),
+        (3, True, "12"),
+    ]
     assert all(row["rule"] and row["gold"] == each["gold"] for row, each in zip(graded, ROWS, strict=True))
     assert "2 of 3 correct (66.7%)" in said
 
@@ -39,16 +41,10 @@ def test_rows_keep_their_fields_and_gain_verdicts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            [*ROWS, {"id": 4, "gold": "1"}],
-            "line 4: no field 'text'; fields there: id, gold; see --response-key",
-        ),
+        ([*ROWS, {"id": 4, "gold": "1"}], "line 4: no field 'text'; fields there: id, gold; see --response-key"),
         ([{"text": "1"}], "line 1: no field 'gold'; fields there: text; see --answer-key"),
         ([{"text": 5, "gold": "5"}], "line 1, field text: text is wanted, found 5"),
-        (
-            [{"text": "5", "gold": None}],
-            "line 1, field gold: an answer or a list of them is wanted, found None",
-        ),
+        ([{"text": "5", "gold": None}], "line 1, field gold: an answer or a list of them is wanted, found None"),
         ('{"text": "1", "gold": "1"}\n{"text"\n', "line 2: not JSON"),
         ("", "no row in it"),
     ],

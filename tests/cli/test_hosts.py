@@ -19,7 +19,7 @@ from mathrl.cli import ui
 from mathrl.cli.serve import check_key
 from mathrl.cli.ui import check_host
 from mathrl.core.errors import UserError
-from mathrl.core.places import shown
+from mathrl.core.paths import shown
 from mathrl.rollout.vllm_login import KEY, Login, login_headers
 from mathrl.tracking.client import connect, experiment
 
@@ -29,9 +29,7 @@ def test_loopback_needs_nothing(host: str) -> None:
     check_host(host, False, {})
 
 
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "192.168.1.7", "10.0.0.1", "my-server", "127.0.0.1.example"]
-)
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "10.0.0.1", "my-server", "127.0.0.1.example"])
 def test_another_host_is_refused_with_what_to_do(host: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--host .* start flows and change runs: keep 127.0.0.1 .* --open"):
         check_host(host, False, {"PREFECT_SERVER_API_AUTH_STRING": "a:b"})
@@ -45,10 +43,7 @@ def test_another_host_is_refused_with_what_to_do(host: str, tmp_path: Path) -> N
 
 def test_with_both_logins_it_is_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "basic_auth.ini").write_text("[mlflow]\n")
-    servers = {
-        "PREFECT_SERVER_API_AUTH_STRING": "a:b",
-        "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "basic_auth.ini"),
-    }
+    servers = {"PREFECT_SERVER_API_AUTH_STRING": "a:b", "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "basic_auth.ini")}
     with pytest.raises(UserError, match="MLFLOW_TRACKING_USERNAME is not set, so flows could not write"):
         check_host("0.0.0.0", True, servers)
     login = servers | {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "b"}
@@ -78,17 +73,20 @@ def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_FLASK_SERVER_SECRET_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {
-        "MATHRL_HOME": str(tmp_path), "PREFECT_SERVER_API_AUTH_STRING": "a:b",
-        "MLFLOW_AUTH_CONFIG_PATH": str(config), "MLFLOW_TRACKING_USERNAME": "admin",
+        "MATHRL_HOME": str(tmp_path),
+        "PREFECT_SERVER_API_AUTH_STRING": "a:b",
+        "MLFLOW_AUTH_CONFIG_PATH": str(config),
+        "MLFLOW_TRACKING_USERNAME": "admin",
         "MLFLOW_TRACKING_PASSWORD": password,
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setenv(name, value)
     check_host(host, True, os.environ)
     env, url = ui._environment(tmp_path, port + 1, port, host), f"http://{host}:{port}"
     assert env["MLFLOW_TRACKING_URI"] == url and env["PREFECT_UI_API_URL"] == f"http://{host}:{port + 1}/api"
     with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen([sys.executable, "-m", *ui._mlflow(port, host)], env=env, stdout=log,
-                                  stderr=log, start_new_session=True)  # fmt: skip
+        server = subprocess.Popen(
+            [sys.executable, "-m", *ui._mlflow(port, host)], env=env, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + 200
         while not ui._answers(f"{url}/health"):
@@ -116,9 +114,7 @@ def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
         server.wait()
 
 
-def test_whoever_listens_everywhere_answers_to_all_names_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_whoever_listens_everywhere_answers_to_all_names_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_SERVER_ALLOWED_HOSTS", raising=False)
     monkeypatch.setenv("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", "https://mlflow.example")
     given = ui._open_environment(4200, 5000, "0.0.0.0")

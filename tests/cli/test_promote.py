@@ -14,23 +14,23 @@ from mathrl.cli.promote import promote, rollback
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
-from mathrl.core.nouns import Problem
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 from mathrl.core.problems import write_problems
+from mathrl.core.types import Problem
 from mathrl.evaluation.paired import Comparison
+from mathrl.health.watch import examine
 from mathrl.models.base import make_base
 from mathrl.params.health import Health
 from mathrl.params.load import load_params, preset_names
 from mathrl.params.run import FreshModel, Model
 from mathrl.params.schema import READS
 from mathrl.params.train import Rl
-from mathrl.stages import promote as gate_stage
-from mathrl.stages.gate import Evidence, judge
+from mathrl.registry import promote as gate_stage
+from mathrl.registry.evidence import Evidence, judge
+from mathrl.registry.versions import champions, register_version
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import Step
-from mathrl.tracking.registry import champions, register_version
 from mathrl.tracking.upload import Upload, flatten
-from mathrl.trainers.health import examine
 
 ROOT = Path(__file__).parents[2]
 BETTER = Comparison("a", "b", 50, 0.2, 0.1, 0.3, 0.001, 0.05, shown=True)
@@ -49,10 +49,7 @@ SMALL = ["evaluate.samples=2", "evaluate.ks=[1]", "evaluate.max_tokens=4"]
         (replace(FINE, alignment=float("nan")), "above 1.05"),
         (replace(FINE, health="red"), "health is red"),
         (replace(FINE, health="unknown"), "has no health in MLflow: `mathrl sync`"),
-        (
-            replace(FINE, missing=["models/rl (77)"], hits=None),
-            "no run in MLflow made models/rl (77): `mathrl",
-        ),
+        (replace(FINE, missing=["models/rl (77)"], hits=None), "no run in MLflow made models/rl (77): `mathrl"),
     ],
 )
 def test_each_part_of_the_evidence_can_refuse_alone(evidence: Evidence, why: str) -> None:
@@ -80,23 +77,31 @@ class Registry:
         self.nothing.mkdir()
 
     def add(
-        self, seed: int, trained_on: str = "9-8=", loss: float = 0.1, alignment: float = 1.01,
-        where: str = ".", overrides: Sequence[str] = (), test: str = "7+{}=", **figures: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        seed: int,
+        trained_on: str = "9-8=",
+        loss: float = 0.1,
+        alignment: float = 1.01,
+        where: str = ".",
+        overrides: Sequence[str] = (),
+        test: str = "7+{}=",
+        **figures: Any,
+    ) -> Any:
         """A version trained on this question, in the folder `where`, with parameters and figures of its rl
         run; a figure may be a function of the step."""
         params = load_params(overrides=overrides).model_dump(mode="json", by_alias=True)
         folder = self.root / where
         asked = {"sft": "9-8=", "rl": trained_on, "test": test}
         for split in asked:
-            problems = [Problem(f"{split}/{n}", asked[split].format(n), (str(7 + n),), "chain", split=split)
-                        for n in range(12 if split == "test" else 1)]  # fmt: skip
+            problems = [
+                Problem(f"{split}/{n}", asked[split].format(n), (str(7 + n),), "chain", split=split)
+                for n in range(12 if split == "test" else 1)
+            ]
             write_problems(folder / f"data/curated/{split}.jsonl", problems)
         model = folder / "models" / str(seed)
         make_base(Model(base=FreshModel()), model, seed)
         made = digest_path(model)
-        data = {f"data/curated/{split}.jsonl": digest_path(folder / f"data/curated/{split}.jsonl")
-                for split in asked}  # fmt: skip
+        data = {f"data/curated/{split}.jsonl": digest_path(folder / f"data/curated/{split}.jsonl") for split in asked}
         sft, rl, _ = (dict([each]) for each in data.items())
         models = {"models/sft": f"5f{seed}", "models/rl": made}
         summary = {"reports/summary.json": f"0{seed}"}
@@ -107,13 +112,20 @@ class Registry:
             "rl": ({"models/sft": f"5f{seed}"} | rl, {"models/rl": made}, figures),
             "evaluate": (models | data, summary, {}),
             "register": ({"models/rl": made} | summary, {}, {}),
-        }  # fmt: skip
+        }
         for stage, (inputs, outputs, told) in chain.items():
             facts = {
-                "stage": stage, "started": 1.0, "params": {each: params[each] for each in READS[stage]},
-                "key": "k", "pipeline": "p", "pipeline_params": {}, "git": {}, "workspace": str(folder),
-                "inputs": inputs, "outputs": outputs,
-            }  # fmt: skip
+                "stage": stage,
+                "started": 1.0,
+                "params": {each: params[each] for each in READS[stage]},
+                "key": "k",
+                "pipeline": "p",
+                "pipeline_params": {},
+                "git": {},
+                "workspace": str(folder),
+                "inputs": inputs,
+                "outputs": outputs,
+            }
             self.runs[f"{stage} {seed}"] = self._record(facts, f"{stage}{seed}", told)
         register_version(self.client, "m", self.runs[f"register {seed}"], model, {"mathrl.digest": made})
         return self.client
@@ -121,9 +133,15 @@ class Registry:
     def _record(self, facts: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
         run, parent = self.upload.start(facts, name)
         if figures:
-            rows = [{"step": n, "at": 1.0, "reward/accuracy": 0.5,
-                     **{key: value(n) if callable(value) else value for key, value in figures.items()}}
-                    for n in range(1, 7)]  # fmt: skip
+            rows = [
+                {
+                    "step": n,
+                    "at": 1.0,
+                    "reward/accuracy": 0.5,
+                    **{key: value(n) if callable(value) else value for key, value in figures.items()},
+                }
+                for n in range(1, 7)
+            ]
             self.upload.metrics(run, rows, None)
             self.upload.health(run, examine(rows, Health(), Rl()).report())
         self.upload.finish(run, parent, facts, "finished", self.nothing)
@@ -167,12 +185,7 @@ def registry(add: Any) -> Any:
 @pytest.mark.parametrize(
     ("illness", "why", "tag", "value"),
     [
-        (
-            {"trained_on": "7+3="},
-            "1 training problems share text with the benchmark",
-            "contamination_hits",
-            "1",
-        ),
+        ({"trained_on": "7+3="}, "1 training problems share text with the benchmark", "contamination_hits", "1"),
         ({"alignment": 1.2}, "log-prob alignment 1.200 is above 1.05", "alignment", "1.2"),
         ({"loss": 99.0}, "its health is red (rl: loss): `mathrl health RUN`", "health", "red (rl: loss)"),
     ],
@@ -198,9 +211,7 @@ def test_a_run_with_one_illness_is_refused_for_it_alone(
     assert champions(client, "m") == ["2"]
 
 
-def test_first_champion_refusal_promotion_and_rollback(
-    registry: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_champion_refusal_promotion_and_rollback(registry: Any, capsys: pytest.CaptureFixture[str]) -> None:
     promote("m:1", None, None, SMALL)
     assert "no champion yet" in capsys.readouterr().out
     registry.set_registered_model_alias("m", "candidate", "2")
@@ -252,9 +263,7 @@ def test_without_the_run_that_made_the_model_nothing_vouches_for_it(
     assert champions(client, "m") == ["1"]
 
 
-def test_a_version_of_a_worktree_is_judged_by_its_own_data(
-    made: Registry, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_version_of_a_worktree_is_judged_by_its_own_data(made: Registry, capsys: pytest.CaptureFixture[str]) -> None:
     made.add(1)
     promote("m:1", None, None, SMALL)
     made.add(2, trained_on="8-3=", where="runs/more")
@@ -279,8 +288,16 @@ def test_each_version_is_asked_with_its_own_prompt_and_measured_alike(
 ) -> None:
     made.add(1)
     promote("m:1", None, None, SMALL)
-    made.add(2, overrides=["prompt.template=r1_zero", "prompt.max_tokens=1000", "evaluate.samples=3",
-                           "evaluate.ks=[1]", "evaluate.max_tokens=4"])  # fmt: skip
+    made.add(
+        2,
+        overrides=[
+            "prompt.template=r1_zero",
+            "prompt.max_tokens=1000",
+            "evaluate.samples=3",
+            "evaluate.ks=[1]",
+            "evaluate.max_tokens=4",
+        ],
+    )
     asked: dict[str, Any] = {}
     real = gate_stage.evaluate_once
 
@@ -309,9 +326,10 @@ def test_of_a_run_one_step_ahead_the_probe_counts(
 ) -> None:
     """Its roll-outs are of older weights: the policy's own change is in their alignment, from step 2 on."""
     client = add(
-        1, alignment=lambda n: 1.0 if n == 1 else 1.4,
+        1,
+        alignment=lambda n: 1.0 if n == 1 else 1.4,
         **{"rollout/lag": lambda n: float(n > 1), "rollout/canary_alignment": probe},
-    )  # fmt: skip
+    )
     client.set_tag(client.get_model_version("m", "1").run_id, "health", "green")
     said = refused("m:1", capsys=capsys) if probe > 1.05 else ""
     if not said:

@@ -28,13 +28,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("device", "visible", "places"),
-    [
-        ("auto", None, 4),
-        ("cuda", "1,3", 2),
-        ("auto", "GPU-4a,GPU-4b", 2),
-        ("auto", "", None),
-        ("cpu", None, None),
-    ],
+    [("auto", None, 4), ("cuda", "1,3", 2), ("auto", "GPU-4a,GPU-4b", 2), ("auto", "", None), ("cpu", None, None)],
 )
 def test_a_gpu_or_a_quarter_of_a_core_is_a_place(
     gpus: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, places: int | None
@@ -52,15 +46,11 @@ def test_processes_for_several_machines_are_refused_on_one_unless_a_stage_only_s
     assert launch.fitting(8, "auto", fewer=False) == 4, "as the demo's two on one GPU"
     assert launch.fitting(128, "auto", fewer=True) == 4
     assert "run.processes is 128, this machine has 4 GPUs: 4 here" in capsys.readouterr().err
-    with pytest.raises(
-        UserError, match=r"128, but this machine has 4 GPUs: .* training\.deepspeed\.hostfile"
-    ):
+    with pytest.raises(UserError, match=r"128, but this machine has 4 GPUs: .* training\.deepspeed\.hostfile"):
         launch.fitting(128, "auto", fewer=False)
 
 
-def test_ranks_of_another_launcher_meet_where_all_of_them_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_another_launcher_meet_where_all_of_them_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.delenv(launch.RENDEZVOUS, raising=False)
     monkeypatch.delenv(launch.SHARED, raising=False)
@@ -96,9 +86,12 @@ def test_what_a_stage_was_started_with_reaches_other_machines_past_every_command
             "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv, __name__]))"
         )
         there = subprocess.run(
-            [sys.executable, "-m", *command[at : at + 2], "stage", "--two", "words here"], text=True,
-            env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, capture_output=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-m", *command[at : at + 2], "stage", "--two", "words here"],
+            text=True,
+            env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+            capture_output=True,
+            check=True,
+        )
         seen.extend([there.stdout, str(folder)])
         return 3
 

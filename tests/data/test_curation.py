@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
-from mathrl.data import curation, curation_report
+from mathrl.core.types import Problem
+from mathrl.data import curation
 from mathrl.data.deduplicate import deduplicate
 from mathrl.data.minhash import band_shape, jaccard, shingles, sign
 from mathrl.params.data import Curate, Deduplicate, NearDuplicates
+from mathrl.reports import curation_account as curation_report
 
 
 def row(id: str, question: str, answer: str = "1", split: str = "rl") -> Problem:
@@ -53,9 +54,7 @@ def test_conflicting_answers_take_all_training_rows_with_them() -> None:
     rows = [row("a", "1+1=", "2"), row("b", "1+1=", "2"), row("c", "1+1=", "3")]
     kept, dropped = deduplicate(rows, Deduplicate())
     assert kept == [] and {d.reason for d in dropped} == {"conflicting answers"}
-    assert {d.problem.id for d in dropped} == set("abc") and all(
-        d.other not in (None, d.problem.id) for d in dropped
-    )
+    assert {d.problem.id for d in dropped} == set("abc") and all(d.other not in (None, d.problem.id) for d in dropped)
     kept, _ = deduplicate([*rows, row("t", "1+1=", "2", "test")], Deduplicate())
     assert [p.id for p in kept] == ["t"]
 
@@ -107,9 +106,7 @@ def test_datasketch_finds_the_same_near_duplicates() -> None:
     words = invented_words(3_000)
     texts = [" ".join(words[60 * i : 60 * i + 60]) for i in range(40)]
     texts += [text.replace(text.split()[30], "changed") for text in texts[:20]]
-    found = near_clusters(
-        [row(str(i), text) for i, text in enumerate(texts)], NearDuplicates(threshold=0.8, ngram=2)
-    )
+    found = near_clusters([row(str(i), text) for i, text in enumerate(texts)], NearDuplicates(threshold=0.8, ngram=2))
     lsh, pairs = MinHashLSH(threshold=0.8, num_perm=128), []
     for i, text in enumerate(texts):
         hashed = MinHash(num_perm=128)
@@ -127,25 +124,32 @@ def invented_words(count: int) -> list[str]:
 
 def test_splits_are_disjoint_and_every_row_is_accounted_for(tmp_path: Path) -> None:
     train = [{"id": f"t{i}", "question": f"what is {i} plus {i}", "answer": str(2 * i)} for i in range(20)]
-    train += [{"id": "leak", "question": f"so {LONG}", "answer": "3"},
-              {"id": "same", "question": "What is 900 plus 900?", "answer": "1800"},
-              {"id": "bad", "question": "no answer"}]  # fmt: skip
-    test = [{"id": "e0", "question": LONG, "answer": "3"},
-            {"id": "e1", "question": "What is  900 plus 900?", "answer": "1800"}]  # fmt: skip
+    train += [
+        {"id": "leak", "question": f"so {LONG}", "answer": "3"},
+        {"id": "same", "question": "What is 900 plus 900?", "answer": "1800"},
+        {"id": "bad", "question": "no answer"},
+    ]
+    test = [
+        {"id": "e0", "question": LONG, "answer": "3"},
+        {"id": "e1", "question": "What is  900 plus 900?", "answer": "1800"},
+    ]
     params = curate(
-        sources=[file_source(write(tmp_path, "a.jsonl", train), "rl"),
-                 file_source(write(tmp_path, "b.jsonl", test), "test")],
-        on_bad_row="reject", dev_share=0.2, sft_share=0.25,
-    )  # fmt: skip
+        sources=[
+            file_source(write(tmp_path, "a.jsonl", train), "rl"),
+            file_source(write(tmp_path, "b.jsonl", test), "test"),
+        ],
+        on_bad_row="reject",
+        dev_share=0.2,
+        sft_share=0.25,
+    )
     found = curation.run(params, seed=0)
     assert {s: len(rows) for s, rows in found.splits.items()} == {"sft": 4, "rl": 12, "dev": 4, "test": 2}
     assert {(d.problem.id, d.reason, d.other) for d in found.dropped} == {
-        ("leak", "contaminated", "e0"), ("same", "duplicate", "e1")
-    }  # fmt: skip
+        ("leak", "contaminated", "e0"),
+        ("same", "duplicate", "e1"),
+    }
     assert [r.where.rsplit("/")[-1] for r in found.rejected] == ["a.jsonl, line 23"]
-    assert sum(map(len, found.splits.values())) + len(found.dropped) + len(found.rejected) == len(
-        train
-    ) + len(test)
+    assert sum(map(len, found.splits.values())) + len(found.dropped) + len(found.rejected) == len(train) + len(test)
     ids = [p.id for rows in found.splits.values() for p in rows]
     assert len(ids) == len(set(ids))
     again = curation.run(params, seed=0)
@@ -154,12 +158,8 @@ def test_splits_are_disjoint_and_every_row_is_accounted_for(tmp_path: Path) -> N
 
 
 def test_a_bad_row_stops_the_run_by_default(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}, {"id": "y", "question": "Q2?"}]
-    )
-    with pytest.raises(
-        UserError, match=r"a\.jsonl, line 2: field 'answer': no answer .*on_bad_row to reject"
-    ):
+    path = write(tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}, {"id": "y", "question": "Q2?"}])
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: field 'answer': no answer .*on_bad_row to reject"):
         curation.run(curate(sources=[file_source(path, "rl")]), seed=0)
 
 
@@ -183,10 +183,7 @@ def test_equal_questions_without_deduplication_are_refused(tmp_path: Path) -> No
 
 
 def test_rows_are_chosen_by_value_and_by_a_seeded_limit(tmp_path: Path) -> None:
-    rows = [
-        {"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "lang": "en" if i % 2 else "zh"}
-        for i in range(40)
-    ]
+    rows = [{"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "lang": "en" if i % 2 else "zh"} for i in range(40)]
     path = write(tmp_path, "a.jsonl", rows)
     source = file_source(path, "rl", keep={"lang": "en"}, limit=5)
     found = curation.run(curate(sources=[source]), seed=0).splits["rl"]
@@ -209,12 +206,7 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     planned = curation.plan(params)
     found = curation.run(params, 0, planned)
     account = curation_report.manifest(found, planned, params, 0, {})
-    assert account["steps"][1] == {
-        "step": "deduplicate",
-        "rows_in": 7,
-        "rows_out": 6,
-        "reasons": {"duplicate": 1},
-    }
+    assert account["steps"][1] == {"step": "deduplicate", "rows_in": 7, "rows_out": 6, "reasons": {"duplicate": 1}}
     assert account["splits"]["rl"] == {"problems": 6, "by_source": {"source_rl": 6}}
     curation_report.write_report(tmp_path / "report", found, planned, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
@@ -226,10 +218,7 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
 
 
 def test_what_keep_and_limit_leave_out_is_counted_with_the_step(tmp_path: Path) -> None:
-    rows = [
-        {"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "lang": "en" if i < 7 else "zh"}
-        for i in range(9)
-    ]
+    rows = [{"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "lang": "en" if i < 7 else "zh"} for i in range(9)]
     path = write(tmp_path, "a.jsonl", [*rows, {"id": "bad", "lang": "en"}])
     source = file_source(path, "rl", keep={"lang": "en"}, limit=4)
     found = curation.run(curate(sources=[source], on_bad_row="reject"), seed=0)
@@ -241,15 +230,17 @@ def test_what_keep_and_limit_leave_out_is_counted_with_the_step(tmp_path: Path) 
 def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> None:
     """Both sets have an id "1"."""
     other = LONG.replace("farmer", "baker").replace("cows", "loaves")
-    train = [{"id": "t1", "question": f"So {LONG}?", "answer": "1"},
-             {"id": "t2", "question": f"So {other}?", "answer": "1"}]  # fmt: skip
-    sets = [write(tmp_path, f"{name}.jsonl", [{"id": "1", "question": text, "answer": "2"}])
-            for name, text in (("farm", LONG), ("shop", other))]  # fmt: skip
+    train = [
+        {"id": "t1", "question": f"So {LONG}?", "answer": "1"},
+        {"id": "t2", "question": f"So {other}?", "answer": "1"},
+    ]
+    sets = [
+        write(tmp_path, f"{name}.jsonl", [{"id": "1", "question": text, "answer": "2"}])
+        for name, text in (("farm", LONG), ("shop", other))
+    ]
     against = {"files": sets}
     none = curate(sources=[file_source(write(tmp_path, "a.jsonl", train), "rl")], decontaminate=against)
-    with pytest.raises(
-        UserError, match=r"no row is left of 2 \(contaminated 2; the first: t1 for 1, 10-gram"
-    ):
+    with pytest.raises(UserError, match=r"no row is left of 2 \(contaminated 2; the first: t1 for 1, 10-gram"):
         curation.run(none, 0)
     own = {"id": "t3", "question": "1+1=", "answer": "2"}
     both = file_source(write(tmp_path, "b.jsonl", [*train, own]), "rl")
@@ -264,9 +255,7 @@ def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> Non
 
 def test_a_hit_of_a_small_share_is_shown_and_its_row_stays(tmp_path: Path) -> None:
     beginning = " ".join(LONG.split()[:10])
-    train = [
-        {"id": "stays", "question": f"{beginning} at the market on each of the seven days", "answer": "1"}
-    ]
+    train = [{"id": "stays", "question": f"{beginning} at the market on each of the seven days", "answer": "1"}]
     sources = [file_source(write(tmp_path, "a.jsonl", train), "rl")]
     against = write(tmp_path, "e.jsonl", [{"id": "e", "question": LONG, "answer": "2"}])
     params = curate(sources=sources, decontaminate={"files": [against], "min_share": 0.8})
@@ -299,9 +288,7 @@ def test_many_hits_of_short_texts_are_pointed_out(tmp_path: Path, others: int, t
 
 def test_a_bad_row_of_a_further_evaluation_file_is_not_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", [{"id": "x", "question": "Q?", "answer": "1"}])
-    against = write(
-        tmp_path, "e.jsonl", [{"id": "e", "question": LONG, "answer": "1"}, {"id": "f", "question": "no"}]
-    )
+    against = write(tmp_path, "e.jsonl", [{"id": "e", "question": LONG, "answer": "1"}, {"id": "f", "question": "no"}])
     sources, clean = [file_source(path, "rl")], {"files": [against]}
     with pytest.raises(UserError, match=r"e\.jsonl, line 2: field 'answer'"):
         curation.run(curate(sources=sources, decontaminate=clean), seed=0)

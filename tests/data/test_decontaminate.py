@@ -1,6 +1,6 @@
 import pytest
 
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key, grams, numbers
 
@@ -20,16 +20,19 @@ def hits(train: Problem, against: EvaluationIndex, min_share: float = 0.0) -> li
     return [hit.eval_id for _, hit in find_hits([train], against, min_share=min_share) if hit]
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("Janet’s ducks, lay 16 EGGS!", ["janets", "ducks", "lay", "16", "eggs"]),
-    ("don't dont", ["dont", "dont"]),
-    (r"$\frac{1}{2}$ of \Delta x", [r"\frac", "1", "2", "of", r"\delta", "x"]),
-    ("小明有1,250个苹果", ["小", "明", "有", "1250", "个", "苹", "果"]),
-    ("ＡＢ １２ ½", ["ab", "12", "1", "2"]),
-    ("3.50 and 1,2,3", ["3.50", "and", "1", "2", "3"]),
-    ("x_1^2", ["x", "1", "2"]),
-    ("?!", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Janet’s ducks, lay 16 EGGS!", ["janets", "ducks", "lay", "16", "eggs"]),
+        ("don't dont", ["dont", "dont"]),
+        (r"$\frac{1}{2}$ of \Delta x", [r"\frac", "1", "2", "of", r"\delta", "x"]),
+        ("小明有1,250个苹果", ["小", "明", "有", "1250", "个", "苹", "果"]),
+        ("ＡＢ １２ ½", ["ab", "12", "1", "2"]),
+        ("3.50 and 1,2,3", ["3.50", "and", "1", "2", "3"]),
+        ("x_1^2", ["x", "1", "2"]),
+        ("?!", []),
+    ],
+)
 def test_grams_are_words_han_characters_numbers_and_commands(text: str, expected: list[str]) -> None:
     assert grams(text) == expected
 

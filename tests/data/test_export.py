@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.decontaminate_files import decontaminate_files
 from mathrl.data.export import Format, export
 from mathrl.data.row_files import read_rows
@@ -19,9 +19,7 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("format", "name"), [("verl", "a.parquet"), ("verl", "a.jsonl"), ("rlinf", "a.jsonl.gz")]
-)
+@pytest.mark.parametrize(("format", "name"), [("verl", "a.parquet"), ("verl", "a.jsonl"), ("rlinf", "a.jsonl.gz")])
 def test_what_is_exported_reads_back(tmp_path: Path, format: Format, name: str) -> None:
     assert export(PROBLEMS, format, tmp_path / name) == 2
     back = [
@@ -54,18 +52,16 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_a_file_is_cleaned_against_others_and_every_hit_reported(tmp_path: Path) -> None:
-    rows = [{"problem": f"{TEN} more", "kept": 1}, {"id": "b", "problem": "fine", "solution": f"so {TEN}"},
-            {"id": "c", "prompt": [{"role": "user", "content": "harmless"}]}]  # fmt: skip
+    rows = [
+        {"problem": f"{TEN} more", "kept": 1},
+        {"id": "b", "problem": "fine", "solution": f"so {TEN}"},
+        {"id": "c", "prompt": [{"role": "user", "content": "harmless"}]},
+    ]
     train = write(tmp_path / "train.jsonl", rows)
     one = write(tmp_path / "one.jsonl", [{"id": "e", "question": TEN, "answer": "1"}])
     two = write(tmp_path / "two.jsonl", [{"question": "unrelated words here"}])
     found = decontaminate_files(
-        train,
-        [one, two],
-        ngram=10,
-        min_share=0.5,
-        output=tmp_path / "clean.jsonl",
-        report=tmp_path / "hits.jsonl",
+        train, [one, two], ngram=10, min_share=0.5, output=tmp_path / "clean.jsonl", report=tmp_path / "hits.jsonl"
     )
     assert (found["rows"], found["kept"], found["dropped"]) == (3, 1, 2)
     assert found["hits_by_file"] == {"one.jsonl": 2}
@@ -78,10 +74,14 @@ def test_a_file_is_cleaned_against_others_and_every_hit_reported(tmp_path: Path)
 def test_the_command_takes_several_files_after_against(tmp_path: Path) -> None:
     """As issue 4 writes it; both evaluation files have an id "1"."""
     eleven = TEN.replace("one", "eleven")
-    train = write(tmp_path / "A.jsonl", [{"id": "a", "question": f"{TEN}!"}, {"id": "b", "question": eleven},
-                                         {"id": "c", "question": "fine"}])  # fmt: skip
-    files = [write(tmp_path / name, [{"id": "1", "question": text}])
-             for name, text in (("B.jsonl", TEN), ("C.jsonl", eleven))]  # fmt: skip
+    train = write(
+        tmp_path / "A.jsonl",
+        [{"id": "a", "question": f"{TEN}!"}, {"id": "b", "question": eleven}, {"id": "c", "question": "fine"}],
+    )
+    files = [
+        write(tmp_path / name, [{"id": "1", "question": text}])
+        for name, text in (("B.jsonl", TEN), ("C.jsonl", eleven))
+    ]
     clean, report = tmp_path / "clean.jsonl", tmp_path / "hits.jsonl"
     words = ["--train", train, "--against", *files, "--ngram", 10, "--min-share", 0.5,
              "--output", clean, "--report", report]  # fmt: skip
@@ -97,24 +97,18 @@ def test_hits_of_a_small_share_are_reported_and_their_rows_stay(tmp_path: Path) 
     def long(word: str) -> str:
         return f"{TEN} {' '.join(f'{word}{chr(97 + i)}' for i in range(20))}"
 
-    train = write(
-        tmp_path / "a.jsonl", [{"id": "low", "question": long("x")}, {"id": "high", "question": long("y")}]
-    )
+    train = write(tmp_path / "a.jsonl", [{"id": "low", "question": long("x")}, {"id": "high", "question": long("y")}])
     against = write(tmp_path / "b.jsonl", [{"id": "e", "question": long("y")}])
     found = decontaminate_files(
-        train,
-        [against],
-        ngram=10,
-        min_share=0.5,
-        output=tmp_path / "clean.jsonl",
-        report=tmp_path / "hits.jsonl",
+        train, [against], ngram=10, min_share=0.5, output=tmp_path / "clean.jsonl", report=tmp_path / "hits.jsonl"
     )
     assert (found["kept"], found["dropped"], found["hits"]) == (1, 1, 2)
     assert found["hits_by_file"] == {"b.jsonl": 1}
     hits = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
     assert [(hit["train_id"], hit["dropped"], hit["share"]) for hit in hits] == [
-        ("high", True, 1.0), ("low", False, round(10 / 30, 4))
-    ]  # fmt: skip
+        ("high", True, 1.0),
+        ("low", False, round(10 / 30, 4)),
+    ]
     assert json.loads((tmp_path / "clean.jsonl").read_text())["id"] == "low"
 
 
@@ -122,7 +116,5 @@ def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"text": "x"}])
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: no question in it .*found text"):
-        decontaminate_files(
-            train, [against], ngram=10, min_share=0, output=tmp_path / "o", report=tmp_path / "r"
-        )
+        decontaminate_files(train, [against], ngram=10, min_share=0, output=tmp_path / "o", report=tmp_path / "r")
     assert not (tmp_path / "o").exists() and not (tmp_path / "r").exists()

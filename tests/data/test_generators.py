@@ -9,7 +9,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
 from mathrl.data.generators import GENERATORS, VERSIONS, generate
 from mathrl.data.generators.countdown import solve
-from mathrl.rewards.countdown import countdown_correct, read_truth
+from mathrl.grading.countdown import countdown_correct, read_truth
 
 COUNTS = {"sft": 60, "rl": 40, "dev": 10, "test": 20}
 
@@ -52,9 +52,7 @@ GOLDEN = {
 def test_other_problems_of_equal_parameters_are_another_version(name: str) -> None:
     rows = [problem.to_row() for problem in generate(name, COUNTS, {}, seed=0)]
     found = VERSIONS[name], digest(rows)
-    assert found == GOLDEN[name], (
-        f"raise VERSIONS[{name!r}] in generate.py when this is meant, and set it here"
-    )
+    assert found == GOLDEN[name], f"raise VERSIONS[{name!r}] in generate.py when this is meant, and set it here"
 
 
 def left_to_right(question: str) -> list[int]:
@@ -126,12 +124,15 @@ def all_values(terms: list[Fraction]) -> set[Fraction]:
     return values
 
 
-@pytest.mark.parametrize(("name", "counts", "options", "said"), [
-    ("chian", {"rl": 1}, {}, "no generator 'chian'"),
-    ("chain", {"rl": 1}, {"stepz": [2]}, "stepz"),
-    ("chain", {"rl": 1}, {"steps": []}, "steps"),
-    ("chain", {"rl": 30}, {"steps": [1], "largest_number": 2, "largest_result": 3}, "ask for fewer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "counts", "options", "said"),
+    [
+        ("chian", {"rl": 1}, {}, "no generator 'chian'"),
+        ("chain", {"rl": 1}, {"stepz": [2]}, "stepz"),
+        ("chain", {"rl": 1}, {"steps": []}, "steps"),
+        ("chain", {"rl": 30}, {"steps": [1], "largest_number": 2, "largest_result": 3}, "ask for fewer"),
+    ],
+)
 def test_what_cannot_be_made_is_said_in_one_sentence(
     name: str, counts: dict[str, int], options: dict[str, object], said: str
 ) -> None:
@@ -174,8 +175,7 @@ def test_systems_have_the_one_solution_that_cramers_rule_gives() -> None:
     for problem in generate("linear_equation", {"rl": 200}, {"forms": [4]}, seed=2):
         rows = re.findall(r"(-?\d*)x ([+-]) (\d*)y = (-?\d+)", problem.question)
         (a, b, e), (c, d, f) = (
-            (Fraction(p + "1" if p in ("", "-") else p), Fraction(s + (q or "1")), Fraction(r))
-            for p, s, q, r in rows
+            (Fraction(p + "1" if p in ("", "-") else p), Fraction(s + (q or "1")), Fraction(r)) for p, s, q, r in rows
         )
         x, y = (e * d - b * f) / (a * d - b * c), (a * f - e * c) / (a * d - b * c)
         assert str(x + y) == problem.answers[0]
@@ -187,9 +187,7 @@ def test_number_theory_by_counting() -> None:
         expected = {
             1: lambda n: next(r for r in range(n[1]) if (n[0] - r) % n[1] == 0),
             2: lambda n: max(d for d in range(1, min(n) + 1) if all(k % d == 0 for k in n)),
-            3: lambda n: next(
-                m for m in range(max(n), n[0] * n[1] + 1, max(n)) if all(m % k == 0 for k in n)
-            ),
+            3: lambda n: next(m for m in range(max(n), n[0] * n[1] + 1, max(n)) if all(m % k == 0 for k in n)),
             4: lambda n: n[0] ** n[1] % n[2],
             5: lambda n: sum(n[0] % d == 0 for d in range(1, n[0] + 1)),
         }[problem.level or 0](n)
@@ -204,9 +202,7 @@ def test_every_equation_of_a_worked_solution_is_true(name: str) -> None:
         for line in (problem.solution or "").splitlines():
             if "gcd" in line or "lcm" in line or "mod" in line:
                 continue
-            values = {
-                sympy.Rational(sympy.sympify(s, rational=True)) for s in line.split(" = ") if ":" not in s
-            }
+            values = {sympy.Rational(sympy.sympify(s, rational=True)) for s in line.split(" = ") if ":" not in s}
             assert len(values) == 1, (problem, line)
 
 

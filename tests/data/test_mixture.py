@@ -5,16 +5,14 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.difficulty import choose, pass_rate_row, rank_correlation, summarise
 from mathrl.data.mixture import largest_remainders, mix
 from mathrl.params.data import Mix
 
 
 def problems(source: str, count: int) -> list[Problem]:
-    return [
-        Problem(f"{source}{i}", f"{source} {i}?", ("1",), source, "rl", level=i % 3) for i in range(count)
-    ]
+    return [Problem(f"{source}{i}", f"{source} {i}?", ("1",), source, "rl", level=i % 3) for i in range(count)]
 
 
 POOL = problems("a", 40) + problems("b", 20)
@@ -36,16 +34,12 @@ def test_weights_are_exact_proportions_as_large_as_the_scarcest_allows() -> None
 
 
 def test_a_size_is_kept_to_the_row() -> None:
-    mixture, _ = mix(
-        POOL, {}, how({"source": "a", "weight": 1}, {"source": "b", "weight": 2}, size=20), seed=0
-    )
+    mixture, _ = mix(POOL, {}, how({"source": "a", "weight": 1}, {"source": "b", "weight": 2}, size=20), seed=0)
     assert counts(mixture) == {"a": 7, "b": 13}
 
 
 def test_counts_come_first_and_weights_share_the_rest() -> None:
-    mixture, _ = mix(
-        POOL, {}, how({"source": "b", "count": 5}, {"source": "*", "weight": 1}, size=30), seed=0
-    )
+    mixture, _ = mix(POOL, {}, how({"source": "b", "count": 5}, {"source": "*", "weight": 1}, size=30), seed=0)
     assert counts(mixture)["b"] == 5 and len(mixture) == 30
 
 
@@ -106,14 +100,17 @@ def test_the_order_is_seeded_or_from_easy_to_hard() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
-@pytest.mark.parametrize(("mixture", "said"), [
-    (how({"source": "c", "weight": 1}), "no problem of source c in the rl split .its sources: a, b"),
-    (how({"source": "a", "weight": 1, "band": [0.3, 0.4]}), r"with a pass rate in \[0.3, 0.4\]"),
-    (how({"source": "b", "count": 21}), "source b has 20 fitting problems, fewer than 21; lower its"),
-    (how({"source": "b", "count": 41, "epochs": 2}), "has 40 rows of fitting problems in 2 epochs, fewer"),
-    (how({"source": "b", "weight": 1}, size=30), "lower mix.size to 20"),
-    (how({"source": "b", "count": 9}, {"source": "a", "weight": 1}, size=5), "take 9 already"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mixture", "said"),
+    [
+        (how({"source": "c", "weight": 1}), "no problem of source c in the rl split .its sources: a, b"),
+        (how({"source": "a", "weight": 1, "band": [0.3, 0.4]}), r"with a pass rate in \[0.3, 0.4\]"),
+        (how({"source": "b", "count": 21}), "source b has 20 fitting problems, fewer than 21; lower its"),
+        (how({"source": "b", "count": 41, "epochs": 2}), "has 40 rows of fitting problems in 2 epochs, fewer"),
+        (how({"source": "b", "weight": 1}, size=30), "lower mix.size to 20"),
+        (how({"source": "b", "count": 9}, {"source": "a", "weight": 1}, size=5), "take 9 already"),
+    ],
+)
 def test_what_cannot_be_mixed_is_said_with_the_remedy(mixture: Mix, said: str) -> None:
     with pytest.raises(UserError, match=said):
         mix(POOL, RATES, mixture, 0)

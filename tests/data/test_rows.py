@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
 from mathrl.data.row_files import list_files, read_rows
 from mathrl.data.row_formats import BadRow, Shape, to_problem
@@ -19,37 +19,45 @@ def read(row: dict[str, Any], **shape: Any) -> Problem:
     return to_problem(row, Shape(**shape), name="f:1", source="s", split="rl", seed=0)
 
 
-@pytest.mark.parametrize(("rule", "text", "expected"), [
-    (after_hashes, "a <<1+1=2>>2\n#### 1,024", "1024"),
-    (after_hashes, "#### -3\n", "-3"),
-    (after_hashes, "#### 1\nthen #### 2", "2"),
-    (after_hashes, "1,2 #### (1,2)", "(1,2)"),
-    (after_hashes, "no marks", None),
-    (after_hashes, "####   ", None),
-    (last_boxed, r"\boxed{1} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-    (last_boxed, r"\boxed{\text{a } b}", r"\text{a } b"),
-    (last_boxed, r"\boxed{\{1,2\}}", r"\{1,2\}"),
-    (last_boxed, r"\boxed{never closed", None),
-    (last_boxed, r"first \boxed{7}, then \boxed{8", "7"),
-    (last_boxed, r"\boxed 5$", "5"),
-    (last_boxed, r"\fbox{9}", "9"),
-    (last_boxed, r"\boxed{}", None),
-    (answer_tag, "<answer> 3 </answer>", "3"),
-    (answer_tag, "<answer>1</answer><answer>2</answer>", "2"),
-    (answer_tag, "<answer>1", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "text", "expected"),
+    [
+        (after_hashes, "a <<1+1=2>>2\n#### 1,024", "1024"),
+        (after_hashes, "#### -3\n", "-3"),
+        (after_hashes, "#### 1\nthen #### 2", "2"),
+        (after_hashes, "1,2 #### (1,2)", "(1,2)"),
+        (after_hashes, "no marks", None),
+        (after_hashes, "####   ", None),
+        (last_boxed, r"\boxed{1} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (last_boxed, r"\boxed{\text{a } b}", r"\text{a } b"),
+        (last_boxed, r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (last_boxed, r"\boxed{never closed", None),
+        (last_boxed, r"first \boxed{7}, then \boxed{8", "7"),
+        (last_boxed, r"\boxed 5$", "5"),
+        (last_boxed, r"\fbox{9}", "9"),
+        (last_boxed, r"\boxed{}", None),
+        (answer_tag, "<answer> 3 </answer>", "3"),
+        (answer_tag, "<answer>1</answer><answer>2</answer>", "2"),
+        (answer_tag, "<answer>1", None),
+    ],
+)
 def test_the_answer_of_a_solution(rule: Any, text: str, expected: str | None) -> None:
     assert rule(text) == expected
 
 
 def test_named_fields_and_what_is_left_over() -> None:
     problem = read(
-        {"q": "1+1?", "a": 2.0, "w": "1+1=2", "n": "x7", "lvl": "Level 3", "type": "Algebra", "lang": "en",
-         "z": None},
-        prompt_key="q", answer_key="a", solution_key="w", id_key="n", level_key="lvl", subject_key="type",
-    )  # fmt: skip
-    assert problem == Problem("x7", "1+1?", ("2",), "s", "rl", solution="1+1=2", level=3, subject="Algebra",
-                              extra={"lang": "en"})  # fmt: skip
+        {"q": "1+1?", "a": 2.0, "w": "1+1=2", "n": "x7", "lvl": "Level 3", "type": "Algebra", "lang": "en", "z": None},
+        prompt_key="q",
+        answer_key="a",
+        solution_key="w",
+        id_key="n",
+        level_key="lvl",
+        subject_key="type",
+    )
+    assert problem == Problem(
+        "x7", "1+1?", ("2",), "s", "rl", solution="1+1=2", level=3, subject="Algebra", extra={"lang": "en"}
+    )
 
 
 def test_openais_gsm8k_rows() -> None:
@@ -60,10 +68,7 @@ def test_openais_gsm8k_rows() -> None:
 
 def test_joined_and_nested_fields() -> None:
     svamp = {"Body": "There are 3 apples", "Question": "How many?", "Answer": 3.0}
-    assert (
-        read(svamp, prompt_key="Body+Question", answer_key="Answer").question
-        == "There are 3 apples. How many?"
-    )
+    assert read(svamp, prompt_key="Body+Question", answer_key="Answer").question == "There are 3 apples. How many?"
     zero = {"0": {"from": "human", "value": "Q"}, "1": {"ground_truth": {"value": "7"}}}
     problem = read(zero, prompt_key="0.value", answer_key="1.ground_truth.value")
     assert (problem.question, problem.answers) == ("Q", ("7",))
@@ -85,10 +90,12 @@ def test_rlinf_rows() -> None:
 def test_verl_rows_with_text_and_with_a_chat_list() -> None:
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}]
     row: dict[str, Any] = {
-        "data_source": "openai/gsm8k", "prompt": messages,
-        "ability": "math", "reward_model": {"style": "rule", "ground_truth": "72"},
+        "data_source": "openai/gsm8k",
+        "prompt": messages,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "72"},
         "extra_info": {"split": "train", "index": 3},
-    }  # fmt: skip
+    }
     problem = read(row, format="verl")
     assert (problem.question, problem.answers, problem.subject) == ("Q?", ("72",), "math")
     assert problem.id == "openai/gsm8k/train/3"
@@ -98,11 +105,7 @@ def test_verl_rows_with_text_and_with_a_chat_list() -> None:
 
 
 def test_multiple_choice_is_shuffled_by_the_seed_and_the_letter_follows() -> None:
-    row = {
-        "Question": "Which?",
-        "Correct Answer": "yes",
-        **{f"Incorrect Answer {i}": f"no{i}" for i in (1, 2, 3)},
-    }
+    row = {"Question": "Which?", "Correct Answer": "yes", **{f"Incorrect Answer {i}": f"no{i}" for i in (1, 2, 3)}}
     letters = set()
     for seed in range(30):
         problem = to_problem(row, Shape("multiple_choice"), name="f:1", source="s", split="test", seed=seed)
@@ -119,22 +122,25 @@ def test_countdown_rows_are_solved() -> None:
         read({"nums": [1, 1], "target": 99}, format="countdown")
 
 
-@pytest.mark.parametrize(("row", "shape", "said"), [
-    ({"question": "Q"}, {}, "field 'answer': no answer .found no such field among question"),
-    ({"question": "Q", "answer": ""}, {}, "field 'answer': no answer"),
-    ({"question": "Q", "answer": None}, {}, "field 'answer': no answer"),
-    ({"question": "Q", "answer": float("nan")}, {}, "field 'answer': no answer"),
-    ({"question": "Q", "answer": True}, {}, "field 'answer': no answer"),
-    ({"answer": "1"}, {}, "field 'question': a text is wanted, found no such field"),
-    ({"question": 5, "answer": "1"}, {}, "field 'question': a text is wanted, found 5"),
-    ({"question": " ", "answer": "1"}, {}, "field 'question': a text is wanted"),
-    ({"question": "Q", "answer": "none"}, {"answer_rule": "hash"}, "no text after ####"),
-    ({"question": "Q", "answer": r"\boxed{"}, {"answer_rule": "boxed"}, "balanced braces"),
-    ({"prompt": "Q", "solutions": []}, {"format": "rlinf"}, "field 'solutions': no answer"),
-    ({"prompt": [{"role": "user"}]}, {"format": "verl"}, "role and content"),
-    ({"prompt": "Q", "reward_model": {}}, {"format": "verl"}, "reward_model.ground_truth"),
-    ({"Question": "Q", "Correct Answer": "a"}, {"format": "multiple_choice"}, "Incorrect Answer 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "shape", "said"),
+    [
+        ({"question": "Q"}, {}, "field 'answer': no answer .found no such field among question"),
+        ({"question": "Q", "answer": ""}, {}, "field 'answer': no answer"),
+        ({"question": "Q", "answer": None}, {}, "field 'answer': no answer"),
+        ({"question": "Q", "answer": float("nan")}, {}, "field 'answer': no answer"),
+        ({"question": "Q", "answer": True}, {}, "field 'answer': no answer"),
+        ({"answer": "1"}, {}, "field 'question': a text is wanted, found no such field"),
+        ({"question": 5, "answer": "1"}, {}, "field 'question': a text is wanted, found 5"),
+        ({"question": " ", "answer": "1"}, {}, "field 'question': a text is wanted"),
+        ({"question": "Q", "answer": "none"}, {"answer_rule": "hash"}, "no text after ####"),
+        ({"question": "Q", "answer": r"\boxed{"}, {"answer_rule": "boxed"}, "balanced braces"),
+        ({"prompt": "Q", "solutions": []}, {"format": "rlinf"}, "field 'solutions': no answer"),
+        ({"prompt": [{"role": "user"}]}, {"format": "verl"}, "role and content"),
+        ({"prompt": "Q", "reward_model": {}}, {"format": "verl"}, "reward_model.ground_truth"),
+        ({"Question": "Q", "Correct Answer": "a"}, {"format": "multiple_choice"}, "Incorrect Answer 1"),
+    ],
+)
 def test_a_bad_row_names_its_field(row: dict[str, Any], shape: dict[str, Any], said: str) -> None:
     with pytest.raises(BadRow, match=said):
         read(row, **shape)
@@ -168,9 +174,9 @@ def write(folder: Path, name: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", [
-    "a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "object.json", "a.csv", "a.csv.gz", "a.parquet",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "object.json", "a.csv", "a.csv.gz", "a.parquet"]
+)
 def test_every_file_format_holds_the_same_rows(tmp_path: Path, name: str) -> None:
     file = write(tmp_path, name)
     assert list_files(tmp_path) == [file] == list_files(file)
@@ -187,13 +193,16 @@ def test_a_broken_line_is_a_row_with_a_problem(tmp_path: Path) -> None:
     assert rows[1].where.endswith("a.jsonl, line 2") and "not JSON" in str(rows[1].problem)
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("a.jsonl.gz", b"not gzip", "cannot be read as jsonl"),
-    ("a.jsonl", b"\xff\xfe\x00", "cannot be read as jsonl"),
-    ("a.json", b"{", "cannot be read as json"),
-    ("a.json", b'{"a": 1}', "a list of rows is wanted"),
-    ("a.parquet", b"PAR1", "cannot be read as parquet"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl.gz", b"not gzip", "cannot be read as jsonl"),
+        ("a.jsonl", b"\xff\xfe\x00", "cannot be read as jsonl"),
+        ("a.json", b"{", "cannot be read as json"),
+        ("a.json", b'{"a": 1}', "a list of rows is wanted"),
+        ("a.parquet", b"PAR1", "cannot be read as parquet"),
+    ],
+)
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     file = tmp_path / name
     file.write_bytes(content)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data import sources as rooms
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key
@@ -38,10 +38,10 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
 
 
-@pytest.mark.parametrize("name", [
-    "gsm8k_test.jsonl", "gsm8k_test.jsonl.gz", "gsm8k_openai_test.jsonl", "gsm8k/test.jsonl",
-    "gsm8k/test/0.jsonl",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["gsm8k_test.jsonl", "gsm8k_test.jsonl.gz", "gsm8k_openai_test.jsonl", "gsm8k/test.jsonl", "gsm8k/test/0.jsonl"],
+)
 def test_local_files_come_first_in_the_published_fields_too(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, GSM8K)
     resolved = resolve_benchmark("gsm8k", str(tmp_path))
@@ -97,9 +97,7 @@ def local_repository(folder: Path, rows: list[dict[str, Any]]) -> str:
     import pyarrow.parquet
 
     (folder / "main").mkdir(parents=True)
-    pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist(rows), folder / "main" / "train-00000-of-00001.parquet"
-    )
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "main" / "train-00000-of-00001.parquet")
     (folder / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n---\n"
     )
@@ -123,9 +121,7 @@ def test_the_hubs_client_reads_a_repository_of_the_published_format(
     resolved = replace(resolve_named(REGISTRY["gsm8k"], "train", None), hub=repository)
     found = problems(resolved)
     assert [p.answers for p in found] == [("72",), ("1018",)] and found[0].id == "gsm8k/main-train:1"
-    own = HubSource(
-        name="own", id=repository, subset="main", split="rl", prompt_key="question", answer_rule="hash"
-    )
+    own = HubSource(name="own", id=repository, subset="main", split="rl", prompt_key="question", answer_rule="hash")
     assert [p.answers for p in problems(resolve_source(own, None))] == [("72",), ("1018",)]
 
 
@@ -136,8 +132,9 @@ def test_the_account_of_the_hub_has_its_commit_its_rows_and_their_digest(
     import datasets
 
     def account(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        own = HubSource(name="own", id=local_repository(tmp_path / str(number), rows), subset="main",
-                        split="rl", answer_rule="hash")  # fmt: skip
+        own = HubSource(
+            name="own", id=local_repository(tmp_path / str(number), rows), subset="main", split="rl", answer_rule="hash"
+        )
         read, resolved = Read(), resolve_source(own, None)
         assert len(list(read_source(resolved, 0, read))) == 2
         return input_row(resolved, read)
@@ -175,7 +172,7 @@ def test_published_rows_of_other_sets() -> None:
         "countdown": {"nums": [3, 7, 2], "target": 20},
         "mgsm_zh": {"question": "Q", "answer": None, "answer_number": 18},
         "olympiadbench": {"question": "Q", "final_answer": ["2"], "solution": ["s"], "subfield": "Algebra"},
-    }  # fmt: skip
+    }
     for name, values in rows.items():
         shape = next(shape for shape in REGISTRY[name].shapes if shape.fits(values))
         found = to_problem(values, shape, name="f:1", source=name, split="test", seed=0)

@@ -1,7 +1,7 @@
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import BOXED_INSTRUCTION, prompt_text, render
 from mathrl.params.run import Prompt
@@ -47,11 +47,17 @@ def test_boxed_asks_for_a_box_and_takes_another_instruction() -> None:
 
 
 def test_a_rows_task_or_source_selects_its_template() -> None:
-    prompt = Prompt.model_validate({
-        "template": "boxed", "few_shot": 1,
-        "routes": {"chain": {"template": "plain"}, "gsm8k": {"instruction": "Give a number."},
-                   "multiple_choice": {"instruction": "Give a letter."}},
-    })  # fmt: skip
+    prompt = Prompt.model_validate(
+        {
+            "template": "boxed",
+            "few_shot": 1,
+            "routes": {
+                "chain": {"template": "plain"},
+                "gsm8k": {"instruction": "Give a number."},
+                "multiple_choice": {"instruction": "Give a letter."},
+            },
+        }
+    )
     assert prompt_text(MATH, prompt) == f"Find $x$.\n{BOXED_INSTRUCTION}\n"
     assert prompt_text(CHAIN, prompt) == "7+5-3="
     assert prompt_text(GSM8K, prompt) == "How many clips?\nGive a number.\n"
@@ -92,9 +98,7 @@ def test_a_row_with_its_own_messages_keeps_them_and_a_templated_one_is_left_alon
 
 
 def test_few_shot_examples_stand_before_the_question() -> None:
-    text = prompt_text(
-        CHAIN, Prompt(), few_shot=[CHAIN.with_(question="1+1=", answers=("2",), solution="1+1=2")]
-    )
+    text = prompt_text(CHAIN, Prompt(), few_shot=[CHAIN.with_(question="1+1=", answers=("2",), solution="1+1=2")])
     assert text == "1+1=<think>1+1=2</think><answer>2</answer>\n\n7+5-3="
 
 
@@ -104,17 +108,18 @@ def test_a_start_token_that_the_tokenizer_writes_is_kept() -> None:
     assert render(CHAIN, Prompt(), tokenizer)[0] == 1
 
 
-@pytest.mark.parametrize(("problem", "template", "terse", "expected"), [
-    (CHAIN, "plain", False, "<think>7+5=12;12-3=9</think><answer>9</answer>"),
-    (CHAIN, "r1_zero", True, "<answer>9</answer>"),
-    (CHAIN, "boxed", True, r"\boxed{9}"),
-    (CHAIN, "boxed", False, "7+5=12;12-3=9\n\nThe answer is \\boxed{9}."),
-    (GSM8K, "chat", False,
-     "She sold 48/2 = 24 clips in May.\n48+24 = 72.\n\nThe answer is \\boxed{72}."),
-    (GSM8K, "plain", False,
-     "<think>She sold 48/2 = 24 clips in May.\n48+24 = 72.</think><answer>72</answer>"),
-    (MATH, "boxed", False, r"So $x=\boxed{3}$."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("problem", "template", "terse", "expected"),
+    [
+        (CHAIN, "plain", False, "<think>7+5=12;12-3=9</think><answer>9</answer>"),
+        (CHAIN, "r1_zero", True, "<answer>9</answer>"),
+        (CHAIN, "boxed", True, r"\boxed{9}"),
+        (CHAIN, "boxed", False, "7+5=12;12-3=9\n\nThe answer is \\boxed{9}."),
+        (GSM8K, "chat", False, "She sold 48/2 = 24 clips in May.\n48+24 = 72.\n\nThe answer is \\boxed{72}."),
+        (GSM8K, "plain", False, "<think>She sold 48/2 = 24 clips in May.\n48+24 = 72.</think><answer>72</answer>"),
+        (MATH, "boxed", False, r"So $x=\boxed{3}$."),
+    ],
+)
 def test_demonstrations(problem: Problem, template: str, terse: bool, expected: str) -> None:
     prompt = Prompt(template=template)  # type: ignore[arg-type]
     assert demonstration(problem, prompt, terse) == expected

@@ -29,9 +29,8 @@ def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
                 (tmp_path / title).write_text(code, encoding="utf-8")
             elif language == "diff":
                 done = subprocess.run(
-                    ["git", "apply", "-C1", "-"], cwd=tmp_path, input=code, text=True, capture_output=True,
-                    check=False,
-                )  # fmt: skip
+                    ["git", "apply", "-C1", "-"], cwd=tmp_path, input=code, text=True, capture_output=True, check=False
+                )
                 assert done.returncode == 0, f"{page.name}: {done.stderr}"
             elif language == "python":
                 checks.append(f"# {page.name}\n{code}")
@@ -41,9 +40,13 @@ def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
             checks += [f"# {page.name}\n{code}"] * (language == "python")
     assert len(checks) == 7
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(checks)], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", "\n".join(checks)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=200,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     tested = "import doctest, sys, mathrl.rewards.right_steps as m; sys.exit(doctest.testmod(m).failed)"
     assert subprocess.run([sys.executable, "-c", tested], cwd=tmp_path, check=False).returncode == 0

@@ -26,9 +26,7 @@ INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n)+")
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PARAMETER = re.compile(rf"(?<![\w./-])(?:{'|'.join(SECTIONS)})\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w/(])")
 FILES = ("py", "yaml", "json", "jsonl", "md", "png", "svg", "txt", "html", "log")
-PLACE = re.compile(
-    r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|docs)(?:/[\w.-]+)+\.[a-z]+"
-)
+PLACE = re.compile(r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|docs)(?:/[\w.-]+)+\.[a-z]+")
 
 
 def blocks(text: str) -> Iterator[str]:
@@ -61,9 +59,7 @@ def commands(code: str) -> Iterator[list[str]]:
 
 def spoken(text: str) -> list[list[str]]:
     """Commands named in running text: `mathrl plan --simulate`; their arguments may be missing."""
-    return [
-        span.split()[1:] for span in SPAN.findall(FENCED.sub("\n", text)) if re.match(r"mathrl [a-z]", span)
-    ]
+    return [span.split()[1:] for span in SPAN.findall(FENCED.sub("\n", text)) if re.match(r"mathrl [a-z]", span)]
 
 
 def found_command(words: list[str]) -> tuple[Any, list[str]]:
@@ -106,11 +102,7 @@ def test_commands_in_running_text_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_parameters_that_are_named_exist(page: str) -> None:
-    code = [
-        *SPAN.findall(PAGES[page]),
-        *(code for _, _, code in FENCED.findall(PAGES[page])),
-        *blocks(PAGES[page]),
-    ]
+    code = [*SPAN.findall(PAGES[page]), *(code for _, _, code in FENCED.findall(PAGES[page])), *blocks(PAGES[page])]
     for named in {each for text in code for each in PARAMETER.findall(text)}:
         if named.split(".")[-1] not in FILES:
             assert known(named), f"{page}: no parameter {named}"
@@ -133,8 +125,10 @@ def test_the_checks_see_what_is_wrong() -> None:
         "    mathrl plan \\\n      --gpus 2\n\nand `mathrl lineage --dataset`\n"
     )
     assert [words for block in blocks(page) for words in commands(block)] == [
-        ["run", "rl", "--set", "rl.lr=1e-3"], ["sweep", "show"], ["plan", "--gpus", "2"],
-    ]  # fmt: skip
+        ["run", "rl", "--set", "rl.lr=1e-3"],
+        ["sweep", "show"],
+        ["plan", "--gpus", "2"],
+    ]
     assert spoken(page) == [["lineage", "--dataset"]]
     assert known("rl.critic.optimizer.muon_lr") and known("curate.sources.0.path") and known("mix.components")
     assert known("register.name") and not known("rl.learning_rate") and not known("sft.optimizer.lr")
@@ -145,9 +139,7 @@ def test_the_checks_see_what_is_wrong() -> None:
 def known(dotted: str) -> bool:
     """Whether the schema has this parameter: in a section, within lists, mappings and choices of sections."""
     first, *rest = dotted.split(".")
-    kinds: list[Any] = [
-        each.annotation for name, each in Params.model_fields.items() if (each.alias or name) == first
-    ]
+    kinds: list[Any] = [each.annotation for name, each in Params.model_fields.items() if (each.alias or name) == first]
     for name in rest:
         if not name.isdigit():
             inner = [section for kind in kinds for section in _sections(kind)]

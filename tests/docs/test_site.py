@@ -21,9 +21,13 @@ FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "lin
 def build(config: Path, out: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(out)],
-        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}, text=True,
-        capture_output=True, check=False, timeout=200,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=200,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from small import Killed
 
 from mathrl.core.errors import is_disk_full
 from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.learners import learner as learners
+from mathrl.learners.distributed import Backend
 from mathrl.models.export import export_model
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
@@ -27,35 +29,38 @@ from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo, RewardModel
 from mathrl.params.train import Critic, CriticOptimizer, Optimizer, Rl, Sft
 from mathrl.params.training import DeepSpeed, Training
-from mathrl.trainers import learner as learners
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.fit import Item
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
+from mathrl.trainers.supervised import Item
 
 # An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
 ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
-SFT = Sft(steps=10, tokens_per_step=120, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=5,
-          checkpoint_every=2)  # fmt: skip
+SFT = Sft(
+    steps=10, tokens_per_step=120, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=5, checkpoint_every=2
+)
 RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimizer=ADAM, eval_every=2,
         eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
-PPO = RL.model_copy(update={
-    "advantage": "gae", "critic": Critic(optimizer=CriticOptimizer(**ADAM.model_dump())), "kl_coef": 0.1,
-    "minibatches": 2,
-})  # fmt: skip
-DROP = RL.model_copy(update={
-    "minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "eval_every": 1, "lr": 0.03,
-})  # fmt: skip
+PPO = RL.model_copy(
+    update={
+        "advantage": "gae",
+        "critic": Critic(optimizer=CriticOptimizer(**ADAM.model_dump())),
+        "kl_coef": 0.1,
+        "minibatches": 2,
+    }
+)
+DROP = RL.model_copy(
+    update={"minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "eval_every": 1, "lr": 0.03}
+)
 PROBE = [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((20,), ((9, 3),))]
 MODES = {
     "torch": Training(),
     **{f"zero {n}": Training(backend="deepspeed", deepspeed=DeepSpeed(stage=n)) for n in (1, 2, 3)},
-    "offloaded": Training(backend="deepspeed", deepspeed=DeepSpeed(
-        stage=3, offload_optimizer=True, offload_parameters=True,
-    )),
-}  # fmt: skip
+    "offloaded": Training(
+        backend="deepspeed", deepspeed=DeepSpeed(stage=3, offload_optimizer=True, offload_parameters=True)
+    ),
+}
 
 
 _CONFIG = learners.DeepSpeedLearner._config
@@ -124,8 +129,9 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
         for weight in model.parameters():
             weight.mul_(1.5)
     backend = Backend(torch.device("cpu"), training)
-    train_rl(model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), params, 0, backend,
-             state, sink(state))  # fmt: skip
+    train_rl(
+        model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), params, 0, backend, state, sink(state)
+    )
     return model
 
 
@@ -195,11 +201,14 @@ def with_a_bad_step(training: Training, state: Path) -> Any:
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     runs: dict[str, Callable[[Training, Path], Any]] = {
-        "sft": sft, "dpo": dpo, "reward_model": reward_model,
+        "sft": sft,
+        "dpo": dpo,
+        "reward_model": reward_model,
         "ppo": lambda training, state: rl(training, state, PPO),
-        "bad": with_a_bad_step, "drop": lambda training, state: rl(training, state, DROP),
+        "bad": with_a_bad_step,
+        "drop": lambda training, state: rl(training, state, DROP),
         "lora": lambda training, state: rl(training, state, RL.model_copy(update={"lora": Lora(r=4)})),
-    }  # fmt: skip
+    }
     plan = [("sft", mode) for mode in MODES] + [
         ("bad", "torch"), ("bad", "zero 1"), ("bad", "zero 3"),
         ("dpo", "torch"), ("dpo", "zero 2"), ("reward_model", "torch"), ("reward_model", "zero 3"),
@@ -225,8 +234,14 @@ def main(out: Path) -> None:
     note("half, zero 2", state, half(MODES["zero 2"], state))
     # Checkpoints of every step, where the uninterrupted runs wrote each second one: neither changes a bit.
     again = {"sft": (sft, 6), "half": (half, 6), "ppo": (runs["ppo"], 4)}
-    for name, mode in [("sft", "zero 1"), ("sft", "zero 2"), ("sft", "zero 3"), ("half", "zero 2"),
-                       ("ppo", "zero 2"), ("ppo", "zero 3")]:  # fmt: skip
+    for name, mode in [
+        ("sft", "zero 1"),
+        ("sft", "zero 2"),
+        ("sft", "zero 3"),
+        ("half", "zero 2"),
+        ("ppo", "zero 2"),
+        ("ppo", "zero 3"),
+    ]:
         run, after = again[name]
         often = MODES[mode].model_copy(update={"checkpoint_minutes": 1e-9})
         state = out / f"resumed {name} {mode}"

@@ -14,16 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mathrl.core.errors import UserError
+from mathrl.learners.checkpoint import Checkpoint
+from mathrl.learners.deepspeed_learner import DeepSpeedLearner, check_supported
 from mathrl.params.train import Optimizer
-from mathrl.trainers.checkpoint import Checkpoint
-from mathrl.trainers.deepspeed_learner import DeepSpeedLearner, check_supported
 
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"
-    ),
+    pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"),
 ]
 # Largest seen over ten steps of losses near 3: 2.4e-7 of a loss, 2.4e-6 of a gradient's norm (DeepSpeed adds
 # 1e-6 to it when it clips), 1.2e-7 of a weight.
@@ -49,9 +47,7 @@ def found(out: Path) -> dict[str, Any]:
      ("reward_model", "zero 3"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "zero 3"),
      ("drop", "zero 2"), ("drop", "zero 3")],
 )  # fmt: skip
-def test_every_figure_of_every_step_is_that_of_the_torch_backend(
-    found: dict[str, Any], name: str, mode: str
-) -> None:
+def test_every_figure_of_every_step_is_that_of_the_torch_backend(found: dict[str, Any], name: str, mode: str) -> None:
     weights, rows = found[f"{name}, {mode}"]
     expected_weights, expected = found[f"{name}, torch"]
     assert len(rows) == len(expected) == {"sft": 10, "dpo": 4, "reward_model": 4}.get(name, 3)
@@ -114,7 +110,7 @@ def test_the_exported_folder_is_plain_hugging_face(out: Path, found: dict[str, A
 
 
 def test_the_checkpoint_names_deepspeeds_files_with_their_digests(out: Path) -> None:
-    from mathrl.trainers.checkpoint import CheckpointFolder
+    from mathrl.learners.checkpoint import CheckpointFolder
 
     folder = CheckpointFolder(out / "sft zero 3" / "checkpoints")
     saved = folder.latest()

@@ -33,13 +33,18 @@ def run(command: list[str], **environment: str) -> None:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed: make engines")
-def test_vllm_serves_an_exported_model_with_the_log_probs_of_a_plain_forward(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_vllm_serves_an_exported_model_with_the_log_probs_of_a_plain_forward(folder: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12], [20]]
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    run([sys.executable, str(HERE / "vllm_greedy.py"), str(folder), str(tmp_path / "prompts.json"),
-         str(tmp_path / "out.json")])  # fmt: skip
+    run(
+        [
+            sys.executable,
+            str(HERE / "vllm_greedy.py"),
+            str(folder),
+            str(tmp_path / "prompts.json"),
+            str(tmp_path / "out.json"),
+        ]
+    )
     model = load_model(folder, MODEL, "cpu").eval()
     for prompt, row in zip(prompts, json.loads((tmp_path / "out.json").read_text()), strict=True):
         ids = torch.tensor([prompt + row["tokens"]])

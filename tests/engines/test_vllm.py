@@ -24,9 +24,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One process does it all: an engine takes seconds to start."""
     where = tmp_path_factory.mktemp("vllm")
     done = subprocess.run(
-        [sys.executable, str(HERE / "vllm_rl.py"), str(where)], env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=580,
-    )  # fmt: skip
+        [sys.executable, str(HERE / "vllm_rl.py"), str(where)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=580,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     read: dict[str, Any] = json.loads((where / "told.json").read_text())
     return read

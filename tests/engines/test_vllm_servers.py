@@ -17,7 +17,9 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
+from mathrl.grading.verdict import Verdict
+from mathrl.learners.distributed import Backend
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
@@ -26,14 +28,12 @@ from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Optimizer, Rl
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
-from mathrl.rewards.verdict import Verdict
 from mathrl.rollout import server_engine
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.open import open_engine, training_engine
+from mathrl.rollout.open_engine import open_engine, training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.serve import serve_command, serve_environment
 from mathrl.rollout.servers import Pool
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.rl import train_rl
 
 pytestmark = [
@@ -47,12 +47,19 @@ MODEL = Model(
     precision="float32",
 )
 PROBLEMS = [
-    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl")
-    for n in range(1, 9)
-]  # fmt: skip
+    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl") for n in range(1, 9)
+]
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]
-STEPS = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=10, eval_every=1, eval_samples=1,
-           lr=1e-2, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
+STEPS = Rl(
+    steps=2,
+    prompts_per_step=4,
+    group_size=4,
+    max_tokens=10,
+    eval_every=1,
+    eval_samples=1,
+    lr=1e-2,
+    optimizer=Optimizer(type="adamw", warmup_steps=0),
+)
 SAMPLING = Sampling(4, 0.8, 12)
 
 
@@ -100,9 +107,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     for port in ports:
         with (where / f"{port}.log").open("wb") as log:
             command = serve_command(where / "base", MODEL, rollout, "127.0.0.1", port)
-            processes.append(
-                subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-            )
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     try:
         pool = Pool(Servers(urls=urls, wait_seconds=400.0))
@@ -124,16 +129,22 @@ def train(two: Two, where: Path, **servers: Any) -> tuple[list[dict[str, float]]
     network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
     engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(**servers), False)
     train_rl(
-        network, Sampler(engine, tokenizer, Prompt()), PROBLEMS, PROBLEMS[:2], Letters(), STEPS, 0,
-        Backend(torch.device("cpu")), where, lambda _: JsonlSink(where / "metrics.jsonl"),
-    )  # fmt: skip
+        network,
+        Sampler(engine, tokenizer, Prompt()),
+        PROBLEMS,
+        PROBLEMS[:2],
+        Letters(),
+        STEPS,
+        0,
+        Backend(torch.device("cpu")),
+        where,
+        lambda _: JsonlSink(where / "metrics.jsonl"),
+    )
     return without_timings(where / "metrics.jsonl"), network, engine
 
 
 def largest_gap(network: Any, completions: Any) -> float:
-    groups = [
-        Group(prompt, [each.tokens for each in row]) for prompt, row in zip(PROMPTS, completions, strict=True)
-    ]
+    groups = [Group(prompt, [each.tokens for each in row]) for prompt, row in zip(PROMPTS, completions, strict=True)]
     with torch.no_grad():
         expected, _ = response_logprobs(network, groups, SAMPLING.temperature)
     told = torch.tensor([value for row in completions for each in row for value in each.logprobs])
@@ -167,9 +178,7 @@ def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:
 
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
     engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=0.5), "cpu")[0]
-    with pytest.raises(
-        UserError, match=r"answered /collective_rpc with 500.* name one in rollout\.servers\.folder"
-    ):
+    with pytest.raises(UserError, match=r"answered /collective_rpc with 500.* name one in rollout\.servers\.folder"):
         engine.sync_folder(tmp_path)  # nothing is in it
 
 

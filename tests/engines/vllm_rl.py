@@ -19,7 +19,11 @@ import mathrl.rollout.vllm_engine as vllm_engine
 from mathrl.core.errors import UserError
 from mathrl.core.launch import rank, world_size
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
+from mathrl.grading.verdict import Verdict
+from mathrl.learners import deepspeed_learner
+from mathrl.learners.deepspeed_learner import DeepSpeedLearner
+from mathrl.learners.distributed import Backend
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.weights import full_weights, with_head
 from mathrl.params.lora import Lora
@@ -28,13 +32,9 @@ from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
-from mathrl.rewards.verdict import Verdict
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.open import training_engine
+from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers import deepspeed_learner
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.deepspeed_learner import DeepSpeedLearner
 from mathrl.trainers.rl import train_rl
 
 torch.set_num_threads(1)
@@ -44,16 +44,28 @@ MODEL = Model(
 )
 ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # which a CPU passes over
 PROBLEMS = [
-    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl")
-    for n in range(1, 9)
-]  # fmt: skip
-STEPS = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=10, eval_every=1, eval_samples=1,
-           lr=1e-2, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
+    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl") for n in range(1, 9)
+]
+STEPS = Rl(
+    steps=2,
+    prompts_per_step=4,
+    group_size=4,
+    max_tokens=10,
+    eval_every=1,
+    eval_samples=1,
+    lr=1e-2,
+    optimizer=Optimizer(type="adamw", warmup_steps=0),
+)
 # An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
-ZERO_STEPS = STEPS.model_copy(update={
-    "ema": None, "steps": 3, "optimizer": Optimizer(type="adamw", warmup_steps=0, eps=1e-3), "lr": 3e-2,
-    "importance": Importance(),
-})  # fmt: skip
+ZERO_STEPS = STEPS.model_copy(
+    update={
+        "ema": None,
+        "steps": 3,
+        "optimizer": Optimizer(type="adamw", warmup_steps=0, eps=1e-3),
+        "lr": 3e-2,
+        "importance": Importance(),
+    }
+)
 ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
 
@@ -87,9 +99,17 @@ class Trial:
         sampler = Sampler(self.engine, self.tokenizer, Prompt())
         state = self.where / f"run{self.runs}"
         train_rl(
-            self.network, sampler, PROBLEMS, PROBLEMS[:2], Letters(), params, 0,
-            backend, state, lambda _: JsonlSink(state / "metrics.jsonl"),
-        )  # fmt: skip
+            self.network,
+            sampler,
+            PROBLEMS,
+            PROBLEMS[:2],
+            Letters(),
+            params,
+            0,
+            backend,
+            state,
+            lambda _: JsonlSink(state / "metrics.jsonl"),
+        )
         return without_timings(state / "metrics.jsonl") if backend.rank == 0 else []
 
     def said(self, params: Rl = STEPS, training: Training | None = None) -> str:

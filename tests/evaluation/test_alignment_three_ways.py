@@ -61,10 +61,7 @@ def test_another_model_is_told(folder: Path, wrong: str, capsys: Any, monkeypatc
     assert not align("float32")
     rows = capsys.readouterr().out.splitlines()[2:]
     # The two that are the same model still agree, so the table says which is the other.
-    assert ["too far" in row for row in rows] == {
-        "trainer": [True, True, False],
-        "plain": [False, True, True],
-    }[wrong]
+    assert ["too far" in row for row in rows] == {"trainer": [True, True, False], "plain": [False, True, True]}[wrong]
 
 
 def test_the_plain_forward_by_hand() -> None:

@@ -49,9 +49,10 @@ def test_equal_seeds_give_equal_intervals() -> None:
     assert cluster_interval(values, seed=4) == cluster_interval(values, seed=4)
 
 
-@pytest.mark.parametrize(("correct", "samples", "low", "high"), [
-    (0, 8, 0.0, 0.3244), (8, 8, 0.6756, 1.0), (4, 8, 0.2152, 0.7848), (3, 10, 0.1078, 0.6032),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("correct", "samples", "low", "high"),
+    [(0, 8, 0.0, 0.3244), (8, 8, 0.6756, 1.0), (4, 8, 0.2152, 0.7848), (3, 10, 0.1078, 0.6032)],
+)
 def test_wilson_by_table(correct: int, samples: int, low: float, high: float) -> None:
     assert wilson(correct, samples) == pytest.approx((low, high), abs=5e-5)
 

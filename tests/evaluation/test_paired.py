@@ -12,14 +12,16 @@ from mathrl.evaluation.paired import Comparison, compare, sign_flip_p
 
 
 def p_by_listing(differences: list[float]) -> float:
-    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in
-            product((1, -1), repeat=len(differences))]  # fmt: skip
+    sums = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
     return sum(s >= abs(sum(differences)) - 1e-12 for s in sums) / len(sums)
 
 
-@pytest.mark.parametrize("differences", [
-    [0.5], [0.5, 0.5, 0.5], [0.5, -0.25, 0.75, 0.125], [1.0] * 6, [0.1, -0.1, 0.2, -0.3, 0.4, 0.5, 0.0],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "differences", [[0.5], [0.5, 0.5, 0.5], [0.5, -0.25, 0.75, 0.125], [1.0] * 6, [0.1, -0.1, 0.2, -0.3, 0.4, 0.5, 0.0]]
+)
 def test_the_permutation_test_lists_every_pattern_of_signs(differences: list[float]) -> None:
     assert sign_flip_p(differences, 10_000, seed=0) == pytest.approx(p_by_listing(differences))
 
@@ -69,8 +71,7 @@ def test_equal_models_do_not_claim_to_exclude_every_difference() -> None:
 
 def test_false_alarms_are_as_rare_as_said() -> None:
     alarms = sum(
-        compare("a", "b", values(0.6, 40, 2 * t), values(0.6, 40, 2 * t + 1), resamples=300).shown
-        for t in range(200)
+        compare("a", "b", values(0.6, 40, 2 * t), values(0.6, 40, 2 * t + 1), resamples=300).shown for t in range(200)
     )
     # At most 5 % of 200 with a standard deviation of 3.1; four of them above.
     assert alarms <= 22
@@ -85,10 +86,7 @@ def test_a_pairing_is_by_problem() -> None:
 
 
 def test_random_signs_come_whole_from_the_seeds_stream() -> None:
-    differences, resamples = (
-        [0.5, -0.25, 0.75, 0.125, 0.0, -0.5, 0.25, 0.25, 0.5, -0.125, 0.3, 0.4],
-        2 * ROWS + 5,
-    )
+    differences, resamples = ([0.5, -0.25, 0.75, 0.125, 0.0, -0.5, 0.25, 0.25, 0.5, -0.125, 0.3, 0.4], 2 * ROWS + 5)
     moved = [each for each in differences if each]
     rng = np.random.default_rng(derive_seed(11, "sign_flip"))
     extreme = 0
@@ -156,22 +154,37 @@ def test_equal_differences_have_wilsons_bound(difference: float) -> None:
 
 def comparison(**changes: object) -> Comparison:
     plain: dict[str, object] = {
-        "before": "a", "after": "b", "problems": 50, "difference": 0.2, "low": 0.1, "high": 0.3,
-        "p_value": 0.0123, "detectable": 0.14, "shown": True,
-    }  # fmt: skip
+        "before": "a",
+        "after": "b",
+        "problems": 50,
+        "difference": 0.2,
+        "low": 0.1,
+        "high": 0.3,
+        "p_value": 0.0123,
+        "detectable": 0.14,
+        "shown": True,
+    }
     return Comparison(**{**plain, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({}, "b is better than a: +0.200 [+0.100, +0.300], p = 0.0123, 50 problems"),
-    ({"difference": -0.2, "low": -0.3, "high": -0.1},
-     "a is better than b: -0.200 [-0.300, -0.100], p = 0.0123, 50 problems"),
-    ({"p_value": 0.0001}, "b is better than a: +0.200 [+0.100, +0.300], p = 0.0001, 50 problems"),
-    ({"p_value": 0.00009}, "b is better than a: +0.200 [+0.100, +0.300], p < 0.0001, 50 problems"),
-    ({"after_runs": 2}, "b is better than a: +0.200 [+0.100, +0.300], p = 0.0123, 50 problems, 1 and 2 runs"),
-    ({"shown": False}, "no difference shown between a and b: +0.200 [+0.100, +0.300], p = 0.0123, "
-                       "50 problems; this set shows differences from 0.140 up"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "b is better than a: +0.200 [+0.100, +0.300], p = 0.0123, 50 problems"),
+        (
+            {"difference": -0.2, "low": -0.3, "high": -0.1},
+            "a is better than b: -0.200 [-0.300, -0.100], p = 0.0123, 50 problems",
+        ),
+        ({"p_value": 0.0001}, "b is better than a: +0.200 [+0.100, +0.300], p = 0.0001, 50 problems"),
+        ({"p_value": 0.00009}, "b is better than a: +0.200 [+0.100, +0.300], p < 0.0001, 50 problems"),
+        ({"after_runs": 2}, "b is better than a: +0.200 [+0.100, +0.300], p = 0.0123, 50 problems, 1 and 2 runs"),
+        (
+            {"shown": False},
+            "no difference shown between a and b: +0.200 [+0.100, +0.300], p = 0.0123, "
+            "50 problems; this set shows differences from 0.140 up",
+        ),
+    ],
+)
 def test_the_verdict_word_by_word(changes: dict[str, object], said: str) -> None:
     found = comparison(**changes)
     assert found.verdict() == said
@@ -180,7 +193,5 @@ def test_the_verdict_word_by_word(changes: dict[str, object], said: str) -> None
 
 
 def test_too_few_problems_in_common() -> None:
-    with pytest.raises(
-        UserError, match=r"^a and b have 0 problems in common.*; evaluate both on the same bench"
-    ):
+    with pytest.raises(UserError, match=r"^a and b have 0 problems in common.*; evaluate both on the same bench"):
         compare("a", "b", {"x": 1.0}, {"y": 0.0})

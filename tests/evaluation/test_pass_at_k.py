@@ -14,9 +14,7 @@ def pass_by_listing(samples: int, correct: int, k: int) -> float:
 
 
 def maj_by_listing(right: int, wrong: list[int], silent: int, k: int) -> float:
-    votes = (
-        ["right"] * right + [f"wrong {i}" for i, n in enumerate(wrong) for _ in range(n)] + [None] * silent
-    )
+    votes = ["right"] * right + [f"wrong {i}" for i, n in enumerate(wrong) for _ in range(n)] + [None] * silent
     shares = []
     for subset in combinations(votes, k):
         counts = {answer: subset.count(answer) for answer in subset if answer is not None}
@@ -25,10 +23,10 @@ def maj_by_listing(right: int, wrong: list[int], silent: int, k: int) -> float:
     return sum(shares) / len(shares)
 
 
-@pytest.mark.parametrize(("samples", "correct", "k", "expected"), [
-    (8, 0, 8, 0.0), (8, 8, 1, 1.0), (4, 1, 2, 0.5), (4, 2, 2, 5 / 6), (10, 3, 5, 1 - 21 / 252),
-    (3, 2, 2, 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("samples", "correct", "k", "expected"),
+    [(8, 0, 8, 0.0), (8, 8, 1, 1.0), (4, 1, 2, 0.5), (4, 2, 2, 5 / 6), (10, 3, 5, 1 - 21 / 252), (3, 2, 2, 1.0)],
+)
 def test_pass_at_k_by_hand(samples: int, correct: int, k: int, expected: float) -> None:
     assert pass_at_k(samples, correct, k) == pytest.approx(expected, abs=1e-12)
 
@@ -51,23 +49,26 @@ def test_pass_at_k_needs_k_samples() -> None:
         pass_at_k(4, 1, 5)
 
 
-@pytest.mark.parametrize(("right", "wrong", "silent", "k", "expected"), [
-    (1, [], 0, 1, 1.0),
-    (2, [1], 0, 2, 2 / 3),          # RR 1, RW 1/2, RW 1/2
-    (1, [1, 1], 0, 3, 1 / 3),       # a tie of three
-    (1, [], 3, 2, 1 / 2),           # one vote wins against silence; silence alone is wrong
-    (0, [2], 2, 2, 0.0),
-    (2, [3], 0, 5, 0.0),
-    (3, [1, 1], 0, 5, 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("right", "wrong", "silent", "k", "expected"),
+    [
+        (1, [], 0, 1, 1.0),
+        (2, [1], 0, 2, 2 / 3),  # RR 1, RW 1/2, RW 1/2
+        (1, [1, 1], 0, 3, 1 / 3),  # a tie of three
+        (1, [], 3, 2, 1 / 2),  # one vote wins against silence; silence alone is wrong
+        (0, [2], 2, 2, 0.0),
+        (2, [3], 0, 5, 0.0),
+        (3, [1, 1], 0, 5, 1.0),
+    ],
+)
 def test_maj_at_k_by_hand(right: int, wrong: list[int], silent: int, k: int, expected: float) -> None:
     assert maj_at_k(right, wrong, silent, k) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(("right", "wrong", "silent"), [
-    (4, [3, 2], 1), (2, [2, 2, 2], 0), (3, [1, 1, 1, 1], 2), (1, [4], 3), (0, [3, 3], 2),
-    (8, [], 0), (2, [5, 1], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("right", "wrong", "silent"),
+    [(4, [3, 2], 1), (2, [2, 2, 2], 0), (3, [1, 1, 1, 1], 2), (1, [4], 3), (0, [3, 3], 2), (8, [], 0), (2, [5, 1], 0)],
+)
 def test_maj_at_k_is_the_mean_over_all_subsets(right: int, wrong: list[int], silent: int) -> None:
     for k in range(1, right + sum(wrong) + silent + 1):
         listed = maj_by_listing(right, wrong, silent, k)

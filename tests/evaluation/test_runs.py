@@ -84,9 +84,7 @@ def test_where_problems_do_not_matter_it_is_welchs_t_test() -> None:
     low, high = welch.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-6)
     error = (high - low) / 2 / stats.t.ppf(0.975, welch.df)
-    assert found.detectable == pytest.approx(
-        error * (stats.t.ppf(0.975, welch.df) + stats.t.ppf(0.8, welch.df))
-    )
+    assert found.detectable == pytest.approx(error * (stats.t.ppf(0.975, welch.df) + stats.t.ppf(0.8, welch.df)))
     assert found.shown and "3 and 4 runs" in found.verdict()
 
 
@@ -107,10 +105,7 @@ def test_false_alarms_are_as_rare_as_said_and_power_is_as_high(run_sd: float) ->
     alarms, detectable, errors = 0, [], []
     for _ in range(300):
         problems = rng.normal(0.5, 0.15, 60)
-        tables = [
-            rng.binomial(8, np.clip(problems + rng.normal(0, run_sd, (3, 1)), 0, 1), (3, 60)) / 8
-            for _ in "ab"
-        ]
+        tables = [rng.binomial(8, np.clip(problems + rng.normal(0, run_sd, (3, 1)), 0, 1), (3, 60)) / 8 for _ in "ab"]
         found = compare_runs("a", "b", as_runs(tables[0]), as_runs(tables[1]))
         alarms += found.shown
         detectable.append(found.detectable)
@@ -153,11 +148,7 @@ def test_the_rest_is_taken_off_by_hand() -> None:
     # The same against one model that solves nothing: its problems' spread is that of the differences.
     none = dict.fromkeys("xyz", 0.0)
     test = compare_runs("a", "b", [none], runs, confidence=0.9)
-    assert (test.low, test.high, test.problems) == (
-        pytest.approx(0.6 - half),
-        pytest.approx(min(1.0, 0.6 + half)),
-        3,
-    )
+    assert (test.low, test.high, test.problems) == (pytest.approx(0.6 - half), pytest.approx(min(1.0, 0.6 + half)), 3)
     assert test.p_value == pytest.approx(2 * stats.t.sf(0.6 / variance**0.5, freedom))
     assert test.verdict().startswith(f"{'b is better than a' if test.shown else 'no difference'}")
     back = compare_runs("a", "b", runs, [none], confidence=0.9)
@@ -193,9 +184,7 @@ def test_runs_without_any_spread_are_judged_as_one() -> None:
 
 
 def test_what_is_needed_is_said() -> None:
-    with pytest.raises(
-        UserError, match=r"a and b have 1 .* needed; evaluate all of them on the same benchmark$"
-    ):
+    with pytest.raises(UserError, match=r"a and b have 1 .* needed; evaluate all of them on the same benchmark$"):
         compare_runs("a", "b", [{"x": 1.0}, {"x": 0.0}], [{"x": 1.0}])
     with pytest.raises(ValueError, match="0 runs with 0 problems"):
         seeds_interval([])

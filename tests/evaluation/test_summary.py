@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.core.nouns import EvalRow
-from mathrl.evaluation import pictures
-from mathrl.evaluation.report import examples_markdown, side_by_side, table_rows
+from mathrl.core.types import EvalRow
 from mathrl.evaluation.summary import comparisons, summarise
+from mathrl.grading.grade import equal_answers
 from mathrl.params.evaluate import Evaluate
-from mathrl.rewards.grade import equal_answers
+from mathrl.reports import pictures
+from mathrl.reports.examples import examples_markdown, side_by_side, table_rows
 
 HOW = Evaluate(samples=4, ks=(1, 2, 4), resamples=500)
 
@@ -18,8 +18,11 @@ def row(model: str, i: int, correct: str, extracted: tuple[str | None, ...]) -> 
                    (10, 20, 30, 40), (False, False, False, True))  # fmt: skip
 
 
-ROWS = [row("rl", 0, "++--", ("9", "9.0", "8", None)), row("rl", 1, "----", ("1", "2", "3", "4")),
-        row("rl", 2, "++++", ("5", "5", "5", "5"))]  # fmt: skip
+ROWS = [
+    row("rl", 0, "++--", ("9", "9.0", "8", None)),
+    row("rl", 1, "----", ("1", "2", "3", "4")),
+    row("rl", 2, "++++", ("5", "5", "5", "5")),
+]
 
 
 def test_the_figures_by_hand() -> None:
@@ -61,31 +64,18 @@ def test_the_table_and_the_examples_read_well() -> None:
     assert (model, some, votes, length, truncated) == ("rl", "pass@4 0.667", "maj@4 0.667", "25.0", "25.0 %")
     assert interval.startswith("0.500 [")
     responses = [
-        {
-            "problem_id": "p0",
-            "model": m,
-            "question": "1+1=",
-            "answers": ["2"],
-            "correct": m == "rl",
-            "response": r,
-        }
+        {"problem_id": "p0", "model": m, "question": "1+1=", "answers": ["2"], "correct": m == "rl", "response": r}
         for m, r in (("sft", "no ``` fence"), ("rl", "2"), ("rl", "second"))
     ]
     rows = side_by_side(responses, ["sft", "rl"], 20, seed=0)
-    assert rows == [
-        {"problem_id": "p0", "question": "1+1=", "answer": "2", "sft": "✗ no ``` fence", "rl": "✓ 2"}
-    ]
+    assert rows == [{"problem_id": "p0", "question": "1+1=", "answer": "2", "sft": "✗ no ``` fence", "rl": "✓ 2"}]
     text = examples_markdown(rows, ["sft", "rl"], "test")
     assert "**rl** ✓" in text and "````text\nno ``` fence\n````" in text and "second" not in text
 
 
 def test_pictures_are_equal_for_equal_figures(tmp_path: Path) -> None:
     models = {"sft": summarise(ROWS, HOW, 0), "rl": summarise(ROWS, HOW, 0), "other": summarise(ROWS, HOW, 0)}
-    for name, draw in (
-        ("a", pictures.draw_accuracy),
-        ("k", pictures.draw_pass_at_k),
-        ("l", pictures.draw_levels),
-    ):
+    for name, draw in (("a", pictures.draw_accuracy), ("k", pictures.draw_pass_at_k), ("l", pictures.draw_levels)):
         for copy in "12":
             draw(models, tmp_path / f"{name}{copy}.png", "A title")
         assert (tmp_path / f"{name}1.png").read_bytes() == (tmp_path / f"{name}2.png").read_bytes()

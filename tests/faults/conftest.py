@@ -26,15 +26,21 @@ class Breakable:
     def start(self, stage: str, fault: str = "", **environment: str) -> "subprocess.Popen[str]":
         own = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
         own |= {
-            "MATHRL_HOME": str(self.workspace.folder / "home"), "MATHRL_MIRROR": "none",
-            "PYTHONPATH": str(Path(__file__).parents[2]), "FAULT": fault, "OMP_NUM_THREADS": "1",
+            "MATHRL_HOME": str(self.workspace.folder / "home"),
+            "MATHRL_MIRROR": "none",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "FAULT": fault,
+            "OMP_NUM_THREADS": "1",
             **environment,
-        }  # fmt: skip
+        }
         return subprocess.Popen(
-            [sys.executable, str(SCRIPT), stage], cwd=self.workspace.folder,
-            env={key: value for key, value in own.items() if value}, text=True, stdout=subprocess.PIPE,
+            [sys.executable, str(SCRIPT), stage],
+            cwd=self.workspace.folder,
+            env={key: value for key, value in own.items() if value},
+            text=True,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
     def run(self, stage: str, fault: str = "", **environment: str) -> tuple[int, str]:
         process = self.start(stage, fault, **environment)

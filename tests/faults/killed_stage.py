@@ -115,12 +115,12 @@ def plant() -> None:
     from torch.optim import AdamW
 
     from mathrl.core.metrics import JsonlSink
+    from mathrl.learners import checkpoint
+    from mathrl.learners.torch_learner import TorchLearner
     from mathrl.models import export
     from mathrl.rollout.decode import PackedDecoder
     from mathrl.rollout.torch_engine import CopyEngine
-    from mathrl.stages import entry
-    from mathrl.trainers import checkpoint
-    from mathrl.trainers.torch_learner import TorchLearner
+    from mathrl.stages import stage_run as entry
 
     if MOMENT == "rollout":  # between two tokens
         PackedDecoder.step = before(PackedDecoder.step)  # type: ignore[method-assign]

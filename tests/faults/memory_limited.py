@@ -13,20 +13,24 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 import small
 
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.overflow import OutOfMemory
+from mathrl.core.out_of_memory import OutOfMemory
+from mathrl.learners.distributed import Backend
 from mathrl.models.allocator import M_MMAP_THRESHOLD
 from mathrl.models.packing import Group
 from mathrl.params.train import Optimizer, Rl, Sft
 from mathrl.params.training import Training
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.sft import train_sft
 
 PARAMS = Sft(
-    steps=2, tokens_per_step=12_000, tokens_per_microbatch=12_000, lr=1e-2, eval_every=0,
+    steps=2,
+    tokens_per_step=12_000,
+    tokens_per_microbatch=12_000,
+    lr=1e-2,
+    eval_every=0,
     optimizer=Optimizer(type="adamw", eps=1e-3, warmup_steps=0),
-)  # fmt: skip
+)
 ROOM = 100 << 20  # 12,000 tokens of this model keep 200 MB of activations, 3,000 keep 50
 KL = Rl(kl_coef=0.1, group_size=4, tokens_per_microbatch=24_000)
 KL_ROOM = 10 << 20  # 24,000 tokens without a gradient need 35 MB
@@ -51,11 +55,17 @@ def reference_logprobs(training: Training) -> torch.Tensor:
     draw = torch.Generator().manual_seed(2)
     groups = [
         RolloutGroup(
-            problem=0, prompt=(5,), responses=tuple(map(tuple, rows)), rewards=(1.0, 0.0, 0.0, 0.0),
-            logprobs=((-1.0,) * 30,) * 4, correct=(True,) * 4, truncated=(False,) * 4, parts=({},) * 4,
+            problem=0,
+            prompt=(5,),
+            responses=tuple(map(tuple, rows)),
+            rewards=(1.0, 0.0, 0.0, 0.0),
+            logprobs=((-1.0,) * 30,) * 4,
+            correct=(True,) * 4,
+            truncated=(False,) * 4,
+            parts=({},) * 4,
         )
         for rows in torch.randint(3, 20, (200, 4, 30), generator=draw).tolist()
-    ]  # fmt: skip
+    ]
     model, reference = (small.policy(seed)[0] for seed in (1, 2))
     backend = Backend(torch.device("cpu"), training)
     batch, _ = make_batch(groups, KL, backend, model, reference)

@@ -87,9 +87,9 @@ def test_a_signal_in_a_long_step_leaves_a_checkpoint_within_ten_seconds(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and time.monotonic() - began < 10, errors
     (state,) = (folder / "home" / "state").glob("rl-*/checkpoints")
-    assert {file.name for file in state.iterdir()} == {
-        f"step-{done:08d}.json", f"step-{done:08d}.safetensors"
-    }, "of the step before, although none was due"  # fmt: skip
+    assert {file.name for file in state.iterdir()} == {f"step-{done:08d}.json", f"step-{done:08d}.safetensors"}, (
+        "of the step before, although none was due"
+    )
     status, errors = broken.run("rl")
     assert status == 0 and broken.output("rl") == expected.output("rl"), errors
 
@@ -114,9 +114,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(
             fewest = min(hit[name] for name in moments)  # no kind is left out
             moment = chance.choice([name for name in sorted(moments) if hit[name] == fewest])
             fault = f"{moment}:{chance.randint(1, moments[moment])}"
-            status, errors = (
-                killed_from_outside(broken, fault) if moment == "clock" else broken.run("rl", fault)
-            )
+            status, errors = killed_from_outside(broken, fault) if moment == "clock" else broken.run("rl", fault)
             assert status in (0, -signal.SIGKILL), f"{fault}: {errors[-2000:]}"
             print(f"{overrides} {fault}: {'killed' if status else 'ended before'}")
             if status == 0:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.core.overflow import OutOfMemory, is_out_of_memory, memory_part
+from mathrl.core.out_of_memory import OutOfMemory, is_out_of_memory, memory_part
 from mathrl.models.scores import make_scorer
 from mathrl.params import load_params
 from mathrl.params.run import Judge
@@ -25,9 +25,13 @@ def test_halved_micro_batches_make_the_same_weights_and_log_probs(tmp_path: Path
     script = Path(__file__).with_name("memory_limited.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True,
-        check=False, timeout=250,
-    )  # fmt: skip
+        [sys.executable, str(script), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     assert "out of memory for the activations of a micro-batch (tried to allocate" in found["said"]
@@ -78,6 +82,4 @@ def test_what_is_made_beside_an_update_names_its_part(small: Any, monkeypatch: p
 
 def test_halving_within_deepspeed_is_refused() -> None:
     with pytest.raises(UserError, match="on_out_of_memory halve needs backend torch"):
-        load_params(
-            ROOT / "params", overrides=["training.backend=deepspeed", "training.on_out_of_memory=halve"]
-        )
+        load_params(ROOT / "params", overrides=["training.backend=deepspeed", "training.on_out_of_memory=halve"])

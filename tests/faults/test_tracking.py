@@ -56,9 +56,12 @@ def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tm
     folder = broken.workspace.folder
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     own = {
-        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MATHRL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "MATHRL_MIRROR": "",
-    }  # fmt: skip
+        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MATHRL_HOME": str(folder / "home"),
+        "PYTHONPATH": str(ROOT),
+        "MATHRL_MIRROR": "",
+    }
     env = {key: value for key, value in (os.environ | own).items() if value}
     server = serve(tmp_path, port, env)
     try:
@@ -80,9 +83,13 @@ def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tm
         server = serve(tmp_path, port, env)
         for _ in range(2):
             done = subprocess.run(
-                [sys.executable, "-c", "from mathrl.cli import main; main()", "sync"], cwd=folder, env=env,
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
+                [sys.executable, "-c", "from mathrl.cli import main; main()", "sync"],
+                cwd=folder,
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr
         import mlflow
 

@@ -38,9 +38,14 @@ def test_other_norms_stay_as_they_are() -> None:
     from transformers import GemmaConfig, GemmaForCausalLM
 
     config = GemmaConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16,
-    )  # fmt: skip
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
     model = GemmaForCausalLM(config)
     use_fast_norms(model)
     assert not any(isinstance(module, FastRMSNorm) for module in model.modules())

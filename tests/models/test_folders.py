@@ -22,19 +22,11 @@ def test_a_fresh_base_is_a_plain_folder_equal_for_equal_seeds(tmp_path: Path) ->
         make_base(MODEL, tmp_path / name, seed)
     assert digest_path(tmp_path / "a") == digest_path(tmp_path / "b") != digest_path(tmp_path / "c")
     names = {file.name for file in (tmp_path / "a").iterdir()}
-    assert {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "README.md",
-    } <= names
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    plain, tokenizer = (
-        kind.from_pretrained(tmp_path / "a") for kind in (AutoModelForCausalLM, AutoTokenizer)
-    )
+    plain, tokenizer = (kind.from_pretrained(tmp_path / "a") for kind in (AutoModelForCausalLM, AutoTokenizer))
     ids = tokenizer("7+5=", return_tensors="pt").input_ids
     ours = load_model(tmp_path / "a", MODEL, "cpu")
     # Float32 sums in another order.
@@ -57,8 +49,7 @@ def test_export_keeps_the_weights(tmp_path: Path, tied: bool) -> None:
     make_base(MODEL, tmp_path / "a", 0)
     if not tied:
         write_json(
-            tmp_path / "a" / "config.json",
-            read_json(tmp_path / "a" / "config.json") | {"tie_word_embeddings": False},
+            tmp_path / "a" / "config.json", read_json(tmp_path / "a" / "config.json") | {"tie_word_embeddings": False}
         )
     model, tokenizer = load_model(tmp_path / "a", MODEL, "cpu"), load_tokenizer(tmp_path / "a")
     with torch.no_grad():
@@ -118,15 +109,14 @@ class MarkedModel(Qwen2ForCausalLM):
 """
 
 
-def test_code_that_comes_with_a_model_runs_only_when_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_comes_with_a_model_runs_only_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, marker = tmp_path / "model", tmp_path / "it ran"
     make_base(MODEL, folder, 0)
     told = read_json(folder / "config.json") | {
-        "model_type": "marked", "architectures": ["MarkedModel"],
+        "model_type": "marked",
+        "architectures": ["MarkedModel"],
         "auto_map": {"AutoConfig": "marked.MarkedConfig", "AutoModelForCausalLM": "marked.MarkedModel"},
-    }  # fmt: skip
+    }
     write_json(folder / "config.json", told)
     (folder / "marked.py").write_text(CODE)
     monkeypatch.setenv("MARKER", str(marker))
@@ -148,9 +138,7 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     # Also through the reference that the base stage makes, and after a model was trained.
     make_base(asked, tmp_path / "base", 0)
     for name in ("base", "trained"):
-        network, tokenizer = (
-            load_model(tmp_path / name, asked, "cpu"), load_tokenizer(tmp_path / name, asked)
-        )  # fmt: skip
+        network, tokenizer = (load_model(tmp_path / name, asked, "cpu"), load_tokenizer(tmp_path / name, asked))
         assert marker.exists() and type(network).__name__ == "MarkedModel" and len(tokenizer.encode("7")) == 1
         if name == "base":
             export_model(network, tokenizer, tmp_path / "trained", "# Trained")

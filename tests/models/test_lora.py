@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet, split_parameters
 from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
@@ -20,7 +21,6 @@ from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
 from mathrl.params.run import FreshModel, Model
 from mathrl.params.train import Optimizer
-from mathrl.trainers.optimizer import FlatParameters, OptimizerSet, split_parameters
 
 GROUPS = [Group((7, 8, 9), ((10, 11, 12, 2), (20, 2), (5, 6, 7))), Group((30, 31), ((9, 2), (14, 15, 2)))]
 LORA = Lora(r=4, alpha=8)
@@ -33,9 +33,7 @@ def trained(network: Any, lora: Lora = LORA, seed: int = 0) -> Any:
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if ".lora_B." in name:
-                weight.copy_(
-                    torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.3
-                )
+                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.3)
     return network
 
 
@@ -105,9 +103,7 @@ def test_only_adapters_are_trained_and_by_adamw(network: Make) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_fast_path_stays_and_the_export_is_a_plain_folder(
-    network: Make, tmp_path: Path, precision: str
-) -> None:
+def test_the_fast_path_stays_and_the_export_is_a_plain_folder(network: Make, tmp_path: Path, precision: str) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -119,15 +115,14 @@ def test_the_fast_path_stays_and_the_export_is_a_plain_folder(
         use_bfloat16_products(made)
     trained(made, LORA.model_copy(update={"keep_adapter": True}))
     assert takes_packed(made) and made.config._attn_implementation == "mathrl"
-    assert (sum(isinstance(each, BFloat16Linear) for each in made.modules()) == 14) == (
-        precision == "bfloat16"
-    )
+    assert (sum(isinstance(each, BFloat16Linear) for each in made.modules()) == 14) == (precision == "bfloat16")
     found = logprobs(made)
     export_model(made, tokenizer, tmp_path / "end", "end")
 
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "end")
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "start"),
-                                        str(tmp_path / "end" / ADAPTER))  # fmt: skip
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "start"), str(tmp_path / "end" / ADAPTER)
+    )
     ours = load_model(tmp_path / "end", Model(precision=precision), "cpu")  # type: ignore[arg-type]
     assert not any("lora" in name for name, _ in ours.named_parameters())
     place = 0

@@ -87,8 +87,7 @@ def test_long_sequences_do_not_share_their_prompt_and_agree(
     # Boundaries matter: one sequence too long by a token sees its neighbour.
     lengths = pack(groups).layout.lengths
     monkeypatch.setattr(
-        "mathrl.models.packing.CausalLayout",
-        lambda _: CausalLayout([lengths[0] + 1, lengths[1] - 1, *lengths[2:]]),
+        "mathrl.models.packing.CausalLayout", lambda _: CausalLayout([lengths[0] + 1, lengths[1] - 1, *lengths[2:]])
     )
     assert not torch.allclose(response_logprobs(model, groups, 0.7)[0], expected, atol=TOLERANCE)
 
@@ -175,12 +174,8 @@ def test_a_frozen_model_keeps_its_rounded_weights_alone(network: Callable[..., A
     assert sum(bytes_.values()) == 2 * whole, "stored once, two bytes a weight"
     with torch.no_grad():
         assert torch.equal(response_logprobs(frozen, groups)[0], expected)
-        assert torch.equal(response_logprobs(model, groups)[0], expected), (
-            "the model it was copied from is whole"
-        )
-    assert all(
-        each.weight.dtype == torch.float32 for each in model.modules() if isinstance(each, BFloat16Linear)
-    )
+        assert torch.equal(response_logprobs(model, groups)[0], expected), "the model it was copied from is whole"
+    assert all(each.weight.dtype == torch.float32 for each in model.modules() if isinstance(each, BFloat16Linear))
 
 
 def test_attention_with_more_than_softmax_falls_back() -> None:
@@ -188,9 +183,15 @@ def test_attention_with_more_than_softmax_falls_back() -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
     sizes = {
-        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "pad_token_id": 0,
+    }
     torch.manual_seed(0)
     gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_logit_softcapping=0.5)).eval()
     mistral = MistralForCausalLM(MistralConfig(**sizes, sliding_window=4)).eval()
@@ -237,9 +238,7 @@ def test_logits_in_parts_give_the_same_log_probs_and_gradients(
         assert torch.allclose(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_capped_head_keeps_all_its_logits(
-    network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capped_head_keeps_all_its_logits(network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(architecture="qwen2", kv_heads=1)
     groups = random_groups(2)
     own = model.forward

@@ -40,9 +40,7 @@ def plainly(scorer: Any, groups: list[Group]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_scores_and_their_gradients_equal_the_plain_ones(
-    network: Callable[..., Any], architecture: str
-) -> None:
+def test_scores_and_their_gradients_equal_the_plain_ones(network: Callable[..., Any], architecture: str) -> None:
     scorer = scorer_of(network, architecture=architecture)
     expected = plainly(scorer, GROUPS)
     weights = torch.arange(1.0, len(expected) + 1)

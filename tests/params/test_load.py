@@ -30,11 +30,7 @@ def test_an_override_reads_every_way_to_write_a_number(text: str) -> None:
 def test_overrides_reach_into_lists_and_nested_sections() -> None:
     params = load_params(
         PARAMS,
-        overrides=[
-            "curate.sources.0.counts.rl=7",
-            "rl.optimizer.beta2=0.99",
-            "mix.components.0.band=[0.2, 0.8]",
-        ],
+        overrides=["curate.sources.0.counts.rl=7", "rl.optimizer.beta2=0.99", "mix.components.0.band=[0.2, 0.8]"],
     )
     assert params.curate.sources[0].counts["rl"] == 7  # type: ignore[union-attr]
     assert params.rl.optimizer.beta2 == 0.99

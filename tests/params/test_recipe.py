@@ -92,8 +92,13 @@ def test_a_mistyped_stage_and_recipe_are_guessed(folder: Path) -> None:
 
 
 def test_all_errors_of_a_file_are_said_at_once(folder: Path) -> None:
-    write(folder, SFT, "a: {stage: rl, start: nowhere}", "b: {stage: rl, start: sft, set: [rl.steps=0]}",
-          "c: {stage: dpo, start: sft, data: [rl]}")  # fmt: skip
+    write(
+        folder,
+        SFT,
+        "a: {stage: rl, start: nowhere}",
+        "b: {stage: rl, start: sft, set: [rl.steps=0]}",
+        "c: {stage: dpo, start: sft, data: [rl]}",
+    )
     message = refusal(folder)
     assert all(place in message for place in ("steps.a.start", "steps.b:", "rl.steps", "steps.c.data"))
 

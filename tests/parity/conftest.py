@@ -26,9 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         package = "verl" if "verl" in item.path.name else "trl"
         if find_spec(package) is None:
-            item.add_marker(
-                pytest.mark.skip(reason=f"{package} is not installed; `make parity` installs and runs")
-            )
+            item.add_marker(pytest.mark.skip(reason=f"{package} is not installed; `make parity` installs and runs"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -71,12 +69,15 @@ class Ragged:
 
     def rewards(self) -> Tensor:
         """0 or 1, fractions, and a group in which all are equal."""
-        kinds = torch.stack([
-            torch.randint(0, 2, (len(self.lengths_S),), generator=self.generator).double(),
-            torch.rand(len(self.lengths_S), generator=self.generator, dtype=torch.float64),
-        ])  # fmt: skip
-        rewards_S = kinds[torch.randint(0, 2, (len(self.lengths_S),), generator=self.generator),
-                          torch.arange(len(self.lengths_S))]  # fmt: skip
+        kinds = torch.stack(
+            [
+                torch.randint(0, 2, (len(self.lengths_S),), generator=self.generator).double(),
+                torch.rand(len(self.lengths_S), generator=self.generator, dtype=torch.float64),
+            ]
+        )
+        rewards_S = kinds[
+            torch.randint(0, 2, (len(self.lengths_S),), generator=self.generator), torch.arange(len(self.lengths_S))
+        ]
         rewards_S[: self.group] = 0.1
         return rewards_S
 

@@ -25,9 +25,8 @@ def trainer() -> Any:
 
 
 def trl_loss(
-    trainer: Any, ragged: Any, logprobs_SL: Tensor, old_SL: Tensor, reference_SL: Tensor, advantages: Tensor,
-    **how: Any,
-) -> Tensor:  # fmt: skip
+    trainer: Any, ragged: Any, logprobs_SL: Tensor, old_SL: Tensor, reference_SL: Tensor, advantages: Tensor, **how: Any
+) -> Tensor:
     settings = {
         "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
         "beta": 0.0, "loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False,
@@ -37,40 +36,44 @@ def trl_loss(
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
     entropies_SL = torch.zeros_like(old_SL)
     self = SimpleNamespace(
-        **settings, accelerator=accelerator, model=SimpleNamespace(training=True),
+        **settings,
+        accelerator=accelerator,
+        model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs_SL, entropies_SL, None),
-    )  # fmt: skip
+    )
     ids = torch.zeros(old_SL.shape, dtype=torch.long)
     inputs = {
-        "prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids, "completion_mask": ragged.mask_SL,
-        "advantages": advantages, "old_per_token_logps": old_SL, "ref_per_token_logps": reference_SL,
+        "prompt_ids": ids,
+        "prompt_mask": ids,
+        "completion_ids": ids,
+        "completion_mask": ragged.mask_SL,
+        "advantages": advantages,
+        "old_per_token_logps": old_SL,
+        "ref_per_token_logps": reference_SL,
         "num_items_in_batch": ragged.mask_SL.sum(),
-    }  # fmt: skip
+    }
     loss: Tensor = trainer._compute_loss(self, None, inputs)
     return loss
 
 
-@pytest.mark.parametrize(("kind", "aggregation", "beta", "theirs_are"), [
-    ("clip", "sequence_mean", 0.0, {"loss_type": "grpo"}),
-    ("clip", "sequence_mean", 0.04, {"loss_type": "grpo", "beta": 0.04}),
-    ("clip", "sequence_sum", 0.0, {"loss_type": "dr_grpo"}),
-    ("clip", "token_mean", 0.0, {"loss_type": "bnpo"}),
-    ("clip", "token_mean", 0.1, {"loss_type": "dapo", "beta": 0.1}),
-    ("gspo", "sequence_mean", 0.0, SEQUENCE),
-    ("gspo", "sequence_mean", 0.04, SEQUENCE | {"beta": 0.04}),
-    # TRL's epsilon_high of CISPO is the bound itself; ours is above 1.
-    ("cispo", "token_mean", 0.0, {"loss_type": "cispo", "epsilon_high": 1.28}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "aggregation", "beta", "theirs_are"),
+    [
+        ("clip", "sequence_mean", 0.0, {"loss_type": "grpo"}),
+        ("clip", "sequence_mean", 0.04, {"loss_type": "grpo", "beta": 0.04}),
+        ("clip", "sequence_sum", 0.0, {"loss_type": "dr_grpo"}),
+        ("clip", "token_mean", 0.0, {"loss_type": "bnpo"}),
+        ("clip", "token_mean", 0.1, {"loss_type": "dapo", "beta": 0.1}),
+        ("gspo", "sequence_mean", 0.0, SEQUENCE),
+        ("gspo", "sequence_mean", 0.04, SEQUENCE | {"beta": 0.04}),
+        # TRL's epsilon_high of CISPO is the bound itself; ours is above 1.
+        ("cispo", "token_mean", 0.0, {"loss_type": "cispo", "epsilon_high": 1.28}),
+    ],
+)
 def test_trl_compute_loss(
-    trainer: Any,
-    ragged: Any,
-    agree: Any,
-    kind: str,
-    aggregation: str,
-    beta: float,
-    theirs_are: dict[str, Any],
+    trainer: Any, ragged: Any, agree: Any, kind: str, aggregation: str, beta: float, theirs_are: dict[str, Any]
 ) -> None:
     rewards_S = ragged.rewards()
     advantages_S = group_advantages(rewards_S.view(-1, ragged.group), "group_std", ddof=1, eps=1e-4).flatten()

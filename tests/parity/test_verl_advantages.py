@@ -102,11 +102,14 @@ def test_verl_importance_weights(ragged: Any, agree: Any, kind: str, level: str)
     old_SL = sampler_SL + gap_SL
     masked = kind == "masked"
     proto, kept_SL, _ = compute_rollout_correction_and_rejection_mask(
-        old_SL, sampler_SL, ragged.mask_SL, rollout_is=level,
+        old_SL,
+        sampler_SL,
+        ragged.mask_SL,
+        rollout_is=level,
         rollout_is_threshold="0.5_2.0" if masked else 2.0,
         rollout_rs={"token": "token_k1", "sequence": "seq_sum_k1"}[level] if masked else None,
         rollout_rs_threshold="0.5_2.0" if masked else None,
-    )  # fmt: skip
+    )
     weights_N, kept_N = importance_weights(
         ragged.flat(old_SL),
         ragged.flat(sampler_SL),

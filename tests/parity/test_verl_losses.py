@@ -12,8 +12,7 @@ from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import policy_loss
 from mathrl.algorithms.value_loss import clipped_value_loss
 
-MODES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
-         "sequence_sum": "seq-mean-token-sum-norm"}  # fmt: skip
+MODES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean", "sequence_sum": "seq-mean-token-sum-norm"}
 LONGEST = 40  # the configured length, which sequence_sum divides by
 
 
@@ -28,9 +27,14 @@ def actor(algos: Any, low: float, high: float, dual: float) -> Any:
     from verl.workers.config import ActorConfig
 
     config = ActorConfig(
-        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2, clip_ratio_low=low,
-        clip_ratio_high=high, clip_ratio_c=dual,
-    )  # fmt: skip
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio=0.2,
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        clip_ratio_c=dual,
+    )
     config.global_batch_info["loss_scale_factor"] = LONGEST
     return config
 
@@ -41,28 +45,34 @@ def weighted(loss_N: Tensor, lengths_S: Tensor, aggregation: str) -> Tensor:
 
 
 @pytest.mark.parametrize("aggregation", MODES)
-@pytest.mark.parametrize(("kind", "low", "high", "dual"), [
-    ("clip", 0.2, 0.2, None), ("clip", 0.2, 0.28, None), ("clip", 0.2, 0.28, 3.0), ("clip", 0.2, 0.28, 1.5),
-    ("gspo", 0.03, 0.04, None), ("cispo", 0.2, 0.28, None), ("cispo", 1.0, 4.0, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "dual"),
+    [
+        ("clip", 0.2, 0.2, None),
+        ("clip", 0.2, 0.28, None),
+        ("clip", 0.2, 0.28, 3.0),
+        ("clip", 0.2, 0.28, 1.5),
+        ("gspo", 0.03, 0.04, None),
+        ("cispo", 0.2, 0.28, None),
+        ("cispo", 1.0, 4.0, None),
+    ],
+)
 def test_verl_policy_loss(
-    algos: Any,
-    ragged: Any,
-    agree: Any,
-    kind: str,
-    low: float,
-    high: float,
-    dual: float | None,
-    aggregation: str,
+    algos: Any, ragged: Any, agree: Any, kind: str, low: float, high: float, dual: float | None, aggregation: str
 ) -> None:
     old_SL, advantages_SL, weights_SL = -ragged.noise().abs(), ragged.noise(), ragged.noise().exp()
     start_SL = old_SL + ragged.noise(0.6)
     theirs_SL = start_SL.clone().requires_grad_()
     # dual clip is on by default there: a bound that nothing reaches turns it off
     theirs, figures = algos.get_policy_loss_fn({"clip": "vanilla"}.get(kind, kind))(
-        old_SL, theirs_SL, advantages_SL, ragged.mask_SL, MODES[aggregation],
-        actor(algos, low, high, dual or 1e9), weights_SL,
-    )  # fmt: skip
+        old_SL,
+        theirs_SL,
+        advantages_SL,
+        ragged.mask_SL,
+        MODES[aggregation],
+        actor(algos, low, high, dual or 1e9),
+        weights_SL,
+    )
     theirs.backward()
     ours_N = ragged.flat(start_SL).requires_grad_()
     loss_N, clipped_N = policy_loss(
@@ -103,9 +113,16 @@ def test_verl_policy_loss_without_masked_tokens(
     kept_N = ragged.flat(kept_SL).bool()
     ours_N = ragged.flat(start_SL).requires_grad_()
     loss_N, _ = policy_loss(
-        kind, ours_N, ragged.flat(old_SL), ragged.flat(advantages_SL), ragged.lengths_S,  # type: ignore[arg-type]
-        0.1, 0.2, None, kept_N,
-    )  # fmt: skip
+        kind,
+        ours_N,
+        ragged.flat(old_SL),
+        ragged.flat(advantages_SL),
+        ragged.lengths_S,  # type: ignore[arg-type]
+        0.1,
+        0.2,
+        None,
+        kept_N,
+    )
     weights_S = token_weights(kept_SL.sum(1).long(), aggregation, LONGEST).double()  # type: ignore[arg-type]
     ours = (spread(weights_S, ragged.lengths_S) * loss_N)[kept_N].sum()
     ours.backward()

@@ -20,9 +20,11 @@ PARTS = ("mathrl", "flows", "tasks", "params", "controls", "suite", "recipes", "
          ".dvc/config", ".dvc/.gitignore")  # fmt: skip
 REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "controls")
 QUIET = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-}  # fmt: skip
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -52,11 +54,15 @@ class Checkout:
         bin_folder = str(Path(sys.executable).parent)
         dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "GIT_", "RANK", "WORLD_SIZE", "PYTHONPATH")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        self.env = kept | QUIET | {
-            "PATH": bin_folder + os.pathsep + os.environ["PATH"],
-            "PREFECT_HOME": str(folder / ".mathrl" / "prefect"),
-            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
-        }  # fmt: skip
+        self.env = (
+            kept
+            | QUIET
+            | {
+                "PATH": bin_folder + os.pathsep + os.environ["PATH"],
+                "PREFECT_HOME": str(folder / ".mathrl" / "prefect"),
+                "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
+            }
+        )
 
     @property
     def home(self) -> Path:
@@ -66,9 +72,14 @@ class Checkout:
         self, *command: str, ok: bool = True, cwd: Path | None = None, **env: str
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, cwd=cwd or self.folder, env=self.env | env, capture_output=True, text=True, check=False,
+            command,
+            cwd=cwd or self.folder,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=200,
-        )  # fmt: skip
+        )
         said = f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         assert not ok or done.returncode == 0, said
         return done

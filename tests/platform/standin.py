@@ -17,7 +17,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.progress import progress
-from mathrl.stages.entry import StageRun, run_stage
+from mathrl.stages.stage_run import StageRun, run_stage
 
 STAGE = Path(__file__).stem
 INPUTS: list[str] = []
@@ -32,8 +32,15 @@ FIGURES = {"pass_at_1": 0.5, "pass_at_1_low": 0.4, "pass_at_1_high": 0.6, "pass_
            "samples": 8, "truncated_share": 0.0,
            "no_answer_share": 0.1, "by_level": {}, "by_subject": {}}  # fmt: skip
 
-FINDING = {"rule": "truncated", "colour": "yellow", "first": 2, "last": 3, "evidence": "10 % | cut off",
-           "cause": "no room", "remedy": "more room"}  # fmt: skip
+FINDING = {
+    "rule": "truncated",
+    "colour": "yellow",
+    "first": 2,
+    "last": 3,
+    "evidence": "10 % | cut off",
+    "cause": "no room",
+    "remedy": "more room",
+}
 RESPONSE = {"problem_id": "p1", "benchmark": "test", "question": "1+1=", "answers": ["2"], "extracted": "2",
             "response": "<script>document.title='run'</script>", "sample": 0, "length": 2, "truncated": False,
             "rule": "answer_tag"}  # fmt: skip
@@ -72,8 +79,15 @@ def work(run: StageRun) -> None:
     for output in map(Path, OUTPUTS):
         if output.suffix == ".json":
             figures = FIGURES | {"response_length": 20 + int(said[:2], 16) / 256}
-            write_json(output, {"models": dict.fromkeys(("base", "sft", "rl"), figures), "benchmark": "test",
-                                "comparisons": {}, "verdict": f"rl is better than sft ({said})"})  # fmt: skip
+            write_json(
+                output,
+                {
+                    "models": dict.fromkeys(("base", "sft", "rl"), figures),
+                    "benchmark": "test",
+                    "comparisons": {},
+                    "verdict": f"rl is better than sft ({said})",
+                },
+            )
             continue
         with written_aside(output) as folder:
             folder.mkdir()
@@ -81,9 +95,7 @@ def work(run: StageRun) -> None:
                 write_text(folder / f"{name}.jsonl", f"{said} {name}\n")
             write_json(folder / "summary.json", {"said": said, "models": {"more_sft": FIGURES}})
             write_text(folder / "metrics.jsonl", '{"step": 1, "loss": 0.5}\n')
-            responses = [
-                RESPONSE | {"model": name, "correct": name == "rl"} for name in ("base", "sft", "rl")
-            ]
+            responses = [RESPONSE | {"model": name, "correct": name == "rl"} for name in ("base", "sft", "rl")]
             write_jsonl(folder / "responses.jsonl", responses)
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")

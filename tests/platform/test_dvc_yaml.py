@@ -13,16 +13,30 @@ from mathrl.params.schema import READS, STAGES
 
 ROOT = Path(__file__).parents[2]
 # What every stage imports, and what a change to would rerun everything: watched by nobody, kept stable.
-UNWATCHED = ("mathrl/__init__.py", "mathrl/core/", "mathrl/params/", "mathrl/tracking/",
-             "mathrl/stages/entry.py", "mathrl/stages/__init__.py")  # fmt: skip
+UNWATCHED = (
+    "mathrl/__init__.py",
+    "mathrl/core/",
+    "mathrl/params/",
+    "mathrl/tracking/",
+    "mathrl/stages/stage_run.py",
+    "mathrl/stages/__init__.py",
+)
 # Imported by what a dry run calls, or reached through it, and not by the stage's work.
 NOT_RUN = {
     "curate": ("mathrl/evaluation/", "mathrl/models/", "mathrl/rollout/"),
     # What writes the report, which is no output of DVC's.
-    "register": ("mathrl/algorithms/", "mathrl/data/", "mathrl/evaluation/", "mathrl/models/",
-                 "mathrl/rewards/", "mathrl/rollout/", "mathrl/trainers/", "mathrl/stages/ran.py",
-                 "mathrl/stages/report"),
-}  # fmt: skip
+    "register": (
+        "mathrl/algorithms/",
+        "mathrl/data/",
+        "mathrl/evaluation/",
+        "mathrl/models/",
+        "mathrl/rewards/",
+        "mathrl/rollout/",
+        "mathrl/trainers/",
+        "mathrl/reports/find_run.py",
+        "mathrl/reports/html",
+    ),
+}
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
 BESIDE = ("controls", "pages")
 

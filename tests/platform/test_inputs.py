@@ -43,9 +43,11 @@ def curated(checkout: Checkout) -> list[str]:
 
 def link(checkout: Checkout) -> None:
     """What `mathrl run curate` does before DVC looks."""
-    code = ("import os; from pathlib import Path; from mathrl.params import load_params; "
-            "from tasks.inputs import link_inputs; "
-            "link_inputs(Path.cwd(), ['curate', 'sft', 'evaluate'], load_params(), os.environ)")  # fmt: skip
+    code = (
+        "import os; from pathlib import Path; from mathrl.params import load_params; "
+        "from tasks.inputs import link_inputs; "
+        "link_inputs(Path.cwd(), ['curate', 'sft', 'evaluate'], load_params(), os.environ)"
+    )
     checkout.run(sys.executable, "-c", code)
 
 

@@ -15,7 +15,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from ruamel.yaml import YAML
 
 from mathrl.cli import ui
-from tasks import slots
+from tasks import concurrency as slots
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "kubernetes"
@@ -38,10 +38,8 @@ def test_the_job_template_is_prefects_with_a_volume_a_gpu_and_time_for_a_checkpo
     assert wanted <= TEMPLATE["variables"]["properties"].keys()
     pod = TEMPLATE["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
-    assert pod["terminationGracePeriodSeconds"] > 8  # mathrl.trainers.stopping: GRACE_SECONDS
-    assert {each["name"] for each in pod["containers"][0]["volumeMounts"]} == {
-        each["name"] for each in pod["volumes"]
-    }
+    assert pod["terminationGracePeriodSeconds"] > 8  # mathrl.learners.preemption: GRACE_SECONDS
+    assert {each["name"] for each in pod["containers"][0]["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     # The checkout lies on a volume, wherever it is named.
     checkout = TEMPLATE["variables"]["properties"]["env"]["default"]["MATHRL_WORKSPACE"]
     assert Path(checkout).parent in {Path(each["mountPath"]) for each in pod["containers"][0]["volumeMounts"]}
@@ -59,9 +57,7 @@ def test_the_page_makes_the_limit_that_flows_wait_for() -> None:
     (line,) = re.findall(r"^    (prefect gcl create .*?)(?: +#.*)?$", page, re.M)
     words = shlex.split(line)
     assert words[3:] == [slots.SLOTS, "--limit", "4"] and slots.SLOTS == ui.SLOTS
-    known = subprocess.run(
-        [sys.executable, "-m", *words[:3], "--help"], capture_output=True, text=True, check=True
-    )
+    known = subprocess.run([sys.executable, "-m", *words[:3], "--help"], capture_output=True, text=True, check=True)
     assert "--limit" in known.stdout and "NAME" in known.stdout
 
 

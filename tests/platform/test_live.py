@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.files import write_json
-from tasks import live
-from tasks.live import Live
+from tasks import live_progress as live
+from tasks.live_progress import Live
 
 
 def test_progress_is_sent_each_second_at_first_and_seldom_after_hours(

@@ -39,8 +39,15 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
     done = checkout.mathrl("run", "pipeline", "--controls", **SECRETS)
     assert PLANTED not in done.stdout + done.stderr
     assert ran(done.stdout + done.stderr) == list(STAGES)
-    for part in ("pass@1", "0.400 to 0.600", "maj@8", "rl is better than sft", "mathrl-chain version 1",
-                 "reports/rl/curve.png", "make ui"):  # fmt: skip
+    for part in (
+        "pass@1",
+        "0.400 to 0.600",
+        "maj@8",
+        "rl is better than sft",
+        "mathrl-chain version 1",
+        "reports/rl/curve.png",
+        "make ui",
+    ):
         assert part in done.stdout
     with sqlite3.connect(checkout.home / "prefect" / "prefect.db") as database:
         artifacts = dict(database.execute("select key, data from artifact"))
@@ -97,9 +104,14 @@ def test_a_password_in_the_address_of_mlflow_stands_in_no_error(
 ) -> None:
     port, logins = broken_mlflow
     done = checkout.run(
-        sys.executable, "-m", "mathrl.stages.register", ok=False, MATHRL_HOME=str(tmp_path),
-        MLFLOW_TRACKING_URI=f"http://me:{PLANTED}%21@127.0.0.1:{port}", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "mathrl.stages.register",
+        ok=False,
+        MATHRL_HOME=str(tmp_path),
+        MLFLOW_TRACKING_URI=f"http://me:{PLANTED}%21@127.0.0.1:{port}",
+        MLFLOW_HTTP_REQUEST_MAX_RETRIES="0",
+    )
     assert done.returncode == 1
     said = f"API request to http://127.0.0.1:{port}/api/2.0/mlflow/"
     assert f"tracking: MlflowException: {said}" in done.stderr, "the mirror's"
@@ -209,8 +221,11 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     runs = runs_by_name(checkout)
     new = {name: [r for r in each if r["id"] not in before] for name, each in runs.items()}
     assert {name: len(each) for name, each in new.items() if each} == {
-        "parent": 1, "rl": 1, "evaluate": 1, "register": 1,
-    }  # fmt: skip
+        "parent": 1,
+        "rl": 1,
+        "evaluate": 1,
+        "register": 1,
+    }
     (parent,) = new["parent"]
     for stage in ("curate", "sft", "difficulty", "mix"):
         assert parent["tags"][f"stage.{stage}"] == runs[stage][0]["id"], "the run that made it is linked"
@@ -320,9 +335,7 @@ def test_a_failed_stage_is_one_sentence_and_resumes_its_own_run(checkout: Checko
     checkout.git("commit", "-q", "-am", "another rate")
     done = checkout.mathrl("run", "rl", ok=False, STANDIN_FAIL="rl")
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1] == (
-        "error: stage rl failed: rl: made to fail; take STANDIN_FAIL away"
-    )
+    assert done.stderr.strip().splitlines()[-1] == ("error: stage rl failed: rl: made to fail; take STANDIN_FAIL away")
     assert "Traceback" not in done.stderr
     failed = [run for run in runs_by_name(checkout)["rl"] if run["status"] == "FAILED"]
     assert len(failed) == 1 and "made to fail" in failed[0]["tags"]["mathrl.error"]

@@ -14,9 +14,9 @@ from prefect.artifacts import ProgressArtifact
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
 from mathrl.params.recipe import load_recipe, recipe_names
+from mathrl.params.recipe_graph import CODE, graph, graph_files
 from mathrl.params.schema import READS
-from tasks.links import artifact_key
-from tasks.recipe_graph import CODE, graph, graph_files
+from tasks.mlflow_links import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: st
             known = (ROOT / dep).exists() if dep.startswith("mathrl/") else dep.startswith("data/curated/")
             assert known or "/".join(dep.split("/")[:3]) in before, f"{dep} is made later, or never"
         words = stage["cmd"].split()
-        assert words[:3] == ["python", "-m", "mathrl.stages.step"]
+        assert words[:3] == ["python", "-m", "mathrl.stages.recipe_step"]
         assert [next(iter(each)) for each in stage["params"]] == [f"params/{s}.yaml" for s in READS[words[3]]]
         before |= {words[4]}
 
@@ -116,7 +116,7 @@ def write(checkout: Checkout, name: str, *overrides: str, more: str = "") -> Non
     every = json.dumps([*TINY, *overrides])
     (folder / "params" / "recipes" / f"{name}.yaml").write_text(f"{text}{more}overrides: {every}\n")
     checkout.python(
-        f"from pathlib import Path; from tasks.recipe_graph import bring_up_to_date as b; b({name!r}, Path())"
+        f"from pathlib import Path; from mathrl.params.recipe_graph import bring_up_to_date as b; b({name!r}, Path())"
     )
 
 
@@ -138,8 +138,14 @@ def test_deepseek_r1_runs_its_five_stages(tiny: Checkout) -> None:
     write(tiny, "deepseek-r1")
     ran = run(tiny, "deepseek-r1")
     assert [step for step in ran if step not in ("curate", "base")] == [
-        "cold_start", "rl_1", "samples", "sft_2", "rl_2", "test", "summary"
-    ]  # fmt: skip
+        "cold_start",
+        "rl_1",
+        "samples",
+        "sft_2",
+        "rl_2",
+        "test",
+        "summary",
+    ]
     made = tiny.folder / "recipes" / "deepseek-r1"
     figures = json.loads((made / "summary.json").read_text())["test"]["test"]
     assert figures["order"] == ["cold_start", "rl_1", "sft_2", "rl_2"]
@@ -153,9 +159,7 @@ DPO = "  dpo: {stage: dpo, start: sft, data: [samples_1]}\n"
 def test_iterative_grpo_and_dpo_and_a_setting_that_one_step_depends_on(tiny: Checkout) -> None:
     write(tiny, "iterative-grpo", more=DPO)
     ran = [step for step in run(tiny, "iterative-grpo", "round_2", "dpo") if step not in ("curate", "base")]
-    assert sorted(ran) == [
-        "dpo", "judge_1", "judge_2", "round_1", "round_2", "samples_1", "samples_2", "sft"
-    ]  # fmt: skip
+    assert sorted(ran) == ["dpo", "judge_1", "judge_2", "round_1", "round_2", "samples_1", "samples_2", "sft"]
     made = tiny.folder / "recipes" / "iterative-grpo"
     card = (made / "judge_2" / "model" / "README.md").read_text()
     assert "judge_1" in card and " 0 of them repeated" not in card

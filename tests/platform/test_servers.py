@@ -19,11 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "key",
-    "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-store",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-store", "AWS_DEFAULT_REGION": "us-east-1"}
 Checkout = Any
 
 
@@ -41,8 +37,9 @@ def s3() -> Iterator[str]:
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
     server.start()
     url = f"http://127.0.0.1:{server._port}"
-    client = boto3.client("s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="x",
-                          region_name="us-east-1")  # fmt: skip
+    client = boto3.client(
+        "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="x", region_name="us-east-1"
+    )
     client.create_bucket(Bucket="store")
     yield url
     server.stop()
@@ -53,10 +50,7 @@ def postgres() -> Iterator[str]:
     """A PostgreSQL with an empty database; its URI. It refuses to run as root, then `nobody` runs it."""
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
         pytest.skip("no PostgreSQL here (initdb, pg_ctl)")
-    folder, port = (
-        Path(tempfile.mkdtemp(prefix="postgres-")),
-        free_port(),
-    )  # pytest's are for their owner alone
+    folder, port = (Path(tempfile.mkdtemp(prefix="postgres-")), free_port())  # pytest's are for their owner alone
     as_user: dict[str, Any] = {}
     if os.geteuid() == 0:
         shutil.chown(folder, "nobody")
@@ -69,18 +63,7 @@ def postgres() -> Iterator[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **as_user)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run(
-        "initdb",
-        "-D",
-        str(data),
-        "-U",
-        "mlflow",
-        "--pwfile",
-        str(password),
-        "-A",
-        "scram-sha-256",
-        "--no-sync",
-    )
+    run("initdb", "-D", str(data), "-U", "mlflow", "--pwfile", str(password), "-A", "scram-sha-256", "--no-sync")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -c fsync=off"
     run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
     yield f"postgresql://mlflow:pa55-of-the-database@127.0.0.1:{port}/postgres"
@@ -92,14 +75,26 @@ def postgres() -> Iterator[str]:
 def server(postgres: str, s3: str, tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """mlflow/postgres-s3.sh over both; its address."""
     port = free_port()
-    environment = os.environ | KEYS | {
-        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
-        "MLFLOW_POSTGRES": postgres, "MLFLOW_BUCKET": "s3://store/artifacts", "MLFLOW_S3_ENDPOINT_URL": s3,
-    }  # fmt: skip
+    environment = (
+        os.environ
+        | KEYS
+        | {
+            "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
+            "MLFLOW_POSTGRES": postgres,
+            "MLFLOW_BUCKET": "s3://store/artifacts",
+            "MLFLOW_S3_ENDPOINT_URL": s3,
+        }
+    )
     environment.pop("MLFLOW_TRACKING_URI", None)
     log = (tmp_path / "server.log").open("wb")
-    process = subprocess.Popen([ROOT / "mlflow" / "postgres-s3.sh", str(port)], cwd=tmp_path, env=environment,
-                               stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        [ROOT / "mlflow" / "postgres-s3.sh", str(port)],
+        cwd=tmp_path,
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 200
     while True:
         try:
@@ -136,15 +131,21 @@ def test_runs_go_to_postgresql_and_files_to_s3(
     assert Path(back).read_text() == "<p>hello</p>"
     import boto3
 
-    store = boto3.client("s3", endpoint_url=s3, aws_access_key_id="key", aws_secret_access_key="x",
-                         region_name="us-east-1")  # fmt: skip
+    store = boto3.client(
+        "s3", endpoint_url=s3, aws_access_key_id="key", aws_secret_access_key="x", region_name="us-east-1"
+    )
     assert any(run in each["Key"] for each in store.list_objects_v2(Bucket="store")["Contents"])
     assert not (tmp_path / "mlflow.db").exists() and not (tmp_path / "mlruns").exists()
 
 
 def test_the_server_says_what_it_needs() -> None:
-    done = subprocess.run([ROOT / "mlflow" / "postgres-s3.sh"], capture_output=True, text=True, check=False,
-                          env={"PATH": os.environ["PATH"]})  # fmt: skip
+    done = subprocess.run(
+        [ROOT / "mlflow" / "postgres-s3.sh"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"]},
+    )
     assert done.returncode and "MLFLOW_POSTGRES: give it as postgresql://" in done.stderr
 
 
@@ -152,8 +153,9 @@ def test_the_server_says_what_it_needs() -> None:
 @pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--host=0.0.0.0"], ["-h", "::"]])
 def test_a_server_for_others_asks_for_a_login(script: str, words: list[str]) -> None:
     def said(*command: str, path: str) -> tuple[int, str]:
-        done = subprocess.run([ROOT / "mlflow" / script, *command], capture_output=True, text=True,
-                              check=False, env={"PATH": path})  # fmt: skip
+        done = subprocess.run(
+            [ROOT / "mlflow" / script, *command], capture_output=True, text=True, check=False, env={"PATH": path}
+        )
         return done.returncode, done.stderr
 
     code, refused = said("5000", *words, path=os.environ["PATH"])

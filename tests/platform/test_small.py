@@ -39,16 +39,22 @@ def tiny(real_checkout: Checkout) -> Iterator[Checkout]:
 def facts(checkout: Checkout) -> dict[str, Any]:
     """The record of the sft run, with its rows of metrics; empty before there is one."""
     for file in (checkout.home / "records").glob("sft-*/run.json"):
-        rows = (file.parent / "metrics.jsonl").read_text().splitlines() if (
-            file.parent / "metrics.jsonl"
-        ).exists() else []  # fmt: skip
+        rows = (
+            (file.parent / "metrics.jsonl").read_text().splitlines() if (file.parent / "metrics.jsonl").exists() else []
+        )
         return json.loads(file.read_text()) | {"rows": len(rows)}
     return {}
 
 
 def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout) -> None:
-    flow = subprocess.Popen([sys.executable, "-c", RUN, "run", "sft"], cwd=tiny.folder, env=tiny.env,
-                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    flow = subprocess.Popen(
+        [sys.executable, "-c", RUN, "run", "sft"],
+        cwd=tiny.folder,
+        env=tiny.env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         while not 5 <= facts(tiny).get("rows", 0) < 190:
             assert flow.poll() is None, "no training"
@@ -69,17 +75,19 @@ def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout) ->
 
 @pytest.mark.parametrize(
     ("script", "again"),
-    [("import sys; sys.exit(75)", True), ("import os; os.kill(os.getpid(), 15)", True),
-     ("import os; os.kill(os.getpid(), 9)", False), ("import sys; sys.exit(2)", False),
-     ("import time; time.sleep(60)", False)],
+    [
+        ("import sys; sys.exit(75)", True),
+        ("import os; os.kill(os.getpid(), 15)", True),
+        ("import os; os.kill(os.getpid(), 9)", False),
+        ("import sys; sys.exit(2)", False),
+        ("import time; time.sleep(60)", False),
+    ],
     ids=["stopped", "terminated", "killed", "wrong", "ended by the flow"],
-)  # fmt: skip
+)
 def test_only_what_others_stopped_is_started_again(tmp_path: Path, script: str, again: bool) -> None:
     """SIGKILL is left alone: it may be the kernel's for want of memory, which would happen again."""
     checkout = tmp_path
-    (checkout / "dvc.yaml").write_text(
-        f"stages:\n  one:\n    cmd: python -c '{script}'\n    always_changed: true\n"
-    )
+    (checkout / "dvc.yaml").write_text(f"stages:\n  one:\n    cmd: python -c '{script}'\n    always_changed: true\n")
     env = os.environ | {
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
         "PYTHONPATH": str(Path(__file__).parents[2]),

@@ -33,13 +33,16 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(
-    checkout: Checkout, tmp_path: Path
-) -> None:
+def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids)}
-    flow = subprocess.Popen([sys.executable, "-c", RUN, "run", "sft"], cwd=checkout.folder, env=env,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    flow = subprocess.Popen(
+        [sys.executable, "-c", RUN, "run", "sft"],
+        cwd=checkout.folder,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         wait_for(pids.exists, 120, "the trainer")
         trainer = int(pids.read_text())
@@ -58,7 +61,7 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(
 def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     sleeper = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    guard = [sys.executable, "-m", "tasks.guard", sys.executable, "-c", sleeper]
+    guard = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-c", sleeper]
     starter = f"import subprocess; subprocess.Popen({guard!r}, stdin=subprocess.PIPE).wait()"
     flow = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])
     try:
@@ -71,18 +74,22 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
 
 
 def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(checkout: Checkout) -> None:
-    (checkout.folder / ".dvc" / "tmp" / "rwlock").write_text(
-        ""
-    )  # as a kill in the middle of writing leaves it
+    (checkout.folder / ".dvc" / "tmp" / "rwlock").write_text("")  # as a kill in the middle of writing leaves it
     checkout.mathrl("run", "sft")
     assert not list((checkout.home / "state").glob("sft-*/"))
 
 
 def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
     env = checkout.env | {"STANDIN_SLOW": "difficulty"}
-    repro = subprocess.Popen(["dvc", "repro", "difficulty"], cwd=checkout.folder, env=env, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             start_new_session=True)  # fmt: skip
+    repro = subprocess.Popen(
+        ["dvc", "repro", "difficulty"],
+        cwd=checkout.folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 60, "its first step")
     os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
     output = repro.communicate(timeout=60)[0]
@@ -117,9 +124,7 @@ def test_two_of_one_stage_at_once_is_refused(checkout: Checkout) -> None:
         first.wait()
 
 
-def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(
-    checkout: Checkout,
-) -> None:
+def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(checkout: Checkout) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -156,8 +161,10 @@ def prefect_server(tmp_path: Path, checkout: Checkout) -> Iterator[tuple[str, "s
     server = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         env=checkout.env | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
     def answers() -> bool:
         try:
@@ -179,17 +186,22 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
 ) -> None:
     url, server = prefect_server
     checkout.set_param("difficulty.yaml", "samples: 8", "samples: 9")
-    env = checkout.env | {
-        "STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1",
-    }  # fmt: skip
+    env = checkout.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
     flow = subprocess.Popen(
-        [sys.executable, "-c", RUN, "run", "mix", "--allow-dirty"], cwd=checkout.folder, env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-c", RUN, "run", "mix", "--allow-dirty"],
+        cwd=checkout.folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         steps = checkout.home / "state"
-        wait_for(lambda: list(steps.glob("difficulty-*/checkpoint")) or flow.poll() is not None, 300,
-                 "the stage's first step")  # fmt: skip
+        wait_for(
+            lambda: list(steps.glob("difficulty-*/checkpoint")) or flow.poll() is not None,
+            300,
+            "the stage's first step",
+        )
         os.killpg(server.pid, signal.SIGKILL)
         output, _ = flow.communicate(timeout=500)
     finally:

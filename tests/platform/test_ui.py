@@ -22,8 +22,14 @@ from ruamel.yaml import YAML
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(400)]
 # Chromium as root in a container, and without calls home.
-FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--no-first-run", "--disable-default-apps"]  # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-default-apps",
+]
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 
@@ -44,9 +50,13 @@ class Servers:
         self.silent = pids.with_name("silent")  # names the stage that is silent
         env = checkout.env | {"STANDIN_SILENT": f"@{self.silent}", "STANDIN_PIDS": str(pids)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, *self.words], cwd=checkout.folder, env=env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [sys.executable, "-c", RUN, *self.words],
+            cwd=checkout.folder,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.said: list[str] = []
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -57,9 +67,11 @@ class Servers:
 
     def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
         request = urllib.request.Request(
-            f"{self.prefect}/api{path}", data=json.dumps(body).encode(), method=method,
+            f"{self.prefect}/api{path}",
+            data=json.dumps(body).encode(),
+            method=method,
             headers={"content-type": "application/json"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.loads(answer.read() or "null")
 
@@ -118,9 +130,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Servers) -> None:
-    assert set(servers.deployments()) == {
-        "pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe", "sweep"
-    }  # fmt: skip
+    assert set(servers.deployments()) == {"pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe", "sweep"}
     named = {each["name"]: each["parameters"] for each in servers.post("/deployments/filter", {})}
     assert named["study"] == {"recipe": "study"}
     schedules = [each["schedules"] for each in servers.post("/deployments/filter", {}) if each["schedules"]]
@@ -143,9 +153,7 @@ def test_the_server_refuses_wrong_parameters_before_any_work(
     servers: Servers, parameters: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        servers.post(
-            f"/deployments/{servers.deployments()['rl']}/create_flow_run", {"parameters": parameters}
-        )
+        servers.post(f"/deployments/{servers.deployments()['rl']}/create_flow_run", {"parameters": parameters})
     assert caught.value.code in (409, 422) and reason in caught.value.read().decode()
 
 
@@ -186,9 +194,10 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
 def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) -> None:
     def ask(path: str, body: dict[str, Any] | None = None) -> Any:
         request = urllib.request.Request(
-            f"{servers.mlflow}/api/2.0/mlflow/{path}", data=json.dumps(body).encode() if body else None,
+            f"{servers.mlflow}/api/2.0/mlflow/{path}",
+            data=json.dumps(body).encode() if body else None,
             headers={"content-type": "application/json"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
 
@@ -210,32 +219,37 @@ def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) 
 
 
 def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Path) -> None:
-    words = {
-        True: "equation triangle integer theorem prime sum",
-        False: "garden river winter story bread road",
-    }
+    words = {True: "equation triangle integer theorem prime sum", False: "garden river winter story bread road"}
 
     def write(name: str, kinds: list[bool]) -> str:
         rng = random.Random(name)
-        rows = [{"text": " ".join(rng.choices(words[kind].split(), k=20)), "math": kind,
-                 "url": f"https://{'maths' if kind else 'prose'}.example/{i}"}
-                for i, kind in enumerate(kinds)]  # fmt: skip
+        rows = [
+            {
+                "text": " ".join(rng.choices(words[kind].split(), k=20)),
+                "math": kind,
+                "url": f"https://{'maths' if kind else 'prose'}.example/{i}",
+            }
+            for i, kind in enumerate(kinds)
+        ]
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
         return str(tmp_path / name)
 
     files = [write("pages.jsonl", [i % 3 == 0 for i in range(90)])]
-    given = {"files": files, "label_key": "math", "top_share": 0.33, "decontaminate": {"benchmarks": []},
-             "positives": {"files": [write("positives.jsonl", [True] * 10)]},
-             "negatives": {"files": [write("negatives.jsonl", [False] * 20)]}}  # fmt: skip
+    given = {
+        "files": files,
+        "label_key": "math",
+        "top_share": 0.33,
+        "decontaminate": {"benchmarks": []},
+        "positives": {"files": [write("positives.jsonl", [True] * 10)]},
+        "negatives": {"files": [write("negatives.jsonl", [False] * 20)]},
+    }
     run = servers.start("pages", pages=given)
     servers.wait_for(run, "COMPLETED")
     (folder,) = (servers.checkout.folder / "runs").glob("pages-*")
     kept = [json.loads(line) for line in (folder / "data" / "pages" / "kept.jsonl").read_text().splitlines()]
     assert len(kept) == 29 and all(row["math"] for row in kept)
     assert {"pages-report", "pages-rounds", "pages-domains"} <= servers.artifacts(run).keys()
-    assert "pages" in {
-        each["name"] for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"
-    }
+    assert "pages" in {each["name"] for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"}
 
 
 @pytest.fixture
@@ -271,8 +285,9 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
     notify = YAML(typ="safe").load(ROOT / "docs" / "automations" / "say-when-a-flow-fails.yaml")
     notify["actions"][0]["block_document_id"] = block
     servers.post("/automations/", notify)
-    (new_model,) = [each for each in servers.post("/automations/filter", {})
-                    if each["name"] == "evaluate each new model of rl"]  # fmt: skip
+    (new_model,) = [
+        each for each in servers.post("/automations/filter", {}) if each["name"] == "evaluate each new model of rl"
+    ]
     assert not new_model["enabled"], "an example is off until somebody wants it"
     servers.post(f"/automations/{new_model['id']}", {"enabled": True}, "PATCH")
     wrong = servers.start("rl", overrides=["rl.nothing=1"])

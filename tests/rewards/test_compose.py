@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.rewards import RewardInput, build_reward, grade, grade_batch
-from mathrl.rewards.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
+from mathrl.grading import grade, grade_batch
+from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
+from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.disagreement import Disagreement, LLMJudge
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
@@ -33,10 +34,7 @@ def test_one_and_zero_and_plus_minus_five() -> None:
 
 def test_weighted_accuracy_and_format() -> None:
     params = {
-        "parts": [
-            {"type": "accuracy", "weight": 0.75},
-            {"type": "format_lines", "weight": 0.25, "name": "format"},
-        ]
+        "parts": [{"type": "accuracy", "weight": 0.75}, {"type": "format_lines", "weight": 0.25, "name": "format"}]
     }
     both = RewardInput("Half of 8.\nThe answer is 4", ("4",))
     lines = RewardInput("Half of 8.\n5", ("4",))
@@ -134,9 +132,7 @@ def test_every_part_under_its_own_name() -> None:
 
 
 def test_routes_by_task_and_source() -> None:
-    params = {
-        "routes": {"countdown": [{"type": "countdown"}], "gsm8k": [{"type": "accuracy", "weight": 3.0}]}
-    }
+    params = {"routes": {"countdown": [{"type": "countdown"}], "gsm8k": [{"type": "accuracy", "weight": 3.0}]}}
     game = RewardInput("<answer>1+2</answer>", (), row={"task": "countdown", "nums": [1, 2], "target": 3})
     school = RewardInput("#### 4", ("4",), row={"data_source": "gsm8k"})
     assert overall(params, game, school, RIGHT) == [1.0, 3.0, 1.0]
@@ -151,11 +147,7 @@ def test_attributes_work_like_keys() -> None:
 
 
 def simple(response: str, ground_truth: Any, **row: Any) -> dict[str, float]:
-    return {
-        "overall": 2.0 * (ground_truth in response),
-        "length": float(len(response)),
-        "level": row["level"],
-    }
+    return {"overall": 2.0 * (ground_truth in response), "length": float(len(response)), "level": row["level"]}
 
 
 def with_input(reward_input: Mapping[str, Any], **kwargs: Any) -> dict[str, float]:
@@ -172,11 +164,7 @@ def test_user_functions() -> None:
     import sys
 
     sys.modules.setdefault(here, sys.modules[__name__])
-    for name, options, value in (
-        ("simple", {}, 2.0),
-        ("with_input", {"factor": 2.0}, 6.0),
-        ("verl_style", {}, 1.0),
-    ):
+    for name, options, value in (("simple", {}, 2.0), ("with_input", {"factor": 2.0}, 6.0), ("verl_style", {}, 1.0)):
         params = {"parts": [{"type": "function", "path": f"{__name__}.{name}", "name": "mine", **options}]}
         reward = build_reward(params).score([item])[0]
         assert reward.overall == value

@@ -61,9 +61,7 @@ def test_a_copy_samples_like_the_model_that_it_was_sent(network: Any) -> None:
     for weight in other.parameters():
         weight.data.mul_(0.9)
     copied = CopyEngine(other, TOKENIZER, Rollout(), 1e-3)
-    assert isinstance(copied, SyncedEngine) and not isinstance(
-        TorchEngine(model, TOKENIZER, Rollout()), SyncedEngine
-    )
+    assert isinstance(copied, SyncedEngine) and not isinstance(TorchEngine(model, TOKENIZER, Rollout()), SyncedEngine)
     asked: Any = ([[5, 6, 7], [8, 9]], Sampling(3, 1.0, 12), 0)
     expected = TorchEngine(model, TOKENIZER, Rollout()).generate(*asked)
     assert copied.generate(*asked) != expected
@@ -86,11 +84,7 @@ def test_what_ends_a_response() -> None:
 def test_the_canarys_tolerance_follows_the_precisions() -> None:
     exact, rounded = Model(precision="float32"), Model(precision="bfloat16")
     assert canary_tolerance(Rollout(), exact, "float32") == 1e-4
-    assert (
-        canary_tolerance(Rollout(), exact, "bfloat16")
-        == canary_tolerance(Rollout(), rounded, "bfloat16")
-        == 0.05
-    )
+    assert canary_tolerance(Rollout(), exact, "bfloat16") == canary_tolerance(Rollout(), rounded, "bfloat16") == 0.05
     assert canary_tolerance(Rollout(canary_tolerance=0.5), exact, "float32") == 0.5
 
 

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 
-from mathrl.core.nouns import Completion, Problem
+from mathrl.core.types import Completion, Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.rewards.compose import build_reward
@@ -17,9 +17,12 @@ class Scripted:
         self.texts, self.seen = texts, []  # type: ignore[var-annotated]
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int,
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Completion]]:  # fmt: skip
+    ) -> list[list[Completion]]:
         self.seen = [TOKENIZER.decode(list(prompt)) for prompt in prompts]
         return [[Completion((5, 6), (-0.1, -0.2), text, "stop") for text in self.texts] for _ in prompts]
 

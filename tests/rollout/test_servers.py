@@ -60,8 +60,12 @@ class Handler(BaseHTTPRequestHandler):
             self.server.asked.append(first)
             if first == self.server.hangs_on:
                 time.sleep(30)
-            choice = {"index": 0, "token_ids": [first], "logprobs": {"token_logprobs": [-1.0]},
-                      "finish_reason": self.server.ending}  # fmt: skip
+            choice = {
+                "index": 0,
+                "token_ids": [first],
+                "logprobs": {"token_logprobs": [-1.0]},
+                "finish_reason": self.server.ending,
+            }
             self.answer(self.server.completions, {"choices": [choice]})
         else:
             self.answer(200, {"success": True})

@@ -12,8 +12,8 @@ from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
-from mathrl.rollout.choose import choose, nucleus
 from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sample_token import choose, nucleus
 from mathrl.rollout.torch_engine import TorchEngine
 
 PROMPTS = [[20, 21, 22], [30], [40, 41, 42, 43, 44, 45], [50, 51]]
@@ -33,9 +33,7 @@ def test_greedy_equals_generate_and_packed_equals_plain(engine: TorchEngine) -> 
     found = engine.generate(PROMPTS, Sampling(1, 0.0, 20), seed=0)
     for prompt, group in zip(PROMPTS, found, strict=True):
         ids = torch.tensor([prompt])
-        expected = engine.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False
-        )
+        expected = engine.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
         assert list(group[0].tokens) == expected[0, len(prompt) :].tolist()
 
 

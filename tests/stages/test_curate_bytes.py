@@ -38,21 +38,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of every shape, Chinese and LaTeX among them, with duplicates, conflicts, leaks and bad rows."""
     folder = tmp_path_factory.mktemp("data")
     words = list(generate("word_problem", {"rl": 400, "test": 60, "dev": 40}, {}, seed=1))
-    rows = [
-        {"id": p.id, "question": p.question, "answer": p.answers[0], "solution": p.solution} for p in words
-    ]
+    rows = [{"id": p.id, "question": p.question, "answer": p.answers[0], "solution": p.solution} for p in words]
     own = rows[100:400] + [{**row, "id": f"again/{i}"} for i, row in enumerate(rows[150:170])]
     own += [{**row, "id": f"other/{i}", "answer": "0"} for i, row in enumerate(rows[180:190])]
-    own += [
-        {**row, "id": f"near/{i}", "question": f"{row['question']} 请作答。"}
-        for i, row in enumerate(rows[:30])
-    ]
+    own += [{**row, "id": f"near/{i}", "question": f"{row['question']} 请作答。"} for i, row in enumerate(rows[:30])]
     own += [{"id": "latex", "question": r"Für $\frac{1}{2}+x=3½$: $x$?", "answer": r"\frac52"}, {"id": "bad"}]
     write_jsonl(folder / "own.jsonl", own)
     write_jsonl(folder / "test.jsonl", rows[:60])
     export(words[410:440], "verl", folder / "verl.parquet")
-    more = [{"question": p.question, "answer": p.answers[0], "level": p.level}
-            for p in generate("fractions", {"rl": 300}, {}, seed=2)]  # fmt: skip
+    more = [
+        {"question": p.question, "answer": p.answers[0], "level": p.level}
+        for p in generate("fractions", {"rl": 300}, {}, seed=2)
+    ]
     write_jsonl(folder / "more.jsonl.gz", more)
     with (folder / "choice.csv").open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
@@ -128,9 +125,5 @@ def test_a_killed_run_leaves_nothing_finished_and_the_next_gives_the_same_bytes(
     assert kills == 3
     finish(start(folder))
     assert outputs(folder) == expected
-    left = [
-        *(folder / "data").glob(".*"),
-        *(folder / "reports").glob(".*"),
-        *(folder / "home/state").glob("*/"),
-    ]
+    left = [*(folder / "data").glob(".*"), *(folder / "reports").glob(".*"), *(folder / "home/state").glob("*/")]
     assert left == [], "what a killed run began is removed"

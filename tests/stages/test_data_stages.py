@@ -14,7 +14,7 @@ from mathrl.core.problems import read_problems
 from mathrl.models.base import make_base
 from mathrl.params import Params, load_params
 from mathrl.stages import curate, difficulty, evaluate, mix
-from mathrl.stages.entry import StageRun
+from mathrl.stages.stage_run import StageRun
 
 PARAMS = Path(__file__).parents[2] / "params"
 SMALL = (
@@ -50,8 +50,11 @@ def models(params: Params) -> None:
 def test_the_data_stages_follow_one_another(params: Params) -> None:
     curate.work(start("curate", params))
     assert {s: len(read_problems(Path(f"data/curated/{s}.jsonl"))) for s in ("sft", "rl", "dev", "test")} == {
-        "sft": 8, "rl": 24, "dev": 6, "test": 12
-    }  # fmt: skip
+        "sft": 8,
+        "rl": 24,
+        "dev": 6,
+        "test": 12,
+    }
     models(params)
 
     run = start("difficulty", params)
@@ -97,9 +100,7 @@ def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
     assert outputs[0] == outputs[1] and len(outputs[0]) == 11
 
 
-def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(
-    params: Params, tmp_path: Path
-) -> None:
+def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(params: Params, tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     for name in ("a", "b"):  # the same name in two folders
         (folder / name).mkdir(parents=True)
@@ -109,19 +110,22 @@ def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(
         "curate.sources=[{type: file, name: own, path: rows, split: rl, limit: 5}, "
         "{type: generated, name: made, generator: fractions, counts: {test: 4}}]"
     )
-    given = load_params(PARAMS, overrides=[*SMALL, sources.replace("path: rows", f"path: {folder}"),
-                                           "curate.on_bad_row=reject"])  # fmt: skip
+    given = load_params(
+        PARAMS, overrides=[*SMALL, sources.replace("path: rows", f"path: {folder}"), "curate.on_bad_row=reject"]
+    )
     curate.work(start("curate", given))
     manifest = read_json(Path("data/curated/manifest.json"))
     own, made = manifest["inputs"]
     assert own["limit"] == 5 and {name: file["rows"] for name, file in own["files"].items()} == {
-        "a/train.jsonl": 4, "b/train.jsonl": 4
-    }  # fmt: skip
+        "a/train.jsonl": 4,
+        "b/train.jsonl": 4,
+    }
     for name, file in own["files"].items():
         assert file["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
     assert (made["generator"], made["version"], made["rows"]) == ("fractions", 1, 4)
-    assert set(manifest["outputs"]) == {f"{name}.jsonl" for name in (
-        "sft", "rl", "dev", "test", "dropped", "rejected", "hits")}  # fmt: skip
+    assert set(manifest["outputs"]) == {
+        f"{name}.jsonl" for name in ("sft", "rl", "dev", "test", "dropped", "rejected", "hits")
+    }
     for name, file in manifest["outputs"].items():
         content = (Path("data/curated") / name).read_bytes()
         assert file == {"sha256": hashlib.sha256(content).hexdigest(), "rows": content.count(b"\n")}
@@ -131,9 +135,7 @@ def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(
     assert all("field 'question'" in row["reason"] for row in rejected)
 
 
-def test_an_interrupted_difficulty_goes_on_from_its_last_chunk(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_difficulty_goes_on_from_its_last_chunk(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     from mathrl.rollout.sampler import Sampler
 
     curate.work(start("curate", params))
@@ -198,11 +200,16 @@ def test_what_was_measured_is_not_measured_again(params: Params, monkeypatch: py
 def test_pass_rates_are_kept_by_all_that_they_depend_on(params: Params) -> None:
     make_base(params.model, Path("models/sft"), 0)
     others = [
-        "rollout.engine=vllm", "rollout.engine=vllm_server rollout.servers.urls=[http://127.0.0.1:1]",
-        "model.precision=bfloat16", "difficulty.samples=16", "difficulty.max_tokens=7",
-        "difficulty.temperature=0.5", "run.seed=1", "prompt.response_prefix=<think>",
+        "rollout.engine=vllm",
+        "rollout.engine=vllm_server rollout.servers.urls=[http://127.0.0.1:1]",
+        "model.precision=bfloat16",
+        "difficulty.samples=16",
+        "difficulty.max_tokens=7",
+        "difficulty.temperature=0.5",
+        "run.seed=1",
+        "prompt.response_prefix=<think>",
         "reward.extraction=lenient",
-    ]  # fmt: skip
+    ]
     more = [load_params(PARAMS, overrides=[*SMALL, *each.split()]) for each in others]
     files = [difficulty.rates_file(each, Path("models/sft"), []) for each in (params, *more)]
     assert len(set(files)) == 1 + len(others)

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from mathrl.core.files import read_json, read_jsonl
-from mathrl.core.nouns import Problem
 from mathrl.core.problems import read_problems, write_problems
-from mathrl.evaluation import sharded
+from mathrl.core.types import Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
 from mathrl.params import load_params
 from mathrl.params.run import FreshModel
-from mathrl.stages.entry import StageRun
+from mathrl.rollout import sample_problems as sharded
 from mathrl.stages.sample import draw, label, pairs_of, to_label, whole
+from mathrl.stages.stage_run import StageRun
 
 ROOT = Path(__file__).parents[2]
 BASE = FreshModel(hidden_size=32, intermediate_size=16, layers=1, heads=2, kv_heads=1, alphabet="arithmetic")
@@ -36,12 +36,11 @@ def row(response: str, correct: bool, truncated: bool = False) -> dict[str, Any]
 
 def test_pairs_are_right_against_wrong_at_most_n_a_problem_and_none_is_cut_off_and_chosen() -> None:
     groups = [
-        (problem("a"), [row("3", True), row("1;3", True), row("4", False),
-         row("5;", False, True), row("6", False)]),
+        (problem("a"), [row("3", True), row("1;3", True), row("4", False), row("5;", False, True), row("6", False)]),
         (problem("b"), [row("3", True), row("1;3", True)]),  # nothing wrong
         (problem("c"), [row("3", True, True), row("4", False)]),  # right, but cut off
         (problem("d"), [row("4", False), row("3", True)]),
-    ]  # fmt: skip
+    ]
     pairs = pairs_of(groups, 9, seed=0)
     assert [pair["problem_id"] for pair in pairs] == ["a", "a", "d"]
     assert {pair["chosen"] for pair in pairs[:2]} == {"3", "1;3"}
@@ -56,17 +55,17 @@ def test_pairs_are_right_against_wrong_at_most_n_a_problem_and_none_is_cut_off_a
 
 
 def test_prefixes_end_where_steps_do_and_labels_come_back_in_their_order() -> None:
-    params = load_params(
-        ROOT / "params", overrides=["sample.labelled_per_problem=2", 'prompt.response_prefix="1"']
-    )
+    params = load_params(ROOT / "params", overrides=["sample.labelled_per_problem=2", 'prompt.response_prefix="1"'])
     groups = [
         (problem("a"), whole([row(";2;3", True), row(";2;3", True), row(";4", False, True)], params)),
         (problem("b"), whole([row("3", True)], params)),
     ]
     rows = to_label(groups, params, TOKENIZER)
     assert sorted((each["problem_id"], each["response"]) for each in rows) == [
-        ("a", "1;2;3"), ("a", "1;4"), ("b", "13")
-    ]  # fmt: skip
+        ("a", "1;2;3"),
+        ("a", "1;4"),
+        ("b", "13"),
+    ]
     long = next(each for each in rows if each["response"] == "1;2;3")
     # Without the prefix, which is in the prompt already; the last step, the answer, needs no continuation.
     assert [TOKENIZER.decode(tokens) for tokens in long["begun"]] == [";", ";2;"]
@@ -88,15 +87,29 @@ def bigram_model(folder: Path) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=len(TOKENIZER), hidden_size=32, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=TOKENIZER.eos_token_id, pad_token_id=TOKENIZER.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=TOKENIZER.pad_token_id,
+    )
     network = Qwen2ForCausalLM(config)
     follow = {
-        "=": "1", "1": ";", "2": ";", ";": ("2", "<answer>"), "<answer>": "34", "3": ("</answer>",),
-        "4": ("</answer>",), "</answer>": (TOKENIZER.eos_token,),
-    }  # fmt: skip
+        "=": "1",
+        "1": ";",
+        "2": ";",
+        ";": ("2", "<answer>"),
+        "<answer>": "34",
+        "3": ("</answer>",),
+        "4": ("</answer>",),
+        "</answer>": (TOKENIZER.eos_token,),
+    }
     with torch.no_grad():
         for layer in network.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -112,10 +125,15 @@ def bigram_model(folder: Path) -> None:
 
 
 SETTINGS = (
-    "run.processes=2", "run.device=cpu", "model.precision=float32",
-    "sample.samples=8", "sample.max_tokens=32", "sample.continuations=64", "rollout.max_sequences=1024",
+    "run.processes=2",
+    "run.device=cpu",
+    "model.precision=float32",
+    "sample.samples=8",
+    "sample.max_tokens=32",
+    "sample.continuations=64",
+    "rollout.max_sequences=1024",
     "sample.labelled_per_problem=1",
-)  # fmt: skip
+)
 KINDS = {"never": ("9",), "half": ("3",), "always": ("3", "4")}
 
 
@@ -132,23 +150,14 @@ class Place:
 
     def run(self) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
-            "MATHRL_HOME": str(self.folder / "home"), "MATHRL_MIRROR": "none", "PYTHONPATH": str(ROOT),
-        }  # fmt: skip
-        words = [
-            "sample",
-            "recipes/r/samples",
-            "--start",
-            "start",
-            "--data",
-            "rl.jsonl",
-            "--examples",
-            "rl.jsonl",
-        ]
+            "MATHRL_HOME": str(self.folder / "home"),
+            "MATHRL_MIRROR": "none",
+            "PYTHONPATH": str(ROOT),
+        }
+        words = ["sample", "recipes/r/samples", "--start", "start", "--data", "rl.jsonl", "--examples", "rl.jsonl"]
         sets = [word for setting in SETTINGS for word in ("--set", setting)]
-        command = [sys.executable, "-m", "mathrl.stages.step", *words, *sets]
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=150
-        )
+        command = [sys.executable, "-m", "mathrl.stages.recipe_step", *words, *sets]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.places import main_checkout
+from mathrl.core.paths import main_checkout
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -25,8 +25,9 @@ TINY = (
 CURATE = (
     "curate.sources=[{type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 16, "
     "test: 16}, options: {steps: [2], largest_number: 3, largest_result: 4}}]",
-    "curate.decontaminate=null", "curate.deduplicate.exact=false",
-)  # fmt: skip
+    "curate.decontaminate=null",
+    "curate.deduplicate.exact=false",
+)
 SWEEP = f"""study: tiny
 space:
   rl.optimizer.muon_lr: {{kind: log, low: 1.0e-3, high: 5.0e-2}}
@@ -61,9 +62,14 @@ class Place:
 
     def begin(self, command: list[str], **env: str) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            command, cwd=self.folder, env=self.env | env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            cwd=self.folder,
+            env=self.env | env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.started.append(child)
         return child
 
@@ -90,8 +96,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     place = Place(folder)
     tiny = [word for each in (*TINY, *CURATE) for word in ("--set", each)]
-    place.run("mathrl.stages.step", "curate", "data", *tiny)
-    place.run("mathrl.stages.step", "base", "models", *tiny)
+    place.run("mathrl.stages.recipe_step", "curate", "data", *tiny)
+    place.run("mathrl.stages.recipe_step", "base", "models", *tiny)
     return folder
 
 

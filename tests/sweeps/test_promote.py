@@ -43,9 +43,13 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
     diff = promote(values)
     changed = [line for line in diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert changed == [
-        "-  muon_lr: 0.01", "+  muon_lr: 2.5e-05", "-max_tokens: 64", "+max_tokens: 60",
-        "-clip_low: 0.2", "+clip_low: 0.31",
-    ]  # fmt: skip
+        "-  muon_lr: 0.01",
+        "+  muon_lr: 2.5e-05",
+        "-max_tokens: 64",
+        "+max_tokens: 60",
+        "-clip_low: 0.2",
+        "+clip_low: 0.31",
+    ]
     assert diff.startswith("--- a/params/rl.yaml\n+++ b/params/rl.yaml\n")
     rl = load_params().rl
     assert (rl.clip_low, rl.optimizer.muon_lr, rl.kl_coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
@@ -56,9 +60,7 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
     assert (tmp_path / "params" / "rl.yaml").read_text() == before
 
 
-def test_the_winner_of_a_presets_study_goes_into_the_preset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_winner_of_a_presets_study_goes_into_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
     name = "qwen2.5-0.5b-gsm8k"

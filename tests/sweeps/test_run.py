@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from mathrl.cli.main import app
 from mathrl.params import load_params
-from mathrl.sweeps.claim import claim
 from mathrl.sweeps.compare import compare, measure
-from mathrl.sweeps.lease import LEASE, fenced
-from mathrl.sweeps.objective import run_trial
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.space import distribution
 from mathrl.sweeps.study import open_study, read_study
+from mathrl.sweeps.trial import run_trial
+from mathrl.sweeps.trial_claim import claim
+from mathrl.sweeps.trial_lease import LEASE, fenced
 from mathrl.sweeps.worker import sweep_section
 
 Place = Any
@@ -35,9 +35,15 @@ pytestmark = [pytest.mark.xdist_group("sweeps"), pytest.mark.timeout(600)]
 STUDY, STEPS = "killed", 30
 TOLD = {"rl.optimizer.muon_lr": 0.02, "rl.kl_coef": 0.05}
 COMPARED = [
-    f"sweep.study={STUDY}", "sweep.seeds=2", "sweep.fresh_seeds=1", "sweep.workers=2", f"rl.steps={STEPS}",
-    "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.eval_every=2",
-]  # fmt: skip
+    f"sweep.study={STUDY}",
+    "sweep.seeds=2",
+    "sweep.fresh_seeds=1",
+    "sweep.workers=2",
+    f"rl.steps={STEPS}",
+    "rl.eval_samples=1",
+    "rl.checkpoint_every=3",
+    "rl.eval_every=2",
+]
 SWEEP = (sys.executable, "-m", "mathrl.sweeps.run", "run")
 
 
@@ -64,23 +70,35 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> None:
     """Two seeds a trial. Trials 1 and 2 are told as if they had done well: what is behind them ends early."""
-    words = [f"sweep.study={STUDY}", "sweep.trials=4", "sweep.startup_trials=1", "sweep.seeds=2",
-             "sweep.fresh_seeds=1", f"rl.steps={STEPS}", "rl.eval_samples=1", "rl.checkpoint_every=3",
-             "rl.eval_every=2"]  # fmt: skip
+    words = [
+        f"sweep.study={STUDY}",
+        "sweep.trials=4",
+        "sweep.startup_trials=1",
+        "sweep.seeds=2",
+        "sweep.fresh_seeds=1",
+        f"rl.steps={STEPS}",
+        "rl.eval_samples=1",
+        "rl.checkpoint_every=3",
+        "rl.eval_every=2",
+    ]
     opened = open_study(sweep_section(words))
     for _ in range(2):
-        opened.study.add_trial(optuna.trial.create_trial(
-            params=TOLD, distributions={k: distribution(axis) for k, axis in opened.sweep.space.items()},
-            value=0.9, intermediate_values=dict.fromkeys(range(2, 2 * STEPS + 1, 2), 0.9),
-            user_attrs={"values": TOLD},
-        ))  # fmt: skip
+        opened.study.add_trial(
+            optuna.trial.create_trial(
+                params=TOLD,
+                distributions={k: distribution(axis) for k, axis in opened.sweep.space.items()},
+                value=0.9,
+                intermediate_values=dict.fromkeys(range(2, 2 * STEPS + 1, 2), 0.9),
+                user_attrs={"values": TOLD},
+            )
+        )
     runs = [opened.folder / f"t0000-s{seed}" for seed in range(2)]
 
     def lease() -> Any:
         return read_study(STUDY).trials[0].user_attrs[LEASE]
 
     # Stopped as a cancelled flow does it: the guard's standard input is closed.
-    first = place.start("tasks.guard", *SWEEP, *words)
+    first = place.start("mathrl.core.guard", *SWEEP, *words)
     wait(lambda: len(steps_of(runs[0])) > 2)
     pids = [pid for pid, _ in (lease()["worker"], *lease()["below"])]
     assert len(pids) >= 3
@@ -251,7 +269,7 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(
     below = wait(lambda: len(lease()["below"]) > 1 and [pid for pid, _ in lease()["below"]])
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("mathrl.sweeps.lease.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 0.0)
     held = claim(opened)
     assert held is not None
     for pid in (far.pid, *below):
@@ -302,9 +320,7 @@ def test_the_dashboard_is_served_on_loopback(place: Place) -> None:
         (["run", "--set", "sweep.start=models/none"], "models/none: not there yet"),
     ],
 )
-def test_mistakes_end_in_a_sentence_before_any_server_starts(
-    place: Place, words: list[str], part: str
-) -> None:
+def test_mistakes_end_in_a_sentence_before_any_server_starts(place: Place, words: list[str], part: str) -> None:
     open_study(sweep_section(["sweep.study=empty"]))
     with pytest.raises(ValueError, match=part):
         CliRunner().invoke(app, ["sweep", *words], catch_exceptions=False)

@@ -16,7 +16,7 @@ from mathrl.params import load_params, write_params
 from mathrl.params.form import form_overrides, section_form
 from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
 from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of
-from tasks.sweep_place import named
+from tasks.sweep_workspace import named
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
@@ -38,25 +38,33 @@ def test_the_demo_space_fits_and_trial_0_has_the_present_values() -> None:
     present, rl = check_space(section, PARAMS), load_params(PARAMS, overrides=section.set).rl
     assert rl.minibatches >= 2, "with one update a batch the ratio is 1 and clipping does nothing"
     assert present == {
-        "rl.optimizer.muon_lr": rl.optimizer.muon_lr, "rl.kl_coef": rl.kl_coef, "rl.clip_low": rl.clip_low,
+        "rl.optimizer.muon_lr": rl.optimizer.muon_lr,
+        "rl.kl_coef": rl.kl_coef,
+        "rl.clip_low": rl.clip_low,
         "rl.clip_high": rl.clip_high,
-    }  # fmt: skip
+    }
 
 
 def test_every_wrong_key_and_bound_is_named_at_once() -> None:
-    said = refusal({
-        "rl.kl_coeff": {"kind": "zero_or_log", "low": 1e-3, "high": 1},
-        "rl.clip_low": {"kind": "uniform", "low": 0.1, "high": 1.5},
-        "sft.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
-        "rl.temperature": {"kind": "uniform", "low": 1.1, "high": 1.5},
-        "run.seed": {"kind": "int", "low": 0, "high": 9},
-        "rl.advantage": {"kind": "choice", "values": ["group_std", "grpo"]},
-    })  # fmt: skip
+    said = refusal(
+        {
+            "rl.kl_coeff": {"kind": "zero_or_log", "low": 1e-3, "high": 1},
+            "rl.clip_low": {"kind": "uniform", "low": 0.1, "high": 1.5},
+            "sft.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
+            "rl.temperature": {"kind": "uniform", "low": 1.1, "high": 1.5},
+            "run.seed": {"kind": "int", "low": 0, "high": 9},
+            "rl.advantage": {"kind": "choice", "values": ["group_std", "grpo"]},
+        }
+    )
     for part in (
-        "rl.kl_coeff: no parameter 'kl_coeff' there (did you mean kl_coef?)", "rl.clip_low: ",
-        "less than or equal to 1, found 1.5", "sft.lr: a trial is an RL run", "present value 1.0",
-        "run.seed: trials that differ in it cannot be told apart", "found 'grpo'",
-    ):  # fmt: skip
+        "rl.kl_coeff: no parameter 'kl_coeff' there (did you mean kl_coef?)",
+        "rl.clip_low: ",
+        "less than or equal to 1, found 1.5",
+        "sft.lr: a trial is an RL run",
+        "present value 1.0",
+        "run.seed: trials that differ in it cannot be told apart",
+        "found 'grpo'",
+    ):
         assert part in said, said
 
 
@@ -189,24 +197,21 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     shutil.copytree(PARAMS, root / "params")
     (root / "params/presets/tiny.yaml").write_text("rl: {lr: 0.0123}\nsweep: {study: small}\n")
     (root / ".gitignore").write_text("/runs/\n/.mathrl/\n")
-    for words in (
-        ["init", "-q"],
-        ["add", "-A"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
-    ):
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *words], cwd=root, check=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith("MATHRL_")}
     # Prefect reads its settings at import: those of the command's own server must stand by then.
     program = "import sys\nfrom mathrl.cli import main\ntry: main()\nfinally: print('prefect' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program, "sweep", "run", "--preset", "tiny"],
-        cwd=root, env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "False\n", done.stdout + done.stderr
     assert "models/sft: not there yet; `mathrl run mix --preset tiny` makes the usual inputs" in done.stderr
     (worktree,) = (root / "runs").iterdir()
     there = load_params(worktree / "params")
-    assert worktree.name.startswith("mix-tiny-") and (there.rl.lr, there.sweep.study) == (
-        0.0123,
-        "small",
-    )
+    assert worktree.name.startswith("mix-tiny-") and (there.rl.lr, there.sweep.study) == (0.0123, "small")

@@ -19,10 +19,10 @@ from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.claim import claim
-from mathrl.sweeps.lease import LEASE, Lost, fenced, give_back, holder, renew, tree
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
+from mathrl.sweeps.trial_claim import claim
+from mathrl.sweeps.trial_lease import LEASE, Lost, fenced, give_back, holder, renew, tree
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
@@ -102,7 +102,7 @@ def check_the_fence(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: "another")
         slept = claim(open_study(sweep))
-    monkeypatch.setattr("mathrl.sweeps.lease.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 0.0)
     opened = open_study(sweep)
     held = claim(opened)
     assert slept is not None and held is not None and held.trial.number == slept.trial.number == 0
@@ -120,9 +120,7 @@ def check_the_fence(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_study(sweep).study.trials[0].value == 0.7
 
 
-def test_a_worker_that_lost_its_trial_writes_nothing_more(
-    inputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_lost_its_trial_writes_nothing_more(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_the_fence(section(trials=1), monkeypatch)
 
 
@@ -142,7 +140,7 @@ def test_a_trial_of_another_machine_is_taken_when_it_is_silent_whatever_its_cloc
     inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], skew: float
 ) -> None:
     sweep = section(trials=1)
-    monkeypatch.setattr("mathrl.sweeps.lease.AWAY_SECONDS", 1.5)
+    monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 1.5)
     opened = open_study(sweep)
     other = get_context("fork").Process(target=renews, args=(sweep, skew))
     other.start()
@@ -188,9 +186,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         shutil.rmtree(folder)
 
 
-def test_workers_share_a_postgresql_server(
-    inputs: Path, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_a_postgresql_server(inputs: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server)
     check_workers_share_and_survive(section(storage="environment"), inputs)
     check_the_fence(section("fence", storage="environment", trials=1), monkeypatch)

@@ -9,9 +9,9 @@ from mathrl.cli.lineage import lineage, page, told
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
+from mathrl.registry.versions import register_version
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import way_back, way_forward
-from mathrl.tracking.registry import register_version
 from mathrl.tracking.upload import Upload
 
 CHAIN = {  # stage: (what it reads, what it makes)
@@ -44,12 +44,18 @@ class Store:
                 write_text(self.root / path, f"{path} of {lr if stage in stages[-3:] else 0}\n")
             outputs = {str(each) for path in makes for each in (Path(path), Path(path).parent)}
             facts: dict[str, Any] = {
-                "stage": stage, "started": 1.0, "ended": 2.0, "params": {stage: {"lr": lr}}, "key": stage,
-                "pipeline": f"p{lr}", "pipeline_params": {"rl": {"lr": lr}}, "git": {"commit": "c0ffee" * 6},
+                "stage": stage,
+                "started": 1.0,
+                "ended": 2.0,
+                "params": {stage: {"lr": lr}},
+                "key": stage,
+                "pipeline": f"p{lr}",
+                "pipeline_params": {"rl": {"lr": lr}},
+                "git": {"commit": "c0ffee" * 6},
                 "inputs": {path: self.digest(path) for path in reads},
                 "outputs": {path: self.digest(path) for path in outputs - {"reports"}},
                 "datasets": SOURCES if stage == "curate" else {},
-            }  # fmt: skip
+            }
             upload = Upload(self.client)
             run, parent = upload.start(facts, f"{stage}-{lr}")
             (self.root / "none").mkdir(exist_ok=True)

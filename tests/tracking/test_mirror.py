@@ -81,9 +81,7 @@ def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
     assert capfd.readouterr().err == ""
 
 
-def test_what_goes_wrong_after_all_went_well_is_said_again(
-    record: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_goes_wrong_after_all_went_well_is_said_again(record: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mirror, wrong = Mirror(), {"rows": "of no"}
     for started in (1.0, 2.0):
         for _ in range(2):
@@ -107,9 +105,7 @@ def test_a_run_of_another_machine_is_left_to_it_until_it_ends(record: Path) -> N
     assert status() == "FINISHED"
 
 
-def test_another_machines_run_that_was_silent_for_a_day_is_killed_unless_it_ends_after_all(
-    record: Path,
-) -> None:
+def test_another_machines_run_that_was_silent_for_a_day_is_killed_unless_it_ends_after_all(record: Path) -> None:
     other = {"host": "another-machine", "pid": gone()}
     say(record, "running", 1.0, **other)
     yesterday = time.time() - module.AWAY_SECONDS - 1
@@ -120,9 +116,7 @@ def test_another_machines_run_that_was_silent_for_a_day_is_killed_unless_it_ends
     assert Mirror().sweep() == 1
 
 
-def test_a_run_that_ends_while_its_record_is_read_was_not_killed(
-    record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_while_its_record_is_read_was_not_killed(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say(record, "running", 1.0, pid=gone())
 
     def alive(pid: int) -> bool:  # the last word comes between the reading and the look at the process

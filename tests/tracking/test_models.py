@@ -8,10 +8,10 @@ import pytest
 
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
+from mathrl.registry.versions import register_version
 from mathrl.tracking.client import connect, experiment, experiments
 from mathrl.tracking.lineage import way_back, way_forward
 from mathrl.tracking.models import logged_model
-from mathrl.tracking.registry import register_version
 from mathrl.tracking.upload import Upload, question
 
 DEV = "data/curated/dev.jsonl"
@@ -53,13 +53,18 @@ def bound(client: Any, digest: str) -> dict[tuple[str, str | None, str | None], 
 
 
 def test_figures_are_bound_to_the_model_and_the_data_that_they_are_of(record: Any) -> None:
-    sft = record("sft", {DEV: "dd"}, {"models/base": "b0", "models/sft": "5f", "reports/sft": "1"},
-                 {"dev/loss": 0.7})  # fmt: skip
+    sft = record("sft", {DEV: "dd"}, {"models/base": "b0", "models/sft": "5f", "reports/sft": "1"}, {"dev/loss": 0.7})
     rl = record("rl", {DEV: "dd", "models/sft": "5f"}, {"models/rl": "71"}, {"dev/accuracy": 0.9})
     measured = {"models": {"sft": "models/sft", "rl": "models/rl"}, "dataset": "test"}
     figures = {"sft/pass_at_1": 0.4, "rl/pass_at_1": 0.8, "sft_to_rl/difference": 0.4}
-    evaluate = record("evaluate", {"models/sft": "5f", "models/rl": "71"}, {"reports/summary.json": "2"},
-                      figures, measured=measured, datasets=TEST)  # fmt: skip
+    evaluate = record(
+        "evaluate",
+        {"models/sft": "5f", "models/rl": "71"},
+        {"reports/summary.json": "2"},
+        figures,
+        measured=measured,
+        datasets=TEST,
+    )
 
     client = connect()
     assert bound(client, "b0") == {}
@@ -67,8 +72,10 @@ def test_figures_are_bound_to_the_model_and_the_data_that_they_are_of(record: An
     assert bound(client, "71") == {("final/dev/accuracy", DEV, "dd"): 0.9, ("pass_at_1", "test", "7e57"): 0.8}
     models = client.search_logged_models(experiments(client))
     assert {model.name: (model.source_run_id, model.tags["mathrl.path"]) for model in models} == {
-        "base": (sft, "models/base"), "sft": (sft, "models/sft"), "rl": (rl, "models/rl"),
-    }  # fmt: skip
+        "base": (sft, "models/base"),
+        "sft": (sft, "models/sft"),
+        "rl": (rl, "models/rl"),
+    }
     assert {str(model.status) for model in models} == {"READY"}
     assert logged_model(client, "71").params == {"rl.lr": "0.1"}
     run = client.get_run(evaluate)
@@ -87,9 +94,7 @@ def test_the_same_bytes_are_one_model_and_a_failed_stage_made_none(record: Any) 
     assert client.get_run(failed).data.metrics["final/dev/accuracy"] == 0.1
 
 
-def test_a_registered_version_is_its_logged_model_which_alone_holds_files(
-    record: Any, tmp_path: Path
-) -> None:
+def test_a_registered_version_is_its_logged_model_which_alone_holds_files(record: Any, tmp_path: Path) -> None:
     write_text(tmp_path / "models/rl/weights", "of rl\n")
     digest = digest_path(tmp_path / "models/rl")
     record("rl", {}, {"models/rl": digest}, {})
@@ -120,9 +125,7 @@ def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
     assert [step.stage for step in way_back(client, "m").steps] == ["register", "rl", "curate"]
     steps, models = way_forward(client, "5ec0")
     assert [step.stage for step in steps] == ["curate", "rl", "register"] and models[0].made
-    note = client.get_run(client.get_run(run).data.tags["mlflow.parentRunId"]).data.tags[
-        "mlflow.note.content"
-    ]
+    note = client.get_run(client.get_run(run).data.tags["mlflow.parentRunId"]).data.tags["mlflow.note.content"]
     assert f"#/experiments/{names['mathrl/study']}/runs/{rl}" in note
     assert question({"sweep": "demo-a1b2c3", "recipe": None}) == "sweep demo"
 

@@ -14,9 +14,7 @@ def test_the_first_clients_of_a_new_store_do_not_trip_one_another(tmp_path: Path
     given = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     env = given | {"MATHRL_HOME": str(tmp_path / "home")}
     clients = [
-        subprocess.Popen(
-            [sys.executable, "-c", OPEN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        subprocess.Popen([sys.executable, "-c", OPEN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(3)
     ]
     said = [client.communicate(timeout=100) for client in clients]

@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.cli.ui import _store
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.places import tracking_uri
+from mathrl.core.paths import tracking_uri
 from mathrl.sweeps.storage import _url
 from mathrl.tracking.client import check_answers, connect, shown
 from mathrl.tracking.upload import flatten
@@ -15,9 +15,12 @@ from mathrl.tracking.upload import flatten
 def test_nested_parameters_become_dotted_names_with_json_values() -> None:
     values = {"rl": {"lr": 5e-4, "optimizer": {"type": "muon"}, "ks": [1, 2], "options": {}, "ema": None}}
     assert flatten(values) == {
-        "rl.lr": "0.0005", "rl.optimizer.type": "muon", "rl.ks": "[1, 2]", "rl.options": "{}",
+        "rl.lr": "0.0005",
+        "rl.optimizer.type": "muon",
+        "rl.ks": "[1, 2]",
+        "rl.options": "{}",
         "rl.ema": "null",
-    }  # fmt: skip
+    }
 
 
 def test_a_password_is_never_shown() -> None:
@@ -35,11 +38,7 @@ def test_a_password_is_taken_out_of_what_libraries_say() -> None:
 
 def test_a_postgresql_address_names_the_driver_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLAlchemy 2.1 reads postgresql:// as psycopg 3, which is not installed: both readers name psycopg2."""
-    for given in (
-        "postgresql://me:secret@h/d",
-        "postgres://me:secret@h/d",
-        "postgresql+psycopg2://me:secret@h/d",
-    ):
+    for given in ("postgresql://me:secret@h/d", "postgres://me:secret@h/d", "postgresql+psycopg2://me:secret@h/d"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
         assert tracking_uri() == _store() == "postgresql+psycopg2://me:secret@h/d"
         monkeypatch.setenv("MATHRL_SWEEP_STORAGE", given)

@@ -40,13 +40,19 @@ class Workspace:
 
     def start(self, stage: str) -> subprocess.Popen[str]:
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
-            "MATHRL_HOME": str(self.folder / "home"), "MATHRL_MIRROR": "none", "PYTHONPATH": str(ROOT),
+            "MATHRL_HOME": str(self.folder / "home"),
+            "MATHRL_MIRROR": "none",
+            "PYTHONPATH": str(ROOT),
             **self.environment,
-        }  # fmt: skip
+        }
         return subprocess.Popen(
-            [sys.executable, "-m", f"mathrl.stages.{stage}"], cwd=self.folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", f"mathrl.stages.{stage}"],
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def run(self, stage: str, status: int = 0) -> str:
         process = self.start(stage)
@@ -98,9 +104,7 @@ def scorer(small: Any) -> Any:
         if weight.dim() > 1:
             weight.data.mul_(6)
     made = make_scorer(policy)
-    made.score.weight.data.copy_(
-        torch.randn(made.score.weight.shape, generator=torch.Generator().manual_seed(4))
-    )
+    made.score.weight.data.copy_(torch.randn(made.score.weight.shape, generator=torch.Generator().manual_seed(4)))
     return made
 
 

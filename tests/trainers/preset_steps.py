@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
+from mathrl.learners.distributed import Backend
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import plain_dtype
-from mathrl.models.shape import KNOWN
 from mathrl.params.load import load_params
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
+from mathrl.planning.model_shape import KNOWN
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput, build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.rl import train_rl
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +55,7 @@ def smaller(name: str) -> Params:
         "eval_every": 0,
         "checkpoint_every": 3,
     }
-    return load_params(
-        ROOT / "params", preset=name, overrides=[f"rl.{key}={value}" for key, value in sizes.items()]
-    )
+    return load_params(ROOT / "params", preset=name, overrides=[f"rl.{key}={value}" for key, value in sizes.items()])
 
 
 def architecture(params: Params) -> Any:
@@ -69,9 +67,14 @@ def train(name: str, folder: Path, backend: Backend) -> tuple[torch.Tensor, torc
     """The weights before and after; the records are in folder/metrics.jsonl."""
     params = smaller(name)
     base = FreshModel(
-        architecture=architecture(params), hidden_size=32, intermediate_size=48, layers=2, heads=2,
-        kv_heads=1, max_positions=4096,
-    )  # fmt: skip
+        architecture=architecture(params),
+        hidden_size=32,
+        intermediate_size=48,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        max_positions=4096,
+    )
     tokenizer = character_tokenizer(base)
     tokenizer.chat_template = CHAT
     model = fresh_network(base, tokenizer, seed=3).eval()
@@ -85,9 +88,17 @@ def train(name: str, folder: Path, backend: Backend) -> tuple[torch.Tensor, torc
         for n in range(1, 33)
     ]
     train_rl(
-        model, sampler, problems, (), WithOnes(build_reward(params.reward)), params.rl, 0, backend, folder,
+        model,
+        sampler,
+        problems,
+        (),
+        WithOnes(build_reward(params.reward)),
+        params.rl,
+        0,
+        backend,
+        folder,
         lambda resume_after: JsonlSink(folder / "metrics.jsonl", resume_after=resume_after),
-    )  # fmt: skip
+    )
     return before, torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 

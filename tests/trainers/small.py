@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
+from mathrl.grading.verdict import Verdict
+from mathrl.learners.distributed import Backend
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
-from mathrl.rewards.verdict import Verdict
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.rl import RlResult, train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -31,7 +31,7 @@ TOKENIZER = character_tokenizer(BASE)
 PROBLEMS = [
     Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl", level=n)
     for n in range(1, 9)
-]  # fmt: skip
+]
 
 
 class CountsOnes(RewardFunction):
@@ -70,9 +70,15 @@ def policy(seed: int = 3) -> tuple[Any, Sampler]:
 
 
 def run(
-    params: Rl, state: Path | None = None, last: int = 10**9, reward: RewardFunction | None = None,
-    problems: Sequence[Problem] = PROBLEMS, dev: Sequence[Problem] = (), seed: int = 0, **helpers: Any,
-) -> tuple[RlResult, list[dict[str, float]], Any]:  # fmt: skip
+    params: Rl,
+    state: Path | None = None,
+    last: int = 10**9,
+    reward: RewardFunction | None = None,
+    problems: Sequence[Problem] = PROBLEMS,
+    dev: Sequence[Problem] = (),
+    seed: int = 0,
+    **helpers: Any,
+) -> tuple[RlResult, list[dict[str, float]], Any]:
     """Train; returns the result, the logged rows without timings, and the model."""
     state = state or Path(tempfile.mkdtemp())
     model, sampler = policy()
@@ -91,12 +97,16 @@ def rollouts(model: Any, sampler: Sampler, samples: int = 4, tokens: int = 10) -
         rewards = (1.0, 0.0, 0.5, 0.0) if number % 2 else (1.0,) * 4
         groups.append(
             RolloutGroup(
-                problem=number, prompt=prompts[number], responses=tuple(each.tokens for each in group),
-                rewards=rewards[:samples], correct=tuple(each == 1 for each in rewards[:samples]),
-                logprobs=tuple(each.logprobs for each in group), parts=({},) * samples,
+                problem=number,
+                prompt=prompts[number],
+                responses=tuple(each.tokens for each in group),
+                rewards=rewards[:samples],
+                correct=tuple(each == 1 for each in rewards[:samples]),
+                logprobs=tuple(each.logprobs for each in group),
+                parts=({},) * samples,
                 truncated=tuple(each.finish_reason == "length" for each in group),
             )
-        )  # fmt: skip
+        )
     return groups
 
 
@@ -110,8 +120,6 @@ def steps_of_two(groups: list[RolloutGroup]) -> list[RolloutGroup]:
             cuts = sorted({(len(response) - 1) // 2, len(response) - 1})
             starts = [0, *(cut + 1 for cut in cuts[:-1])]
             ends.append(tuple(cuts))
-            rewards.append(
-                tuple(float(one in response[a : b + 1]) for a, b in zip(starts, cuts, strict=True))
-            )
+            rewards.append(tuple(float(one in response[a : b + 1]) for a, b in zip(starts, cuts, strict=True)))
         judged.append(replace(group, step_ends=tuple(ends), step_rewards=tuple(rewards)))
     return judged

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.learners.distributed import Backend
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.train import Critic, Rl
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import Batch, cut, make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -79,9 +79,14 @@ def test_kl_in_the_reward_reaches_every_outcome_advantage(small: Any) -> None:
 
     # The reward at the last token, minus beta k1 at each; returns are sums to the end.
     returns = [
-        1 - beta * (k1[0] + k1[1]), 1 - beta * k1[1], -beta * k1[2], 0.5 - beta * k1[3],
-        0.5 - beta * (k1[4] + k1[5] + k1[6]), 0.5 - beta * (k1[5] + k1[6]), 0.5 - beta * k1[6],
-    ]  # fmt: skip
+        1 - beta * (k1[0] + k1[1]),
+        1 - beta * k1[1],
+        -beta * k1[2],
+        0.5 - beta * k1[3],
+        0.5 - beta * (k1[4] + k1[5] + k1[6]),
+        0.5 - beta * (k1[5] + k1[6]),
+        0.5 - beta * k1[6],
+    ]
     assert found(advantage="none") == pytest.approx(returns, abs=1e-5)
     greedy = [r - b for r, b in zip(returns, [0.25] * 3 + [1.0] * 4, strict=True)]
     assert found(advantage="greedy") == pytest.approx(greedy, abs=1e-5)
@@ -103,9 +108,7 @@ def test_with_a_critic_the_targets_are_raw_advantages_plus_values(small: Any) ->
     assert batch.advantages_N[1].item() == pytest.approx(last, abs=1e-5)
     assert batch.advantages_N[0].item() == pytest.approx(0.9 * v[1] - v[0] + 0.45 * last, abs=1e-5)
     assert batch.advantages_N[2].item() == pytest.approx(0.0 - v[2], abs=1e-5)
-    white, _ = make_batch(
-        GROUPS, Rl(**params, gamma=0.9, gae_lambda=0.5, whiten=True), CPU, model, critic=critic
-    )
+    white, _ = make_batch(GROUPS, Rl(**params, gamma=0.9, gae_lambda=0.5, whiten=True), CPU, model, critic=critic)
     assert torch.allclose(white.returns_N, batch.advantages_N + values)  # type: ignore[arg-type]
     assert white.advantages_N.mean().item() == pytest.approx(0, abs=1e-6)
     assert white.advantages_N.std().item() == pytest.approx(1, abs=1e-5)
@@ -144,9 +147,7 @@ def test_scores_for_all_do_not_depend_on_micro_batches(small: Any) -> None:
     model, sampler = small.policy()
     groups, reference = small.rollouts(model, sampler), small.policy(seed=9)[0]
     whole, _ = make_batch(groups, Rl(kl_coef=0.1), CPU, model, reference=reference, kl_coef=0.1)
-    cut, _ = make_batch(
-        groups, Rl(kl_coef=0.1, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1
-    )
+    cut, _ = make_batch(groups, Rl(kl_coef=0.1, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1)
     assert whole.reference_N is not None and cut.reference_N is not None
     assert torch.allclose(whole.reference_N, cut.reference_N, atol=1e-5)
     assert whole.reference_N.std() > 0.1
@@ -157,12 +158,18 @@ def test_groups_are_cut_between_responses_to_fit_the_budget() -> None:
         GROUPS[0],
         responses=((1,) * 4, (2,) * 3, (3,) * 9, (4,) * 2),
         **{name: (getattr(GROUPS[0], name) * 2) for name in ("logprobs", "rewards", "correct", "truncated")},
-        parts=({},) * 4, step_ends=(), step_rewards=(),
-    )  # fmt: skip
+        parts=({},) * 4,
+        step_ends=(),
+        step_rewards=(),
+    )
     # Packed: 2 of the prompt, then 3, 2, 8, 1.
     parts = cut([big, GROUPS[1]], 7)
-    assert [part.responses for part in parts] == [big.responses[:2], big.responses[2:3], big.responses[3:],
-                                                  GROUPS[1].responses]  # fmt: skip
+    assert [part.responses for part in parts] == [
+        big.responses[:2],
+        big.responses[2:3],
+        big.responses[3:],
+        GROUPS[1].responses,
+    ]
     assert [part.group.packed_tokens for part in parts] == [7, 10, 3, 3], "one response alone may be larger"
     assert [part.rewards for part in parts] == [(1.0, 0.0), (1.0,), (0.0,), (0.5, 0.5)]
     assert cut(GROUPS, 100) == GROUPS and cut([big], 16) == [big]

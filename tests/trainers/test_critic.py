@@ -9,14 +9,14 @@ import torch
 
 from mathrl.algorithms.value_loss import clipped_value_loss
 from mathrl.core.errors import UserError
+from mathrl.grading.verdict import Verdict
+from mathrl.learners.distributed import Backend
 from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Optimizer, Rl
 from mathrl.rewards.compose import Reward
-from mathrl.rewards.verdict import Verdict
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 
@@ -26,16 +26,22 @@ STILL = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
 
 def ppo(critic: Critic, **more: Any) -> Rl:
     common: dict[str, Any] = {
-        "steps": 6, "prompts_per_step": 16, "group_size": 1, "max_tokens": 8, "lr": 2e-3, "optimizer": STILL,
-        "eval_every": 0, "ema": None, "advantage": "gae", "whiten": True,
-    }  # fmt: skip
+        "steps": 6,
+        "prompts_per_step": 16,
+        "group_size": 1,
+        "max_tokens": 8,
+        "lr": 2e-3,
+        "optimizer": STILL,
+        "eval_every": 0,
+        "ema": None,
+        "advantage": "gae",
+        "whiten": True,
+    }
     return Rl(**{**common, "critic": critic, **more})
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
-    small: Any, clip: float | None
-) -> None:
+def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(small: Any, clip: float | None) -> None:
     model, sampler = small.policy()
     groups = small.rollouts(model, sampler)
     scorer = make_scorer(model)
@@ -103,9 +109,7 @@ def test_it_comes_to_explain_the_returns(small: Any) -> None:
     assert explained[0] == pytest.approx(0.0, abs=1e-6), "a head of zeros explains nothing"
     assert sum(explained[-5:]) / 5 > 0.6
     assert rows[-1]["critic_loss"] < rows[0]["critic_loss"] / 4
-    assert {"critic/grad_norm", "critic/value_mean", "critic/return_mean", "critic/clip_fraction"} <= set(
-        rows[0]
-    )
+    assert {"critic/grad_norm", "critic/value_mean", "critic/return_mean", "critic/clip_fraction"} <= set(rows[0])
 
 
 def test_while_it_warms_up_the_policy_stays(small: Any) -> None:

@@ -5,20 +5,14 @@ from collections import Counter
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
 from mathrl.params.train import Curriculum
 from mathrl.trainers.curriculum import ProblemOrder
 
 
 def problem(number: int, pass_rate: float | None = None, level: int | None = None) -> Problem:
     return Problem(
-        id=f"p{number}",
-        question="?",
-        answers=("1",),
-        source="s",
-        split="rl",
-        pass_rate=pass_rate,
-        level=level,
+        id=f"p{number}", question="?", answers=("1",), source="s", split="rl", pass_rate=pass_rate, level=level
     )
 
 
@@ -27,9 +21,7 @@ PROBLEMS = [problem(number, rate, level=number) for number, rate in enumerate(RA
 ALL = range(len(PROBLEMS))
 
 
-def order(
-    kind: str, planned: int = 12, seed: int = 1, usable: range | list[int] = ALL, **more: float
-) -> ProblemOrder:
+def order(kind: str, planned: int = 12, seed: int = 1, usable: range | list[int] = ALL, **more: float) -> ProblemOrder:
     params = Curriculum(order=kind, **more)  # type: ignore[arg-type]
     return ProblemOrder(params, PROBLEMS, usable, planned, seed)
 

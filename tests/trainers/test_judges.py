@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from mathrl.core.nouns import Completion, Graded, Problem
+from mathrl.core.types import Completion, Graded, Problem
+from mathrl.grading.verdict import Verdict
+from mathrl.learners.distributed import Backend
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import Reward, RewardInput
-from mathrl.rewards.verdict import Verdict
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge, scaled, with_steps
 from mathrl.trainers.rollouts import RolloutGroup
@@ -35,16 +35,19 @@ def groups(small: Any) -> list[RolloutGroup]:
     encode, end = small.TOKENIZER.encode, small.TOKENIZER.eos_token_id
     made = []
     for number, (texts, cut) in enumerate(zip(TEXTS, CUT, strict=True)):
-        responses = tuple(
-            (*encode(text), *(() if short else (end,))) for text, short in zip(texts, cut, strict=True)
-        )
+        responses = tuple((*encode(text), *(() if short else (end,))) for text, short in zip(texts, cut, strict=True))
         made.append(
             RolloutGroup(
-                problem=number, prompt=tuple(encode(small.PROBLEMS[number].question)), responses=responses,
-                logprobs=tuple((-1.0,) * len(each) for each in responses), rewards=(1.0, 0.25),
-                correct=(True, False), truncated=cut, parts=({"accuracy": 1.0}, {"accuracy": 0.0}),
+                problem=number,
+                prompt=tuple(encode(small.PROBLEMS[number].question)),
+                responses=responses,
+                logprobs=tuple((-1.0,) * len(each) for each in responses),
+                rewards=(1.0, 0.25),
+                correct=(True, False),
+                truncated=cut,
+                parts=({"accuracy": 1.0}, {"accuracy": 0.0}),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -89,9 +92,7 @@ def test_without_a_weight_the_rule_has_no_part_in_the_reward(
     assert judge([]) == []
 
 
-def test_steps_get_the_scores_after_their_last_tokens(
-    scorer: Any, groups: list[RolloutGroup], small: Any
-) -> None:
+def test_steps_get_the_scores_after_their_last_tokens(scorer: Any, groups: list[RolloutGroup], small: Any) -> None:
     found = process_judge(scorer, Judge(scale="raw"), small.TOKENIZER, "semicolon", 64)(groups)
     # "1+1=2;2" and the end; "3", cut off; "1;2;3" and the end; "4+4" and the end.
     assert [group.step_ends for group in found] == [((5, 7), (0,)), ((1, 3, 5), (3,))]
@@ -154,9 +155,7 @@ class Scripted(Sampler):
         self.sampling = sampling
         return [
             [
-                Graded(
-                    problem.id, Completion((1,), (0.0,), "", reason), right, float(right), {}, None, "none"
-                )
+                Graded(problem.id, Completion((1,), (0.0,), "", reason), right, float(right), {}, None, "none")
                 for right, reason in rows
             ]
             for problem, rows in zip(problems, self.outcomes, strict=True)
@@ -181,9 +180,7 @@ def test_a_step_is_worth_the_share_of_its_continuations_that_come_out_right(
     assert found[1].parts[0]["steps"] == pytest.approx(1.25 / 3)
 
 
-def test_continuations_go_on_from_the_steps_end_and_are_graded_whole(
-    small: Any, groups: list[RolloutGroup]
-) -> None:
+def test_continuations_go_on_from_the_steps_end_and_are_graded_whole(small: Any, groups: list[RolloutGroup]) -> None:
     """A reward that looks at the begun text alone gives each prefix 1 or 0, whatever is sampled after it."""
     seen: list[str] = []
 

@@ -8,29 +8,38 @@ import pytest
 import torch
 
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.nouns import Problem
+from mathrl.core.types import Problem
+from mathrl.grading.verdict import Verdict
+from mathrl.learners.distributed import Backend
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Optimizer, Rl
 from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
-from mathrl.rewards.verdict import Verdict
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.rl import train_rl
 
 torch.set_num_threads(1)
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
 TOKENIZER = character_tokenizer(BASE)
-PROBLEMS = [Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl")
-            for n in range(1, 9)]  # fmt: skip
+PROBLEMS = [
+    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl") for n in range(1, 9)
+]
 PARAMS = Rl(
-    steps=12, prompts_per_step=8, group_size=8, lr=2e-2, max_tokens=10, kl_coef=0.001, checkpoint_every=1,
-    optimizer=Optimizer(type="muon", warmup_steps=0, schedule="constant"), eval_every=0, ema=0.5,
+    steps=12,
+    prompts_per_step=8,
+    group_size=8,
+    lr=2e-2,
+    max_tokens=10,
+    kl_coef=0.001,
+    checkpoint_every=1,
+    optimizer=Optimizer(type="muon", warmup_steps=0, schedule="constant"),
+    eval_every=0,
+    ema=0.5,
     lora=Lora(r=8, alpha=16),
-)  # fmt: skip
+)
 
 
 class CountsOnes(RewardFunction):
@@ -68,9 +77,17 @@ def train(state: Path, last: int = 99) -> Any:
     model = start_model()
     sampler = Sampler(TorchEngine(model, TOKENIZER, Rollout()), TOKENIZER, Prompt())
     train_rl(
-        model, sampler, PROBLEMS, [], CountsOnes({}), PARAMS, 0, Backend(torch.device("cpu")), state,
+        model,
+        sampler,
+        PROBLEMS,
+        [],
+        CountsOnes({}),
+        PARAMS,
+        0,
+        Backend(torch.device("cpu")),
+        state,
         lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after),
-    )  # fmt: skip
+    )
     return model
 
 

@@ -65,9 +65,7 @@ def test_every_method_is_settings_and_trains(small: Any) -> None:
             assert not torch.allclose(moves[first], moves[second], atol=1e-5), (first, second)
 
 
-@pytest.mark.parametrize(
-    "name", ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision"]
-)
+@pytest.mark.parametrize("name", ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision"])
 def test_it_climbs_its_reward(small: Any, name: str) -> None:
     more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl_coef": 0.0, "kl_controller": None, "kl_in": "loss"}
     if name not in ("PPO", "ReMax"):
@@ -94,9 +92,7 @@ def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
     # The bound is kept, and the batch filled with groups that do not differ.
     never = small.CountsOnes(right_above=2.0)
     result, rows, _ = small.run(params_of("DAPO", steps=1, dynamic_sampling=3), reward=never)
-    assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(
-        3 * 16 * 8, rel=0.3
-    )
+    assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(3 * 16 * 8, rel=0.3)
     _, rows, _ = small.run(params_of("GRPO", steps=1))
     assert "rollout/sampling_rounds" not in rows[0]
 
@@ -132,9 +128,7 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
     last, rows, model = small.run(params_of("GRPO", **kinds), reward=Fewer(), dev=dev)
     best, again, kept = small.run(params_of("GRPO", **kinds, export="best"), reward=Fewer(), dev=dev)
     assert rows == again
-    measured = {
-        number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row
-    }
+    measured = {number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row}
     top = max(measured.values())
     assert best.dev_accuracy == top > measured[12] == last.dev_accuracy
     assert last.exported_step == 12 and best.exported_step == min(n for n, a in measured.items() if a == top)

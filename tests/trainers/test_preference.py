@@ -10,29 +10,40 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
+from mathrl.learners.distributed import Backend
 from mathrl.models.lora import adapters_off
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
 from mathrl.params.train import Optimizer
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.fit import Item, hold_out
 from mathrl.trainers.preference import pair_loss, response_sums, tokenize_pairs, train_dpo, with_reference
+from mathrl.trainers.supervised import Item, hold_out
 
 CPU = Backend(torch.device("cpu"))
 PARAMS = Dpo(
-    steps=12, pairs_per_step=6, lr=1e-2, checkpoint_every=1, eval_every=5, tokens_per_microbatch=64,
+    steps=12,
+    pairs_per_step=6,
+    lr=1e-2,
+    checkpoint_every=1,
+    eval_every=5,
+    tokens_per_microbatch=64,
     optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
-)  # fmt: skip
+)
 
 
 def rows_of(small: Any) -> list[dict[str, Any]]:
     """The right sum against the right sum and one, of several lengths."""
     return [
-        {"problem_id": p.id, "problem": p.to_row(), "chosen": "1" * (1 + n % 3) + p.answers[0],
-         "rejected": "2" * (1 + n % 2), "chosen_ended": True, "rejected_ended": n % 4 != 0}
+        {
+            "problem_id": p.id,
+            "problem": p.to_row(),
+            "chosen": "1" * (1 + n % 3) + p.answers[0],
+            "rejected": "2" * (1 + n % 2),
+            "chosen_ended": True,
+            "rejected_ended": n % 4 != 0,
+        }
         for n, p in enumerate(small.PROBLEMS)
-    ]  # fmt: skip
+    ]
 
 
 def plain_sums(model: Any, item: Item) -> list[float]:
@@ -48,15 +59,20 @@ def plain_sums(model: Any, item: Item) -> list[float]:
 
 
 def train(
-    small: Any, state: Path, params: Dpo = PARAMS, last: int = 99, rows: Sequence[Any] | None = None,
-    model: Any = None,
-) -> tuple[Any, dict[str, float]]:  # fmt: skip
+    small: Any, state: Path, params: Dpo = PARAMS, last: int = 99, rows: Sequence[Any] | None = None, model: Any = None
+) -> tuple[Any, dict[str, float]]:
     model = model if model is not None else small.policy()[0]
     pairs = tokenize_pairs(rows_of(small) if rows is None else rows, Prompt(), small.TOKENIZER)
     figures = train_dpo(
-        model, pairs, pairs[:2], params, 0, CPU, state,
+        model,
+        pairs,
+        pairs[:2],
+        params,
+        0,
+        CPU,
+        state,
         lambda resume_after: small.EndsAfter(state / "metrics.jsonl", last, resume_after),
-    )  # fmt: skip
+    )
     return model, figures
 
 
@@ -75,8 +91,7 @@ def test_sums_and_the_loss_are_those_of_plain_forwards(small: Any) -> None:
     model, reference = small.policy(seed=3)[0], small.policy(seed=4)[0]
     items = tokenize_pairs(rows_of(small), Prompt(), small.TOKENIZER)
     expected = [plain_sums(model, item) for item in items]
-    assert torch.allclose(response_sums(model, items, mean=False).double(), torch.tensor(expected).double(),
-                          atol=1e-4)  # fmt: skip
+    assert torch.allclose(response_sums(model, items, mean=False).double(), torch.tensor(expected).double(), atol=1e-4)
     lengths = torch.tensor([[len(each) for each in item.group.responses] for item in items])
     means = response_sums(model, items, mean=True).double()
     assert torch.allclose(means, torch.tensor(expected).double() / lengths, atol=1e-4)
@@ -87,9 +102,7 @@ def test_sums_and_the_loss_are_those_of_plain_forwards(small: Any) -> None:
         other = plain_sums(reference, item)
         margin = 0.1 * ((own[0] - other[0]) - (own[1] - other[1]))
         margins.append(margin)
-        losses.append(
-            -0.8 * math.log(1 / (1 + math.exp(-margin))) - 0.2 * math.log(1 / (1 + math.exp(margin)))
-        )
+        losses.append(-0.8 * math.log(1 / (1 + math.exp(-margin))) - 0.2 * math.log(1 / (1 + math.exp(margin))))
     loss, figures = pair_loss(model, PARAMS.model_copy(update={"label_smoothing": 0.2}), known)
     assert loss.item() == pytest.approx(sum(losses), abs=1e-4)
     assert figures["margin"] == pytest.approx(sum(margins), abs=1e-4)
@@ -106,11 +119,7 @@ def test_it_starts_at_no_margin_and_learns_one(small: Any, tmp_path: Path) -> No
     assert rows[0]["margin"] == pytest.approx(0, abs=1e-5)
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert rows[-1]["margin"] > 1 and rows[-1]["judged_right"] == 1.0 and rows[-1]["loss"] < 0.3
-    assert figures["dev/judged_right"] == 1.0 and [row["step"] for row in rows if "dev/loss" in row] == [
-        5,
-        10,
-        12,
-    ]
+    assert figures["dev/judged_right"] == 1.0 and [row["step"] for row in rows if "dev/loss" in row] == [5, 10, 12]
 
 
 def test_the_gradient_is_that_of_the_global_batch_however_it_is_cut(small: Any, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from preset_steps import ROOT, architecture, train
 
 from mathrl.core.metrics import without_timings
+from mathrl.learners.deepspeed_learner import check_supported
+from mathrl.learners.distributed import Backend
 from mathrl.params.load import load_params, preset_names
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.deepspeed_learner import check_supported
 
 PRESETS = preset_names(ROOT / "params")
 PAGES = ROOT / "docs" / "presets"
@@ -65,8 +65,11 @@ def test_the_backend_of_each_has_what_it_asks_for() -> None:
 def test_one_trains_with_its_own_deepspeed_section(tmp_path: Path) -> None:
     script = Path(__file__).with_name("preset_steps.py")
     done = subprocess.run(
-        [sys.executable, str(script), "dapo-32b", str(tmp_path)], capture_output=True, text=True, check=False,
+        [sys.executable, str(script), "dapo-32b", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     check_steps(tmp_path)

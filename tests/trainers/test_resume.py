@@ -62,8 +62,11 @@ def test_children_die_with_rank_0(make_workspace: Make) -> None:
     process.kill()
     process.communicate(timeout=30)
     time.sleep(1.0)
-    alive = [pid for pid in children if Path(f"/proc/{pid}/cmdline").exists()
-             and b"mathrl.stages" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+    alive = [
+        pid
+        for pid in children
+        if Path(f"/proc/{pid}/cmdline").exists() and b"mathrl.stages" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     assert not alive
 
 

@@ -11,6 +11,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
+from mathrl.learners.distributed import Backend
 from mathrl.models.export import export_model
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer
@@ -18,22 +19,20 @@ from mathrl.params.lora import Lora
 from mathrl.params.preference import RewardModel
 from mathrl.params.run import Model, Prompt
 from mathrl.params.train import Optimizer
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.fit import Item
 from mathrl.trainers.preference import tokenize_pairs
-from mathrl.trainers.reward_model import (
-    items_loss,
-    scores_after,
-    tokenize_steps,
-    train_reward_model,
-    with_replay,
-)
+from mathrl.trainers.reward_model import items_loss, scores_after, tokenize_steps, train_reward_model, with_replay
+from mathrl.trainers.supervised import Item
 
 CPU = Backend(torch.device("cpu"))
 PARAMS = RewardModel(
-    steps=15, batch=8, lr=1e-2, checkpoint_every=1, eval_every=5, tokens_per_microbatch=64,
+    steps=15,
+    batch=8,
+    lr=1e-2,
+    checkpoint_every=1,
+    eval_every=5,
+    tokens_per_microbatch=64,
     optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
-)  # fmt: skip
+)
 GROUPS = [Group((7, 10, 5), ((5, 9, 11, 2), (3, 2))), Group((8, 4, 6, 9), ((12, 13, 14),))]
 PLACES = [(1, 3), (1,), (0, 1, 2)]
 
@@ -69,10 +68,7 @@ def test_the_loss_of_pairs_is_that_of_plain_scores_at_the_last_tokens(scorer: An
 
 
 def test_the_loss_of_steps_is_the_cross_entropy_at_their_ends(scorer: Any) -> None:
-    items = [
-        Item(Group((7, 10), ((5, 9, 2),)), (0.25, 1.0), (0, 2)),
-        Item(Group((8,), ((12, 2),)), (0.0,), (1,)),
-    ]
+    items = [Item(Group((7, 10), ((5, 9, 2),)), (0.25, 1.0), (0, 2)), Item(Group((8,), ((12, 2),)), (0.0,), (1,))]
     scores = plainly(scorer, [item.group for item in items], [(0, 2), (1,)]).tolist()
     labels = [0.25, 1.0, 0.0]
     expected = sum(
@@ -88,10 +84,16 @@ def test_the_loss_of_steps_is_the_cross_entropy_at_their_ends(scorer: Any) -> No
 def pairs_of(small: Any) -> list[Item]:
     """Chosen: the sum; rejected: another number of as many digits, so that length says nothing."""
     rows = [
-        {"problem_id": f"{p.id}{wrong}", "problem": p.to_row(), "chosen": "3" * n + p.answers[0],
-         "rejected": "3" * n + str(int(p.answers[0]) + wrong)}
-        for p in small.PROBLEMS for wrong in (-1, 1) for n in (0, 2)
-    ]  # fmt: skip
+        {
+            "problem_id": f"{p.id}{wrong}",
+            "problem": p.to_row(),
+            "chosen": "3" * n + p.answers[0],
+            "rejected": "3" * n + str(int(p.answers[0]) + wrong),
+        }
+        for p in small.PROBLEMS
+        for wrong in (-1, 1)
+        for n in (0, 2)
+    ]
     return tokenize_pairs(rows, Prompt(), small.TOKENIZER)
 
 
@@ -99,10 +101,17 @@ def steps_of(small: Any) -> list[Item]:
     """Steps are right until a 9 is written, wrong from then on."""
     texts = {"1+1=2;2+2=4;6": (1, 1, 1), "1+1=9;2+2=4;6": (0, 0, 0), "1+1=2;2+2=9;6": (1, 0, 0)}
     rows = [
-        {"problem_id": p.id, "problem": p.to_row(), "response": text, "ended": True,
-         "soft": list(labels), "hard": list(labels)}
-        for p in small.PROBLEMS for text, labels in texts.items()
-    ]  # fmt: skip
+        {
+            "problem_id": p.id,
+            "problem": p.to_row(),
+            "response": text,
+            "ended": True,
+            "soft": list(labels),
+            "hard": list(labels),
+        }
+        for p in small.PROBLEMS
+        for text, labels in texts.items()
+    ]
     return tokenize_steps(rows, Prompt(), small.TOKENIZER, "semicolon", "soft")
 
 
@@ -117,9 +126,15 @@ def train(
     policy.get_input_embeddings().weight.data.mul_(10)
     scorer = make_scorer(policy)
     figures = train_reward_model(
-        scorer, *split(items), params, small.TOKENIZER.eos_token_id, 0, CPU, state,
+        scorer,
+        *split(items),
+        params,
+        small.TOKENIZER.eos_token_id,
+        0,
+        CPU,
+        state,
         lambda resume_after: small.EndsAfter(state / "metrics.jsonl", last, resume_after),
-    )  # fmt: skip
+    )
     return scorer, figures
 
 
@@ -174,9 +189,16 @@ def test_a_mean_of_steps_counts_each_step_once(small: Any, tmp_path: Path) -> No
     params = PARAMS.model_copy(update={"steps": 1, "batch": 2, "eval_every": 0})
     state = tmp_path
     train_reward_model(
-        make_scorer(small.policy()[0]), items, [], params, 2, 0, CPU, state,
+        make_scorer(small.policy()[0]),
+        items,
+        [],
+        params,
+        2,
+        0,
+        CPU,
+        state,
         lambda resume_after: small.EndsAfter(state / "metrics.jsonl", 9, resume_after),
-    )  # fmt: skip
+    )
     (row,) = without_timings(state / "metrics.jsonl")
     assert row["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert row["judged_right"] == 0.25  # a score of 0 says wrong: right of the one step alone
@@ -184,29 +206,27 @@ def test_a_mean_of_steps_counts_each_step_once(small: Any, tmp_path: Path) -> No
     scores = [plain(input_ids=torch.tensor([ids])).logits[0, 1:, 0] for ids in ([7, 3, 4, 5], [7, 9])]
     labels = torch.tensor([1.0, 1.0, 1.0, 0.0])
     torch.nn.functional.binary_cross_entropy_with_logits(torch.cat(scores), labels).backward()
-    norm = torch.cat(
-        [weight.grad.flatten() for weight in plain.parameters() if weight.grad is not None]
-    ).norm()
+    norm = torch.cat([weight.grad.flatten() for weight in plain.parameters() if weight.grad is not None]).norm()
     assert row["grad_norm"] == pytest.approx(float(norm), rel=1e-4) and norm > 0.1
 
 
 def test_what_cannot_be_learned_from_is_refused(small: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"reward_model: nothing to learn from.*sample.samples"):
         train(small, [], tmp_path)
-    row = {
-        "problem_id": "p1",
-        "problem": small.PROBLEMS[0].to_row(),
-        "response": "1;2",
-        "ended": True,
-        "soft": [1],
-    }
+    row = {"problem_id": "p1", "problem": small.PROBLEMS[0].to_row(), "response": "1;2", "ended": True, "soft": [1]}
     with pytest.raises(UserError, match=r"steps of p1: 2 steps by reward.steps=semicolon, 1 labels"):
         tokenize_steps([row], Prompt(), small.TOKENIZER, "semicolon", "soft")
 
 
 def test_steps_of_a_labelled_response(small: Any) -> None:
-    row = {"problem_id": "p1", "problem": small.PROBLEMS[0].to_row(), "response": "1+1=2;2", "ended": True,
-           "soft": [0.25, 1], "hard": [1, 1]}  # fmt: skip
+    row = {
+        "problem_id": "p1",
+        "problem": small.PROBLEMS[0].to_row(),
+        "response": "1+1=2;2",
+        "ended": True,
+        "soft": [0.25, 1],
+        "hard": [1, 1],
+    }
     end = small.TOKENIZER.eos_token_id
     (soft,) = tokenize_steps([row], Prompt(), small.TOKENIZER, "semicolon", "soft")
     assert soft.values == (0.25, 1.0) and soft.places == (5, 7) and soft.group.responses[0][7] == end

@@ -6,24 +6,39 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.learners.preemption import StopRequest
 from mathrl.params.train import Critic, Curriculum, KlController, Optimizer, Rl
-from mathrl.trainers.stopping import StopRequest
 
 FAST = Optimizer(type="adamw", warmup_steps=2)
 COMMON: dict[str, Any] = {
-    "steps": 7, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "lr": 5e-3, "optimizer": FAST,
-    "eval_every": 2, "eval_samples": 4, "checkpoint_every": 1,
-}  # fmt: skip
+    "steps": 7,
+    "prompts_per_step": 4,
+    "group_size": 4,
+    "max_tokens": 8,
+    "lr": 5e-3,
+    "optimizer": FAST,
+    "eval_every": 2,
+    "eval_samples": 4,
+    "checkpoint_every": 1,
+}
 CASES: dict[str, dict[str, Any]] = {
     "ppo with an adaptive KL": {
-        "advantage": "gae", "critic": Critic(warmup_steps=1), "whiten": True, "epochs": 2, "minibatches": 2,
-        "kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1",
+        "advantage": "gae",
+        "critic": Critic(warmup_steps=1),
+        "whiten": True,
+        "epochs": 2,
+        "minibatches": 2,
+        "kl_coef": 0.05,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
         "kl_controller": KlController(target=1e-4, horizon=100),
     },
     "dynamic sampling by pass rate, best weights": {
-        "dynamic_sampling": 3, "curriculum": Curriculum(order="pass_rate"), "export": "best",
+        "dynamic_sampling": 3,
+        "curriculum": Curriculum(order="pass_rate"),
+        "export": "best",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

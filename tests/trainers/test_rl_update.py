@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.learners.distributed import Backend
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
+from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.optimizer import FlatParameters, OptimizerSet, schedule
-from mathrl.trainers.torch_learner import TorchLearner
-from mathrl.trainers.update import UpdateFigures, minibatches, update_gradient
+from mathrl.trainers.policy_update import UpdateFigures, minibatches, update_gradient
 
 CPU = Backend(torch.device("cpu"))
 
@@ -22,9 +22,7 @@ def learner(model: Any) -> TorchLearner:
     return TorchLearner(model, Optimizer(), 1e-3, 10)
 
 
-def gradient(
-    policy: TorchLearner, groups: Any, params: Rl, **models: Any
-) -> tuple[torch.Tensor, UpdateFigures]:
+def gradient(policy: TorchLearner, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, UpdateFigures]:
     batch, _ = make_batch(groups, params, CPU, policy.model, kl_coef=params.kl_coef, **models)
     figures = update_gradient(policy, params, CPU, batch, params.kl_coef)
     return policy.flat.gradients.clone(), figures
@@ -32,9 +30,7 @@ def gradient(
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
 @pytest.mark.parametrize("policy_loss", ["clip", "gspo", "cispo", "reinforce"])
-def test_gradient_does_not_depend_on_micro_batches_or_skipping(
-    small: Any, aggregation: str, policy_loss: str
-) -> None:
+def test_gradient_does_not_depend_on_micro_batches_or_skipping(small: Any, aggregation: str, policy_loss: str) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
     with torch.no_grad():  # off policy, so that ratios differ from 1
@@ -136,8 +132,7 @@ def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small:
     plain, _ = gradient(policy, groups, Rl())
     # The sampler is said to have been twice as unlikely to draw each token: ratio 2.
     halved = [
-        replace(group, logprobs=tuple(tuple(v - 0.6931472 for v in row) for row in group.logprobs))
-        for group in groups
+        replace(group, logprobs=tuple(tuple(v - 0.6931472 for v in row) for row in group.logprobs)) for group in groups
     ]
     doubled, figures = gradient(policy, halved, Rl(importance=Importance(high=3.0)))
     assert torch.allclose(doubled, 2 * plain, atol=1e-5)
@@ -160,9 +155,15 @@ def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small:
 def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
     fast = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
     params: dict[str, Any] = {
-        "steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "lr": 0.05, "optimizer": fast,
-        "eval_every": 0, "epochs": 4,
-    }  # fmt: skip
+        "steps": 2,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "max_tokens": 8,
+        "lr": 0.05,
+        "optimizer": fast,
+        "eval_every": 0,
+        "epochs": 4,
+    }
     _, free, _ = small.run(Rl(**params))
     assert "dropped_minibatches" not in free[0] and free[0]["ratio/max"] > 1.2
     bound = 1.0001
@@ -176,10 +177,17 @@ def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
 @pytest.mark.parametrize("advantage,parts", [("group_std", 1), ("leave_one_out", 2)])
 def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
     params = Rl(
-        steps=20, prompts_per_step=8, group_size=8, lr=5e-3, max_tokens=10, advantage=advantage,
-        optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"), minibatches=parts,
-        eval_every=0, ema=None,
-    )  # type: ignore[arg-type]  # fmt: skip
+        steps=20,
+        prompts_per_step=8,
+        group_size=8,
+        lr=5e-3,
+        max_tokens=10,
+        advantage=advantage,
+        optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
+        minibatches=parts,
+        eval_every=0,
+        ema=None,
+    )  # type: ignore[arg-type]
     result, rows, _ = small.run(params, dev=small.PROBLEMS[:2])
     assert result.steps == len(rows) == result.exported_step == 20
     assert rows[-1]["reward/overall"] > rows[0]["reward/overall"] + 0.2
@@ -221,21 +229,11 @@ def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_upda
     assert told["ratio/mean"] == told["ratio/max"] == 1.0
     assert "rollout/logprob_alignment" not in told, "nothing was measured, so nothing is said"
     first = UpdateFigures(
-        loss=1.0,
-        kl=1.0,
-        entropy=4.0,
-        clipped=1.0,
-        ratio=2.0,
-        alignment=2.2,
-        responses=2,
-        tokens=2,
-        trained=10,
+        loss=1.0, kl=1.0, entropy=4.0, clipped=1.0, ratio=2.0, alignment=2.2, responses=2, tokens=2, trained=10
     )
     step.add(first, norm=3.0)
     alone = step.metrics(Rl())
-    assert (
-        alone["ratio/max"] == 1.0 and "rollout/staleness" not in alone and "dropped_minibatches" not in alone
-    )
+    assert alone["ratio/max"] == 1.0 and "rollout/staleness" not in alone and "dropped_minibatches" not in alone
     second = UpdateFigures(
         loss=2.0, kl=3.0, entropy=2.0, ratio=7.0, alignment=9.0, responses=2, tokens=6, trained=5, ratio_max=5
     )
@@ -282,9 +280,13 @@ def test_gspo_with_masked_tokens_is_over_the_kept_ones(small: Any) -> None:
 
     groups = [replace(group, logprobs=tuple(map(off, group.logprobs))) for group in groups]
     params = Rl(
-        policy_loss="gspo", aggregation="sequence_mean", clip_low=0.001, clip_high=0.002, max_tokens=10,
+        policy_loss="gspo",
+        aggregation="sequence_mean",
+        clip_low=0.001,
+        clip_high=0.002,
+        max_tokens=10,
         importance=Importance(kind="masked", low=0.8, high=1.25),
-    )  # fmt: skip
+    )
     batch, _ = make_batch(groups, params, CPU, model)
     assert 0.05 < float((~batch.kept_N).float().mean()) < 0.6 and batch.importance_N is not None
     with torch.no_grad():

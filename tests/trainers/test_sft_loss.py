@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.learners.distributed import Backend
 from mathrl.models import packing
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Sft
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.sft import demonstration_loss, train_sft
 
 # Tiny products gain nothing from threads, and lose much where cores are busy.
@@ -62,10 +62,24 @@ def alone(model: Any, groups: Sequence[Group]) -> torch.Tensor:
 def first_step(groups: list[Group], folder: Path, tokens_per_microbatch: int) -> dict[str, float]:
     """What train_sft logs of its first step, taken over all of the groups."""
     every = sum(group.packed_tokens for group in groups)
-    params = Sft.model_validate({"steps": 1, "tokens_per_step": every, "optimizer": {"type": "adamw"},
-                                 "tokens_per_microbatch": tokens_per_microbatch})  # fmt: skip
-    train_sft(network(), groups, groups, params, 0, CPU, folder,
-              lambda after: JsonlSink(folder / "metrics.jsonl", resume_after=after))  # fmt: skip
+    params = Sft.model_validate(
+        {
+            "steps": 1,
+            "tokens_per_step": every,
+            "optimizer": {"type": "adamw"},
+            "tokens_per_microbatch": tokens_per_microbatch,
+        }
+    )
+    train_sft(
+        network(),
+        groups,
+        groups,
+        params,
+        0,
+        CPU,
+        folder,
+        lambda after: JsonlSink(folder / "metrics.jsonl", resume_after=after),
+    )
     (row,) = without_timings(folder / "metrics.jsonl")
     return row
 
@@ -84,9 +98,7 @@ def test_loss_and_gradient_of_packed_demonstrations_are_those_of_each_alone(
     gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
     assert row["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
     assert row["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-3)
-    assert demonstration_loss(model, groups, tokens_per_microbatch, CPU) == pytest.approx(
-        loss.item(), abs=TOLERANCE
-    )
+    assert demonstration_loss(model, groups, tokens_per_microbatch, CPU) == pytest.approx(loss.item(), abs=TOLERANCE)
     model.zero_grad()
     logprobs, _ = response_logprobs(model, groups)
     (-logprobs.mean()).backward()
@@ -103,8 +115,7 @@ def merged(sequences: list[Any]) -> list[Any]:
 def moved(sequences: list[Any]) -> list[Any]:
     """The boundary between two neighbours a token too late."""
     one, other, *rest = sorted(sequences, key=lambda each: each.start)
-    return [packing._Sequence(one.start, one.length + 1),
-            packing._Sequence(other.start + 1, other.length - 1), *rest]  # fmt: skip
+    return [packing._Sequence(one.start, one.length + 1), packing._Sequence(other.start + 1, other.length - 1), *rest]
 
 
 @pytest.mark.parametrize("wrong", [merged, moved])

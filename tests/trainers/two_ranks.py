@@ -8,21 +8,20 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import small
 
+from mathrl.learners.distributed import Backend
+from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.train import Critic, Importance, Rl
-from mathrl.trainers.backend import Backend
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
-from mathrl.trainers.torch_learner import TorchLearner
-from mathrl.trainers.update import UpdateFigures, update_gradient
+from mathrl.trainers.policy_update import UpdateFigures, update_gradient
 
 BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
 SETTINGS = {
     "grpo": Rl(**BASE, kl_coef=0.3),
     "gspo": Rl(**BASE, policy_loss="gspo", aggregation="sequence_mean"),
     "masked": Rl(**BASE, importance=Importance(kind="masked", low=0.98, high=1.02), advantage="none"),
-    "ppo": Rl(**BASE, advantage="gae", critic=Critic(), whiten=True, kl_coef=0.1, kl_in="reward",
-              kl_estimator="k1"),
-}  # fmt: skip
+    "ppo": Rl(**BASE, advantage="gae", critic=Critic(), whiten=True, kl_coef=0.1, kl_in="reward", kl_estimator="k1"),
+}
 
 
 def main(out: Path) -> None:
@@ -40,9 +39,14 @@ def main(out: Path) -> None:
             with torch.no_grad():
                 critic.model.score.weight.fill_(0.2)
         batch, told = make_batch(
-            groups, params, backend, model, reference if params.kl_coef else None,
-            critic=critic.model if critic else None, kl_coef=params.kl_coef,
-        )  # fmt: skip
+            groups,
+            params,
+            backend,
+            model,
+            reference if params.kl_coef else None,
+            critic=critic.model if critic else None,
+            kl_coef=params.kl_coef,
+        )
         figures = update_gradient(policy, params, backend, batch, params.kl_coef)
         step = UpdateFigures()
         step.add(figures, norm=0.0)

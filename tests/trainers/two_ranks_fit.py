@@ -10,21 +10,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small
 
 from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.learners.distributed import Backend
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo, RewardModel
 from mathrl.params.train import Optimizer
-from mathrl.trainers.backend import Backend
-from mathrl.trainers.fit import Item
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
+from mathrl.trainers.supervised import Item
 
 # An eps of 1 makes of AdamW's step one that is linear in the gradient: rounding stays rounding.
 SHARED = {
-    "steps": 4, "lr": 0.3, "tokens_per_microbatch": 32, "eval_every": 2,
+    "steps": 4,
+    "lr": 0.3,
+    "tokens_per_microbatch": 32,
+    "eval_every": 2,
     "optimizer": Optimizer(type="adamw", eps=1.0, warmup_steps=0),
-}  # fmt: skip
+}
 
 
 def items(kind: str) -> list[Item]:

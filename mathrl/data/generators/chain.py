@@ -51,9 +51,7 @@ class Chain(Section):
         written = [f"{operation}{number}" for operation, number, _ in done]
         befores = [first, *(result for _, _, result in done)]
         if self.working == "rest":
-            worked = [
-                f"{result}{''.join(written[index:])}" for index, (*_, result) in enumerate(done, start=1)
-            ]
+            worked = [f"{result}{''.join(written[index:])}" for index, (*_, result) in enumerate(done, start=1)]
         else:
             worked = [f"{befores[index]}{written[index]}={result}" for index, (*_, result) in enumerate(done)]
         return Draft(question=f"{first}{''.join(written)}=", answer=str(value), solution=";".join(worked))

@@ -100,9 +100,7 @@ def _wrap(text: str, precedence: int, wanted: int) -> str:
 
 def _operation(first: Term, second: Term, made: Term) -> str:
     a, b, value = first[0], second[0], made[0]
-    sign = next(
-        s for s, v in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a / b if b else None)) if v == value
-    )
+    sign = next(s for s, v in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a / b if b else None)) if v == value)
     return f"{sign}{_shown(b)}"
 
 

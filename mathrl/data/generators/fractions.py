@@ -53,8 +53,7 @@ class Fractions(Section):
             f"{_decimal(first)} - {then}/100 * {_decimal(first)} = {_decimal(second)}"
         )
         question = (
-            f"A price of {price} dollars rises by {percent}% and then falls by {then}%. "
-            "What is it then, in dollars?"
+            f"A price of {price} dollars rises by {percent}% and then falls by {then}%. What is it then, in dollars?"
         )
         return Draft(question, _decimal(second), steps, "percentage change")
 
@@ -64,10 +63,7 @@ class Fractions(Section):
         first, steps = _add(a, b, one)
         value, more = _add(first, c, two)
         return Draft(
-            f"Compute {a} {one} {b} {two} {c} in lowest terms.",
-            str(value),
-            f"{steps}\n{more}",
-            "sum of three",
+            f"Compute {a} {one} {b} {two} {c} in lowest terms.", str(value), f"{steps}\n{more}", "sum of three"
         )
 
     def _fraction(self, rng: random.Random) -> Fraction:

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.core.nouns import Problem
 from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Problem
 from mathrl.data.generators.chain import Chain
 from mathrl.data.generators.countdown import Countdown
 from mathrl.data.generators.draft import Generator
@@ -50,12 +50,7 @@ def make_generator(name: str, options: Mapping[str, Any]) -> Generator:
 
 
 def generate(
-    generator: str,
-    counts: Mapping[str, int],
-    options: Mapping[str, Any],
-    *,
-    seed: int,
-    name: str | None = None,
+    generator: str, counts: Mapping[str, int], options: Mapping[str, Any], *, seed: int, name: str | None = None
 ) -> Iterator[Problem]:
     """Yield the problems of every split, `counts[split]` of each.
 
@@ -85,9 +80,16 @@ def _draw_new(
         if draft is not None and draft.question not in seen:
             seen.add(draft.question)
             return Problem(
-                id=id, question=draft.question, answers=(draft.answer,), source=name, split=split,
-                level=level, solution=draft.solution, subject=draft.subject, extra=draft.extra,
-            )  # fmt: skip
+                id=id,
+                question=draft.question,
+                answers=(draft.answer,),
+                source=name,
+                split=split,
+                level=level,
+                solution=draft.solution,
+                subject=draft.subject,
+                extra=draft.extra,
+            )
     raise UserError(
         f"curate: source {name}: no new problem of level {level} in {TRIES} draws (after {len(seen)}); "
         "ask for fewer (counts) or widen its options"

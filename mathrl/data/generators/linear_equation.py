@@ -8,13 +8,7 @@ from pydantic import Field
 from mathrl.data.generators.draft import Draft
 from mathrl.params.section import Section
 
-LEVELS = {
-    1: "ax + b = c",
-    2: "ax + b = cx + d",
-    3: "a(x + b) = cx + d",
-    4: "system of two",
-    5: "rational solution",
-}
+LEVELS = {1: "ax + b = c", 2: "ax + b = cx + d", 3: "a(x + b) = cx + d", 4: "system of two", 5: "rational solution"}
 
 
 class LinearEquation(Section):

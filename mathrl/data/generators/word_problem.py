@@ -35,9 +35,12 @@ class WordProblem(Section):
         scene = rng.choice(SCENES)
         name, pronoun = rng.choice(NAMES)
         words = {
-            "name": name, "they": pronoun, "They": pronoun.capitalize(),
-            "friend": rng.choice(FRIENDS), "thing": rng.choice(THINGS),
-        }  # fmt: skip
+            "name": name,
+            "they": pronoun,
+            "They": pronoun.capitalize(),
+            "friend": rng.choice(FRIENDS),
+            "thing": rng.choice(THINGS),
+        }
         value = rng.randint(2, self.largest_number)
         sentences = [rng.choice(scene.starts).format(n=value, **words)]
         worked, before = [], ""

@@ -1,0 +1,104 @@
+"""Where things live that outlast a workspace copy: state to resume from, the tracking store, live metrics.
+
+All are under `home()`: the folder .mathrl of the main checkout, shared by every worktree of it, or
+$MATHRL_HOME.
+"""
+
+import ipaddress
+import json
+import os
+import subprocess
+import urllib.parse
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+
+CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
+WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides, and when it was made
+
+
+@cache
+def main_checkout() -> Path:
+    """The main checkout's folder, from it or from any worktree of it.
+
+    Raises:
+        UserError: the current folder is in no git repository.
+    """
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--path-format=absolute", "--git-common-dir"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        raise UserError(
+            f"{Path.cwd()} is not in a git repository, which mathrl needs to version data and models: "
+            "start from `git clone`, not from an unpacked archive"
+        ) from None
+    return Path(found.stdout.strip()).parent
+
+
+def code_version() -> dict[str, Any]:
+    """{"commit": "3a0dd22…", "dirty": false}: what the current folder's checkout is at."""
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
+
+
+def workspace_preset() -> str:
+    """The preset that the current folder, a worktree under runs/, was made for; "" elsewhere."""
+    try:
+        said = json.loads(Path(WORKTREE_NOTE).read_text(encoding="utf-8"))["overrides"]
+    except FileNotFoundError:
+        return ""
+    return next((each.removeprefix("preset ") for each in said if each.startswith("preset ")), "")
+
+
+def home() -> Path:
+    given = os.environ.get("MATHRL_HOME")
+    return Path(given).absolute() if given else main_checkout() / ".mathrl"
+
+
+def state_root() -> Path:
+    """Where resume state is kept, outside DVC outputs: $MATHRL_STATE or home()/state."""
+    given = os.environ.get("MATHRL_STATE")
+    return Path(given).absolute() if given else home() / "state"
+
+
+def tracking_uri() -> str:
+    """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    return with_driver(given) if given else f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def with_driver(uri: str) -> str:
+    """A database's address with the driver that is installed: SQLAlchemy 2.1 would take psycopg 3.
+
+    >>> with_driver("postgresql://me@host/runs"), with_driver("http://host:5000")
+    ('postgresql+psycopg2://me@host/runs', 'http://host:5000')
+    """
+    scheme, rest = uri.partition("://")[::2]
+    return f"postgresql+psycopg2://{rest}" if scheme in ("postgresql", "postgres") else uri
+
+
+def shown(uri: str) -> str:
+    """The URI without user name and password."""
+    parts = urllib.parse.urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there.
+
+    >>> is_loopback("127.0.0.53"), is_loopback("0.0.0.0"), is_loopback("127.0.0.1.example")
+    (True, False, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Mathematical pages out of a corpus, in rounds of a text classifier."""

@@ -1,0 +1,149 @@
+"""Files of pages and of seed texts, row by row, with the place of every error."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_numbered_jsonl
+from mathrl.core.paths import main_checkout
+from mathrl.core.seeding import derive_seed
+from mathrl.data.decontaminate import EvaluationIndex
+from mathrl.data.reading import Read, Rejected, input_row, read_source
+from mathrl.data.sources import Resolved, resolve_benchmark, resolve_source
+from mathrl.params.data import FileSource
+from mathrl.params.pages import Pages, PagesClean, Seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page: its row, its place ("crawl.jsonl, line 12") and what the loop reads of it.
+
+    The place is without folders, so that outputs are equal on any machine.
+    """
+
+    where: str
+    row: dict[str, Any]
+    text: str
+    host: str
+    path: str
+    label: bool | None = None
+
+
+def page_files(files: Sequence[str], field: str) -> list[Path]:
+    """The files that a parameter names; relative paths start at the checkout's top.
+
+    Raises:
+        UserError: none named, or one that is not there or no jsonl.
+    """
+    if not files:
+        raise UserError(f"params/pages.yaml: {field} names no file; write the paths of jsonl files")
+    found = [path if path.is_absolute() else main_checkout() / path for path in map(Path, files)]
+    for path in found:
+        if not path.name.endswith((".jsonl", ".jsonl.gz")):
+            raise UserError(f"params/pages.yaml: {field}: {path} is no .jsonl or .jsonl.gz file")
+        if not path.is_file():
+            raise UserError(f"params/pages.yaml: {field}: {path}: no such file")
+    return found
+
+
+def read_pages(how: Pages) -> list[Page]:
+    """All pages in file order.
+
+    Raises:
+        UserError: a file, or a row, that cannot be read: names file, line and field.
+    """
+    pages = [
+        _page(row, f"{file}, line {number}", how)
+        for file in page_files(how.files, "files")
+        for number, row in read_numbered_jsonl(file)
+    ]
+    if not pages:
+        raise UserError(f"{', '.join(how.files)}: no page in it")
+    return pages
+
+
+def read_seeds(seeds: Seeds, field: str, seed: int) -> list[str]:
+    """The texts of `positives` or `negatives`, a seeded choice of `limit` in file order."""
+    texts = list(_texts(seeds, field))
+    if seeds.limit is None or seeds.limit >= len(texts):
+        return texts
+    chosen = random.Random(derive_seed(seed, "pages", field)).sample(range(len(texts)), seeds.limit)
+    return [texts[i] for i in sorted(chosen)]
+
+
+def _texts(seeds: Seeds, field: str) -> Iterator[str]:
+    for file in page_files(seeds.files, f"{field}.files"):
+        for number, row in read_numbered_jsonl(file):
+            yield _text(row, seeds.text_key, f"{file}, line {number}", f"{field}.text_key")
+
+
+def _page(row: dict[str, Any], where: str, how: Pages) -> Page:
+    text = _text(row, how.text_key, where, "text_key")
+    url = _text(row, how.url_key, where, "url_key")
+    host, path = host_and_path(url, f"{where}, field {how.url_key}")
+    label = row.get(how.label_key) if how.label_key else None
+    if label is not None and label not in (True, False):  # 0 and 1 are these too
+        raise UserError(f"{where}, field {how.label_key}: {label!r} is no label; write true, false or null")
+    return Page(Path(where).name, row, text, host, path, None if label is None else bool(label))
+
+
+def _text(row: dict[str, Any], key: str, where: str, parameter: str) -> str:
+    if key not in row:
+        has = ", ".join(row) or "none"
+        raise UserError(f"{where}: no field {key}; it has {has}: set {parameter} in params/pages.yaml")
+    if not isinstance(row[key], str) or not row[key].strip():
+        raise UserError(f"{where}, field {key}: a text is wanted, found {row[key]!r}")
+    return str(row[key])
+
+
+def host_and_path(url: str, where: str) -> tuple[str, str]:
+    """The domain, in small letters and without www., and the path.
+
+    >>> host_and_path("https://www.Algebra.example:443/forum/7?page=2", "here")
+    ('algebra.example', '/forum/7')
+
+    Raises:
+        UserError: an address without a host name.
+    """
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").removeprefix("www.")
+    except ValueError:
+        host = ""
+    if not host:
+        raise UserError(f"{where}: {url!r} has no host name; write an address such as https://host/path")
+    return host, parts.path or "/"
+
+
+def evaluation_sets(how: PagesClean) -> list[Resolved]:
+    """The sets that no kept page may share an n-gram with.
+
+    Raises:
+        UserError: a set or a file that is not there.
+    """
+    resolved = [resolve_benchmark(name, how.data_folder) for name in how.benchmarks]
+    for path in how.files:
+        source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
+        resolved.append(resolve_source(source, how.data_folder))
+    return resolved
+
+
+def read_evaluation(how: PagesClean, seed: int) -> tuple[EvaluationIndex, list[dict[str, Any]]]:
+    """The n-grams that no kept page may have, and for the record which sets they are, by digest.
+
+    Raises:
+        UserError: a set or a file that is not there, or a bad row in it.
+    """
+    index, inputs = EvaluationIndex(how.ngram), []
+    for each in evaluation_sets(how):
+        read = Read()
+        for problem in read_source(each, seed, read):
+            if isinstance(problem, Rejected):
+                raise UserError(f"{problem.where}: {problem.reason}; correct the row")
+            index.add_problem(problem)
+        inputs.append(input_row(each, read))
+    return index, inputs

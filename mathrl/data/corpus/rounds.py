@@ -1,0 +1,224 @@
+"""DeepSeekMath's loop for mathematical pages (arXiv:2402.03300, section 2.1), on page files.
+
+A round trains a classifier on positives against negatives, ranks all pages and collects the top share. Of a
+domain of which more than 10 % was collected, the pages not collected become positives of the next round. The
+paper's classifier is fastText, which nobody maintains any more; ours is of its kind: a linear model on hashed
+1- and 2-grams (scikit-learn), where a gram is as in `grams.py`, so LaTeX and Chinese count.
+"""
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy.sparse import vstack
+from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.linear_model import SGDClassifier
+
+from mathrl.core.errors import UserError
+from mathrl.core.seeding import derive_seed
+from mathrl.data.corpus.page_files import Page
+from mathrl.data.decontaminate import EvaluationIndex, Hit
+from mathrl.data.grams import exact_key, grams
+from mathrl.params.pages import Pages
+
+BUCKETS = 2**20
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's account. `precision` and `recall` are of the held-out pages, None where none is labelled.
+
+    `new_share` is the share of the collected pages that no earlier round had collected.
+    """
+
+    number: int
+    positives: int
+    negatives: int
+    collected: tuple[int, ...]  # page numbers, best first
+    new_share: float
+    lowest_score: float
+    promoted: dict[str, int]  # domain -> pages of it that became positives
+    precision: float | None
+    recall: float | None
+
+
+@dataclass
+class Collected:
+    """The outcome: kept pages, best first, and the account of the rounds and of contamination."""
+
+    rounds: list[Round]
+    scores: np.ndarray  # of the last round: log-odds of being mathematics, one a page, float64 (pages,)
+    held_out: frozenset[int]
+    stopped: str
+    kept: list[int] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+
+
+def collect(
+    pages: Sequence[Page], positives: Sequence[str], negatives: Sequence[str], how: Pages, seed: int
+) -> Collected:
+    """The rounds, without decontamination (`clean`).
+
+    Raises:
+        UserError: no negatives, or so few pages that the top share is none.
+    """
+    count = top_count(len(pages), how.top_share)
+    keys = [exact_key(page.text) for page in pages]
+    held_out = _held_out(pages, keys, {exact_key(text) for text in (*positives, *negatives)}, how, seed)
+    unseen = {keys[i] for i in held_out}  # a twin of a held-out page is not trained on either
+    drawn = _random_pages([i for i, key in enumerate(keys) if key not in unseen], how.random_negatives, seed)
+    if not negatives and not drawn:
+        raise UserError("params/pages.yaml: negatives.files names no file and random_negatives is 0")
+    vectorizer = HashingVectorizer(
+        analyzer=lambda text: features(text, how.ngram), n_features=BUCKETS, alternate_sign=False
+    )
+    of_pages, *of_seeds = (
+        vectorizer.transform(texts) for texts in ([p.text for p in pages], positives, negatives) if texts
+    )
+    added: set[int] = set()
+    before: set[int] = set()
+    out = Collected([], np.zeros(len(pages)), held_out, f"all {how.rounds} rounds are done")
+    for number in range(1, how.rounds + 1):
+        plus, minus = sorted(added), [i for i in drawn if i not in added]
+        labels = [1] * len(positives) + [0] * len(negatives) + [1] * len(plus) + [0] * len(minus)
+        model = SGDClassifier(
+            loss="log_loss",
+            alpha=1e-5,
+            max_iter=how.epochs,
+            tol=None,
+            class_weight="balanced",
+            random_state=derive_seed(seed, "pages", number) % 2**32,
+        )
+        model.fit(vstack([*of_seeds, of_pages[plus], of_pages[minus]], format="csr"), labels)
+        out.scores = model.decision_function(of_pages)
+        best = np.argsort(-out.scores, kind="stable")[:count]
+        chosen = tuple(int(i) for i in best)
+        new = len(set(chosen) - before) / count
+        before |= set(chosen)
+        promoted = promote([page.host for page in pages], chosen, how.domain_share)
+        fresh = [
+            i
+            for i, page in enumerate(pages)
+            if page.host in promoted
+            and i not in set(chosen) | added
+            and keys[i] not in unseen
+            and _wanted(page, how.path_prefixes)
+        ]
+        counted = Counter(pages[i].host for i in fresh)
+        out.rounds.append(
+            Round(
+                number,
+                labels.count(1),
+                labels.count(0),
+                chosen,
+                new,
+                float(out.scores[chosen[-1]]),
+                {host: counted[host] for host in promoted},
+                *measure(pages, chosen, held_out),
+            )
+        )
+        added.update(fresh)
+        if new < how.stop_new_share:
+            out.stopped = f"{1 - new:.1%} of round {number} had been collected before"
+            break
+    out.kept = list(out.rounds[-1].collected)
+    return out
+
+
+def features(text: str, longest: int) -> list[str]:
+    """The text's runs of 1 to `longest` grams.
+
+    >>> features("Let $x = 2$", 2)
+    ['let', 'x', '2', 'let x', 'x 2']
+    """
+    found = grams(text)
+    return [" ".join(found[i : i + size]) for size in range(1, longest + 1) for i in range(len(found) - size + 1)]
+
+
+def top_count(pages: int, share: float) -> int:
+    """The whole number of pages in the top share, rounded down: 29 of 100 at 0.29.
+
+    Raises:
+        UserError: it is none.
+    """
+    count = math.floor(Fraction(str(share)) * pages)
+    if count == 0:
+        raise UserError(f"params/pages.yaml: top_share {share:g} of {pages} pages is none; write a larger one")
+    return count
+
+
+def promote(hosts: Sequence[str], collected: Sequence[int], share: float) -> list[str]:
+    """Domains of which more than `share` of the pages was collected, sorted; exactly `share` is not enough.
+
+    >>> promote(["a"] * 10 + ["b"] * 9, [0, 10], 0.1)  # 1 of 10, 1 of 9
+    ['b']
+    """
+    sizes, taken = Counter(hosts), Counter(hosts[i] for i in collected)
+    return sorted(host for host in taken if Fraction(taken[host], sizes[host]) > Fraction(str(share)))
+
+
+def measure(
+    pages: Sequence[Page], collected: Sequence[int], held_out: frozenset[int]
+) -> tuple[float | None, float | None]:
+    """Precision and recall of the collection on the held-out pages: labels against being collected."""
+    taken = [i for i in collected if i in held_out]
+    wanted = sum(bool(pages[i].label) for i in held_out)
+    right = sum(bool(pages[i].label) for i in taken)
+    return (right / len(taken) if taken else None), (right / wanted if wanted else None)
+
+
+def clean(out: Collected, pages: Sequence[Page], index: EvaluationIndex, min_share: float) -> None:
+    """Take the pages that share an n-gram with an evaluation text out of `kept`, and list them in `hits`."""
+    kept = []
+    for i in out.kept:
+        hit = index.look_up(pages[i].where, pages[i].text)
+        if hit is None or hit.share < min_share:
+            kept.append(i)
+        else:
+            out.hits.append(hit)
+    out.kept = kept
+
+
+def domains(out: Collected, pages: Sequence[Page]) -> dict[str, dict[str, Any]]:
+    """Every domain: its pages, how many each round collected, how many were kept, when it was promoted."""
+    sizes, kept = Counter(p.host for p in pages), Counter(pages[i].host for i in out.kept)
+    taken: dict[str, list[int]] = defaultdict(list)
+    for each in out.rounds:
+        counted = Counter(pages[i].host for i in each.collected)
+        for host in sizes:
+            taken[host].append(counted[host])
+    return {
+        host: {
+            "pages": sizes[host],
+            "collected": taken[host],
+            "kept": kept[host],
+            "promoted_in_rounds": [r.number for r in out.rounds if host in r.promoted],
+            "pages_made_positives": sum(r.promoted.get(host, 0) for r in out.rounds),
+        }
+        for host in sorted(sizes)
+    }
+
+
+def _held_out(pages: Sequence[Page], keys: Sequence[int], trained: set[int], how: Pages, seed: int) -> frozenset[int]:
+    """Labelled pages that are only measured: chosen by text, so that twins stay together; never a seed."""
+    return frozenset(
+        i
+        for i, (page, key) in enumerate(zip(pages, keys, strict=True))
+        if page.label is not None
+        and key not in trained
+        and derive_seed(seed, "held out", key) < how.held_out_share * 2**63
+    )
+
+
+def _random_pages(numbers: Sequence[int], count: int, seed: int) -> list[int]:
+    rng = random.Random(derive_seed(seed, "pages", "random_negatives"))
+    return sorted(rng.sample(numbers, min(count, len(numbers))))
+
+
+def _wanted(page: Page, prefixes: dict[str, tuple[str, ...]]) -> bool:
+    return page.host not in prefixes or page.path.startswith(prefixes[page.host])

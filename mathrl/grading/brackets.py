@@ -1,0 +1,129 @@
+"""Brackets of every kind: groups, tuples, intervals, sets, matrices, absolute values."""
+
+from __future__ import annotations
+
+from mathrl.grading.cursor import Cursor
+from mathrl.grading.grammar import SET_OPS
+from mathrl.grading.lexer import ParseError
+from mathrl.grading.syntax import EMPTY_SET, Node, sym
+
+OPENERS = {"(": ")", "[": "]", "langle": "rangle", "\\{": "\\}"}
+_MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
+
+
+class Brackets(Cursor):
+    """The bracketed primaries of `parser.Parser`."""
+
+    def bracket(self, opener: str) -> Node:
+        """( … ), [ … ], \\{ … \\}, \\langle … \\rangle: a group, tuple, interval, list or set."""
+        self.depth += 1
+        bars, self.bars = self.bars, 0
+        closer = OPENERS[opener]
+        if self.accept(closer, "rbrace" if opener == "\\{" else closer):
+            self.depth -= 1
+            return EMPTY_SET if opener == "\\{" else Node("tuple", (opener, closer, ()))
+        if opener == "\\{":
+            self.bars = -1
+        inside = self.items(closer)
+        if opener == "\\{" and self.accept("|", "mid", ":"):
+            inside = self.items(closer)
+            self.expect(closer)
+            self.bars, self.depth = bars, self.depth - 1
+            return inside
+        self.bars, self.depth = bars, self.depth - 1
+        token = self.take()
+        found = token.value if token.value != "rbrace" else "\\}"
+        parts = inside.args[0] if inside.kind == "list" else (inside,)
+        if opener == "\\{":
+            if found != closer:
+                raise ParseError("unbalanced brackets")
+            return Node("set", (parts,))
+        if opener == "langle":
+            if found != closer:
+                raise ParseError("unbalanced brackets")
+            return Node("tuple", ("(", ")", parts))
+        if found not in (")", "]") and not (opener == "[" and found == "["):
+            raise ParseError("unbalanced brackets")
+        if found == "[":
+            found = ")"
+        if len(parts) == 1:
+            if opener == "(" and found == ")":
+                return parts[0]
+            if opener == "[" and found == "]":
+                return Node("tuple", ("[", "]", parts)) if parts[0].kind == "tuple" else parts[0]
+            raise ParseError("unbalanced brackets")
+        return Node("tuple", (opener, found, parts))
+
+    def french_interval(self) -> Node:
+        """]1, 2[ and ]1, 2]."""
+        self.french = True
+        inside = self.items("[")
+        self.french = False
+        closer = self.take().value
+        if closer not in ("[", "]", ")") or inside.kind != "list" or len(inside.args[0]) != 2:
+            raise ParseError("unbalanced brackets")
+        return Node("tuple", ("(", "]" if closer == "]" else ")", inside.args[0]))
+
+    def brace_group(self) -> Node:
+        """A TeX group; with commas in it, a set whose braces lost their backslash."""
+        self.deeper()
+        before = self.tokens[self.i - 2].value if self.i > 1 else ""
+        inside = self.items("}")
+        self.expect("}")
+        self.depth -= 1
+        if inside.kind == "list":
+            return Node("set", (inside.args[0],))
+        return Node("set", ((inside,),)) if before in SET_OPS or self.at(*SET_OPS) else inside
+
+    def environment(self) -> Node:
+        self.expect("{")
+        name = self.raw("}")
+        if name == "array" and self.accept("{"):
+            self.raw("}")
+        if name in ("vmatrix", "Vmatrix"):
+            self.rows(name)
+            return Node("op", ("det", sym(str(self.i))))
+        if name == "cases":
+            rows = self.rows(name)
+            cells = tuple(cell for row in rows for cell in row)
+            if all(cell.kind == "rel" for cell in cells):
+                return cells[0] if len(cells) == 1 else Node("list", (cells,))
+            return Node("op", ("cases", *cells))
+        if name not in _MATRICES:
+            raise ParseError(f"environment {name}")
+        return Node("matrix", (self.rows(name),))
+
+    def rows(self, name: str) -> tuple[tuple[Node, ...], ...]:
+        rows: list[tuple[Node, ...]] = []
+        row: list[Node] = []
+        while True:
+            if self.accept("\\\\"):
+                if row:
+                    rows.append(tuple(row))
+                row = []
+            elif self.accept("end"):
+                self.expect("{")
+                if self.raw("}") != name:
+                    raise ParseError("environments cross")
+                if row:
+                    rows.append(tuple(row))
+                if not rows:
+                    raise ParseError("an empty matrix")
+                return tuple(rows)
+            elif self.accept("&", "hline") or (name == "cases" and self.accept(",")):
+                continue
+            else:
+                row.append(self.clause())
+
+    def absolute(self, closer: str) -> Node:
+        self.bars += 1
+        inside = self.sum()
+        self.expect(closer)
+        self.bars -= 1
+        return Node("abs", (inside,))
+
+    def number_set(self) -> Node:
+        name = self.raw("}") if self.accept("{") else self.take().value
+        if name == "R" and not self.at("^"):
+            return Node("reals", ())
+        return sym(name if len(name) == 1 and name.islower() else "set:" + name)

@@ -1,0 +1,192 @@
+"""The symbolic engine as seen from the caller: killable, owned, usable from any thread and after a fork."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HARD_LIMIT = 1.0
+_GRACE = 0.25
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[3]); from mathrl.grading.engine_process import main; main()"
+
+
+class Outcome(NamedTuple):
+    """Outcome(True, "") or Outcome(False, "timeout"); a lost or still starting engine is a reason too."""
+
+    equal: bool
+    reason: str
+
+
+class Engine:
+    """One keeper process and its worker; calls are served one at a time.
+
+    The process starts in the background on `start` or the first `ask`. Until it is ready (about a second,
+    once), `ask` waits at most `patience` seconds and then answers "not shown equal"; `warm_up` waits longer.
+
+    >>> engine = Engine()
+    >>> engine.warm_up()
+    True
+    >>> engine.ask("x^2-1", "(x-1)(x+1)").equal
+    True
+    >>> engine.close()
+    """
+
+    def __init__(self, limit: float = HARD_LIMIT, patience: float = 1.0) -> None:
+        self.limit = limit
+        self.patience = patience
+        self.calls = 0
+        self.timeouts = 0
+        self.failures = 0
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process if it is not running; returns at once."""
+        with self._lock:
+            self._start()
+
+    def warm_up(self, seconds: float = 120.0) -> bool:
+        """Start and wait until the engine answers; whether it does."""
+        with self._lock:
+            self._start()
+            return self._wait_ready(seconds)
+
+    def ask(self, truth: str, answer: str, mode: str = "reduced") -> Outcome:
+        """Whether the engine shows the two equal, within the limit; mode "whole" takes a whole response."""
+        line = json.dumps([truth, answer, mode]).encode() + b"\n"
+        started = time.monotonic()
+        if not self._lock.acquire(timeout=self.limit + _GRACE):
+            return Outcome(False, "the symbolic engine is busy")
+        try:
+            self._start()
+            self.calls += 1
+            patience = self.patience - (time.monotonic() - started)
+            if not self._ready and not self._wait_ready(max(0.0, patience)):
+                self.failures += 1
+                return Outcome(False, "the symbolic engine is still starting")
+            return self._exchange(line, started + self.limit + _GRACE)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the process; the next `ask` would start a new one."""
+        with self._lock:
+            self._stop()
+
+    # -- under the lock -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return
+        if self._process is not None and self._owner != os.getpid():
+            self._forget()  # inherited through a fork: the parent's process is not ours to use or to end
+        self._stop()
+        self._owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(self.limit), str(os.getpid()), _PACKAGE_ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,  # nothing half-written that a forked child could flush
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            start_new_session=True,
+        )
+        self._ready = False
+
+    def _wait_ready(self, seconds: float) -> bool:
+        if self._ready:
+            return True
+        self._ready = self._read_line(seconds) == b"ready\n"
+        return self._ready
+
+    def _exchange(self, line: bytes, deadline: float) -> Outcome:
+        process = self._process
+        assert process is not None and process.stdin is not None
+        try:
+            process.stdin.write(line)
+            reply = self._read_line(deadline - time.monotonic())
+        except (BrokenPipeError, ValueError):
+            reply = None
+        if reply is None:
+            self.failures += 1
+            self._stop()
+            self._start()
+            return Outcome(False, "the symbolic engine was lost")
+        outcome = json.loads(reply)
+        error = str(outcome.get("error", ""))
+        if error == "timeout":
+            self.timeouts += 1
+        return Outcome(bool(outcome["equal"]), error)
+
+    def _read_line(self, seconds: float) -> bytes | None:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        descriptor = process.stdout.fileno()
+        deadline = time.monotonic() + seconds
+        data = b""
+        while not data.endswith(b"\n"):
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            part = os.read(descriptor, 4096)
+            if not part:
+                return None
+            data += part
+        return data
+
+    def _forget(self) -> None:
+        process, self._process, self._ready = self._process, None, False
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            process.returncode = 0  # not our child: nothing to wait for
+
+    def _stop(self) -> None:
+        process, self._process, self._ready = self._process, None, False
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+
+
+_default: Engine | None = None
+_default_lock = threading.Lock()
+
+
+def default_engine() -> Engine:
+    """The engine that `grade` uses in this process."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = Engine()
+            atexit.register(_default.close)
+        return _default
+
+
+def _after_fork() -> None:
+    """A forked child gets fresh locks: another thread may have held them at the fork."""
+    global _default_lock
+    _default_lock = threading.Lock()
+    if _default is not None:
+        _default._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

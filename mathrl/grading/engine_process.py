@@ -1,0 +1,117 @@
+r"""The process behind the engine: a keeper that forks one worker at a time and kills it when it is late.
+
+    caller  <-- pipe -->  keeper (imports Math-Verify once)  <-- pipe -->  worker (forked, limited)
+
+The keeper is started by `workers.Engine` with ``python -c``; it never looks at a response, so it cannot hang
+on one. Lines of JSON in both directions. It leaves when its input closes, and the kernel kills it and its
+worker when their parent dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+ADDRESS_SPACE = 4 << 30
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies (Linux; elsewhere the closing pipe does)."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+
+
+class _Worker:
+    """A forked child that answers one pair after another."""
+
+    def __init__(self, compare: dict[str, Callable[[str, str], bool]]) -> None:
+        request_read, self.request = os.pipe()
+        self.reply, reply_write = os.pipe()
+        keeper = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.request)
+            os.close(self.reply)
+            die_with_parent()
+            if os.getppid() != keeper:
+                os._exit(0)
+            _serve(compare, request_read, reply_write)
+        os.close(request_read)
+        os.close(reply_write)
+
+    def ask(self, line: bytes, limit: float) -> dict[str, object] | None:
+        """The worker's reply, or None when it was late or died."""
+        try:
+            os.write(self.request, line)
+        except BrokenPipeError:
+            return None
+        ready, _, _ = select.select([self.reply], [], [], limit)
+        if not ready:
+            return None
+        data = os.read(self.reply, 4096)
+        return dict(json.loads(data)) if data.endswith(b"\n") else None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.request)
+        os.close(self.reply)
+
+
+def _serve(compare: dict[str, Callable[[str, str], bool]], request: int, reply: int) -> None:
+    """The worker's loop. Whatever the engine does or raises, the keeper only ever sees a line or silence."""
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    sys.setrecursionlimit(2000)
+    with os.fdopen(request, "rb") as lines:
+        for line in lines:
+            truth, answer, mode = json.loads(line)
+            try:
+                outcome: dict[str, object] = {"equal": compare[mode](truth, answer)}
+            except BaseException as error:  # SystemExit and MemoryError too: a worker's end must be a reply
+                outcome = {"equal": False, "error": type(error).__name__}
+            os.write(reply, json.dumps(outcome).encode() + b"\n")
+    os._exit(0)
+
+
+def keep(source: BinaryIO, sink: BinaryIO, compare: dict[str, Callable[[str, str], bool]], limit: float) -> None:
+    """Answer each line of `source` on `sink`; a late or dead worker is killed and replaced at once."""
+    worker = _Worker(compare)
+    sink.write(b"ready\n")
+    sink.flush()
+    for line in source:
+        outcome = worker.ask(line, limit)
+        if outcome is None:
+            worker.kill()
+            worker = _Worker(compare)
+            outcome = {"equal": False, "error": "timeout"}
+        sink.write(json.dumps(outcome).encode() + b"\n")
+        sink.flush()
+    worker.kill()
+
+
+def main() -> None:
+    """``python -c "… main()" LIMIT PARENT``: read pairs from standard input until it closes."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit, parent = float(sys.argv[1]), int(sys.argv[2])
+    if os.getppid() != parent:
+        return
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the libraries print must not enter the protocol
+    from mathrl.grading.symbolic import load
+
+    keep(sys.stdin.buffer, sink, load(), limit)

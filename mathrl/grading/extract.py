@@ -1,0 +1,294 @@
+r"""Where the answer of a response is, and by which rule it was found.
+
+Order: (1) the last balanced \boxed{} outside think, or a run of boxes joined by commas or "and";
+(2) <answer>; (3) ####; (4) "answer is", "Answer:", 答案; then, only when lenient: (5) a short response as a
+whole, (6) the last formula or number. House rules: what stays inside think is no answer; an unclosed think
+swallows all; an empty box is an empty answer, and nothing later in the list replaces it; an unclosed box is
+no box.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+ExtractionMode = Literal["strict", "lenient"]
+TAIL = 4000
+
+
+class Extraction(NamedTuple):
+    r"""What was found: Extraction("\\frac{1}{2}", "boxed"), or Extraction(None, "none").
+
+    `rule` is one of boxed, boxed run, answer tag, hashes, answer phrase, whole, last formula, last number,
+    think (the answer never left it), none. All but the three lenient ones are marked answers. `boxes` are the
+    contents of a run, one by one.
+    """
+
+    text: str | None
+    rule: str
+    boxes: tuple[str, ...] = ()
+
+
+NOTHING = Extraction(None, "none")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])")
+_AFTER_BOX = re.compile(r"\s*\{")
+_UNBRACED = re.compile(r"\s+(\\frac\{[^{}]*\}\{[^{}]*\}|-?\d[\d,.]*|[A-Za-z](?![A-Za-z]))")
+_GLUE = re.compile(
+    r"(?:\s|\$|,|;|、|，|\\[,;:! ()\[\]]|\\q?quad(?![a-z])|\\(?:text|mbox|textrm)\s*\{|\}|"
+    r"and\b|or\b|和|或|&|\*|=)*"
+)
+_PHRASE = re.compile(
+    r"(?:(?:final|correct|right)\s+)?answer\s*(?:\*\*|\*)?\s*(?:is\s*:?|are\s*:?|=|:|：)|"
+    r"(?:最终|正确)?答案\s*(?:是|为|应为|等于)?\s*(?:[:：]|(?<=[是为于]))|(?:故|应)选\s*[:：]?|答\s*[:：]|"
+    r"final\s+answer\s*(?:\*\*)?\s*\n|\bAnswer\s+(?=\$|\\\[|\\\()",
+    re.IGNORECASE,
+)
+_LEAD = re.compile(
+    r"^(?:(?:therefore|thus|hence|then|simply|just|clearly|about|approximately|roughly|exactly|given by|"
+    r"equal to|found to be|indeed|now|also|actually)\b,?\s*)+",
+    re.IGNORECASE,
+)
+_HOPE = re.compile(r"\s*I hope (?:it|this) is correct.*", re.IGNORECASE | re.DOTALL)
+_SPECIAL = re.compile(r"<\|[a-z_]{1,30}\|>.*", re.DOTALL)
+_SENTENCE_END = re.compile(r",?\s+(?:since|because|so that|which)\b|(?<!\bno)[.!?](?=\s|$)|[。！？]|\n\s*\n")
+_FORMULA = re.compile(
+    r"\$\$([^$]{1,800})\$\$|\$((?:\\\$|[^$\n]){1,800}?)(?<!\\)\$|\\\[(.{1,800}?)\\\]|\\\((.{1,800}?)\\\)", re.DOTALL
+)
+_NUMBER = re.compile(
+    r"(?<![A-Za-z\d_^])(?<![\^_]\{)(?<![\d.,]\d)[-−+]?\s?[$€£¥]?(?:\\frac\{-?\d+\}\{\d+\}|"
+    r"\d{1,3}(?:(?:,|\{\s*,\s*\}|,\\!)\d{3})+(?:\.\d+)?(?!\d)|(?<!,)\d+,\d{1,2}(?!\d|,\d)|\d+(?:\.\d+)?|\.\d+)"
+    r"(?:\s?/\s?\d+(?![\d/]))?(?:[eE][-+]?\d+)?(?:\s?\\?%)?(?![A-Z])"
+)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z*]+\}(?:\{[lcr| ]+\})?")
+_HAN = re.compile(r"[\u3400-\u9fff]")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])|[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f]{2,}")
+_MATH_WORDS = frozenset(
+    [
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "log",
+        "ln",
+        "exp",
+        "pi",
+        "and",
+        "or",
+        "cm",
+        "mm",
+        "km",
+        "in",
+        "ft",
+        "kg",
+        "oo",
+        "inf",
+        "infinity",
+        "union",
+    ]
+)
+
+
+def prose_words(text: str) -> int:
+    r"""How many ordinary words stand in a text, commands and \text{} looked over."""
+    if "\\begin" in text:
+        text = _ENVIRONMENT.sub(" ", text)
+    words = sum(1 for word in _PROSE.findall(text) if word.lower() not in _MATH_WORDS)
+    return words if text.isascii() else words + len(_HAN.findall(text))
+
+
+def without_think(response: str) -> str | None:
+    """The response outside its thinking, or None where it never left it.
+
+    >>> without_think("<think>7</think> 8"), without_think("a</think>b"), without_think("<think>7")
+    (' 8', 'b', None)
+    """
+    end = response.rfind("</think>")
+    rest = response if end < 0 else response[end + len("</think>") :]
+    start = rest.find("<think>")
+    if start < 0:
+        return rest
+    head = rest[:start]
+    return head if head.strip() else None
+
+
+def extract(response: str, mode: ExtractionMode = "lenient") -> Extraction:
+    r"""The answer of a response and the rule that found it.
+
+    >>> extract("so $\\boxed{1}$ and $\\boxed{2}$")
+    Extraction(text='1, 2', rule='boxed run', boxes=('1', '2'))
+    >>> extract("<think>5</think><answer>9</answer>", "strict").text
+    '9'
+    """
+    rest = without_think(response)
+    if rest is None:
+        return Extraction(None, "think")
+    found = _boxed(rest) or _tagged(rest, mode) or _hashes(rest) or _phrase(rest)
+    if found is not None:
+        return found
+    return NOTHING if mode == "strict" else _unmarked(rest)
+
+
+def _boxed(text: str) -> Extraction | None:
+    if "box" not in text:
+        return None
+    boxes: list[tuple[int, int, str]] = []
+    position = len(text)
+    for _ in range(40):  # from the end: only the last run counts
+        start = max(text.rfind(command, 0, position) for command in ("\\boxed", "\\fbox", "\\framebox"))
+        if start < 0:
+            break
+        position = start
+        match = _BOX.match(text, start)
+        if match is None:
+            continue
+        found = _box_content(text, match.end())
+        if found is None:
+            continue
+        end, content = found
+        if boxes and not (end <= boxes[0][0]):
+            boxes[0] = (start, end, content)  # a box around the box
+            continue
+        if boxes:
+            glue = text[end : boxes[0][0]]
+            if len(glue) > 60 or _GLUE.fullmatch(glue) is None:
+                break
+            if not glue.strip(" \n\t$") and content.strip() != boxes[0][2].strip():
+                break
+        boxes.insert(0, (start, end, content))
+    if not boxes:
+        return None
+    contents = list(dict.fromkeys(content.strip() for _, _, content in boxes))
+    if len(contents) == 1:
+        return Extraction(contents[0], "boxed")
+    return Extraction(", ".join(contents), "boxed run", tuple(contents))
+
+
+def _box_content(text: str, start: int) -> tuple[int, str] | None:
+    """The end and content of a box whose command ends at `start`; None where its brace never closes."""
+    opening = _AFTER_BOX.match(text, start)
+    if opening is None:
+        bare = _UNBRACED.match(text, start)
+        return (bare.end(), bare[1]) if bare else None
+    depth, i, size = 1, opening.end(), len(text)
+    begin = i
+    while i < size:
+        char = text[i]
+        if char == "\\":
+            i += 2
+            continue
+        if char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth == 0:
+                return i + 1, text[begin:i]
+        i += 1
+    end = text.find("\\}", begin)  # \boxed{185\}: the closing brace was escaped
+    if end >= 0 and end - begin < 60 and "{" not in text[begin:end]:
+        return end + 2, text[begin:end]
+    return None
+
+
+def _tagged(text: str, mode: ExtractionMode) -> Extraction | None:
+    start = text.rfind("<answer>")
+    if start < 0:
+        return None
+    end = text.find("</answer>", start)
+    if end < 0:
+        if mode == "strict":
+            return None
+        end = len(text)  # a stop sequence often eats the closing tag
+    return Extraction(text[start + len("<answer>") : end].strip(), "answer tag")
+
+
+def _hashes(text: str) -> Extraction | None:
+    start = text.rfind("####")
+    if start < 0:
+        return None
+    line = text[start + 4 :].lstrip(" #\t")
+    end = line.find("\n")
+    line = _SPECIAL.sub("", line if end < 0 else line[:end]).strip()
+    return Extraction(line, "hashes") if line else None
+
+
+def _phrase(text: str) -> Extraction | None:
+    tail = text[-TAIL:]
+    last = None
+    for match in _PHRASE.finditer(tail):
+        last = match
+    if last is None:
+        return None
+    claim = _SPECIAL.sub("", _HOPE.sub("", tail[last.end() :])).strip().lstrip(":：* ").strip()
+    claim = _LEAD.sub("", claim)
+    if not claim:
+        return None
+    return Extraction(_claim(claim), "answer phrase")
+
+
+def _claim(claim: str) -> str:
+    """What a phrase claims: a formula right behind it, else its sentence, cut to the last value if wordy."""
+    formula = _FORMULA.match(claim)
+    if formula:
+        following = claim[formula.end() : formula.end() + 12].lstrip()
+        if not following.startswith((",", "and", "or", "，")) or following[1:2] in ("", "\n"):
+            return _last_member(_inside(formula))
+    if claim.startswith("**") and claim.find("**", 2) > 0:
+        return claim[2 : claim.find("**", 2)]
+    end = _SENTENCE_END.search(claim)
+    sentence = claim[: end.start()] if end else claim
+    line = sentence.split("\n", 1)[0].strip().rstrip("*").strip()
+    if prose_words(line) <= 3 and len(line) <= 200:
+        return line
+    nested = _unmarked(line)
+    return nested.text if nested.text is not None and nested.rule != "whole" else line
+
+
+def _inside(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+_WORKING = re.compile(r"[\d\s.+*/()×÷−-]+=[\d\s.+*/()=;,×÷−-]+")  # 7+5=12;12*3=36 claims its last number
+
+
+def _is_bare(text: str) -> bool:
+    """Whether a short response is an answer by itself, not a sentence around one."""
+    if _WORKING.fullmatch(text):
+        return False
+    words = prose_words(text)
+    return words == 0 or (words <= 2 and (text[0] in "-$\\([{0123456789" or not re.search(r"[\d$]", text)))
+
+
+def _unmarked(text: str) -> Extraction:
+    text = _SPECIAL.sub("", text[-TAIL:]).strip()
+    if not text:
+        return NOTHING
+    if len(text) <= 80 and "\n" not in text and _is_bare(text) and not _SENTENCE_END.search(text[:-1]):
+        return Extraction(text, "whole")
+    formula = None
+    for match in _FORMULA.finditer(text):
+        inside = _inside(match)
+        if inside and prose_words(inside) < 2:
+            formula = match
+    numbers = list(_NUMBER.finditer(text))
+    number = numbers[-1] if numbers else None
+    if formula is not None and (number is None or number.start() < formula.end()):
+        return Extraction(_last_member(_inside(formula)), "last formula")
+    if number is not None:
+        return Extraction(number[0].strip(), "last number")
+    return Extraction(text, "whole") if len(text) <= 80 else NOTHING
+
+
+def _last_member(formula: str) -> str:
+    """A chain of equalities in running text claims its last member; an equation in symbols stays whole."""
+    head, equals, last = formula.rpartition("=")
+    if equals and last.strip() and not head.rstrip().endswith(("<", ">", "!", "\\", ":")) and head.count("=") >= 1:
+        return last.strip()
+    if equals and not re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", head) and not head.endswith(("<", ">", "!")):
+        return last.strip()
+    return formula
+
+
+def last_value(text: str) -> str | None:
+    """The last number in a text of words and numbers, for a box that holds a sentence."""
+    numbers = list(_NUMBER.finditer(text))
+    return numbers[-1][0].strip() if numbers else None

@@ -1,0 +1,184 @@
+"""text in, verdict out: `grade` for one response, `grade_batch` for a roll-out batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal
+
+from mathrl.grading.countdown import countdown_correct, read_truth
+from mathrl.grading.engine import Engine, default_engine
+from mathrl.grading.extract import Extraction, ExtractionMode, extract
+from mathrl.grading.guards import refusal
+from mathrl.grading.matching import Comparison, compare
+from mathrl.grading.normalize import canonical
+from mathrl.grading.verdict import Verdict
+from mathrl.grading.words import last_option, option
+
+CACHE_SIZE = 65_536
+ENGINE_BUDGET = 0.3  # after this many seconds further accepted answers are compared without the engine
+
+
+class _Cache:
+    """Comparisons by (extracted, truth): the least recently used are dropped. Safe between threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._rows: OrderedDict[tuple[str, str], Comparison] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, pair: tuple[str, str]) -> Comparison | None:
+        with self._lock:
+            found = self._rows.get(pair)
+            if found is not None:
+                self._rows.move_to_end(pair)
+            return found
+
+    def put(self, pair: tuple[str, str], value: Comparison) -> None:
+        with self._lock:
+            self._rows[pair] = value
+            if len(self._rows) > self.size:
+                self._rows.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._rows.clear()
+
+
+_cache = _Cache(CACHE_SIZE)
+_TRANSIENT = ("the symbolic engine is still starting", "the symbolic engine is busy", "the symbolic engine was lost")
+
+
+def grade(
+    response: str,
+    ground_truth: str | Sequence[str],
+    extraction: ExtractionMode = "lenient",
+    engine: Engine | None = None,
+) -> Verdict:
+    r"""Judge one response against the accepted answer, or against any of several.
+
+    Args:
+        response: What the policy wrote; any text at all.
+        ground_truth: One accepted answer or several. JSON with "numbers" and "target" is a Countdown.
+        extraction: "strict" wants a marked answer (box, answer tag, ####, "answer is"); "lenient" takes a
+            short response whole, the last formula or the last number too.
+        engine: The symbolic engine to use; this process's own by default.
+
+    Never raises on any text and never takes much longer than a second.
+
+    >>> grade("<think>7+5=12;12-3=9</think><answer>9</answer>", "9").correct
+    True
+    >>> grade("so $x = \\boxed{\\frac{2}{4}}$.", ["7", "0.5"]).rule
+    'boxed; structure'
+    """
+    started = time.perf_counter()
+    truths = (ground_truth,) if isinstance(ground_truth, str) else tuple(ground_truth)
+    text = _encodable(response)
+    found = extract(text, extraction)
+    result = Comparison(False, "", "no accepted answer")
+    for truth in truths:
+        hurried = time.perf_counter() - started > ENGINE_BUDGET
+        result, found = _judge(text, found, str(truth), extraction, False if hurried else engine)
+        if result.equal:
+            break
+    rule = f"{found.rule}; {result.rule}" if result.rule else found.rule
+    reason = "" if result.equal else result.reason
+    return Verdict(bool(result.equal), found.text, rule, reason, time.perf_counter() - started)
+
+
+def _encodable(response: object) -> str:
+    """The response as text that any log and pipe can carry: no string is empty, lone surrogates go."""
+    if not isinstance(response, str):
+        return ""
+    return response if response.isascii() else response.encode("utf-8", "replace").decode("utf-8")
+
+
+def _judge(
+    response: str, found: Extraction, truth: str, mode: ExtractionMode, engine: Engine | Literal[False] | None
+) -> tuple[Comparison, Extraction]:
+    game = read_truth(truth)
+    if game is not None:
+        correct, reason = countdown_correct(found.text or "", *game)
+        return Comparison(correct, "countdown", reason), found
+    letter = option(truth)
+    if (
+        letter is not None
+        and letter.isupper()
+        and mode == "lenient"
+        and found.rule in ("last number", "last formula", "none", "whole")
+    ):
+        last = last_option(response) if option(found.text or "") is None else None
+        if last is not None:
+            found = Extraction(last, "last letter")
+    if found.text is None:
+        reason = "the answer never left the thinking" if found.rule == "think" else "no answer found"
+        return Comparison(False, "", reason), found
+    if not found.text.strip():
+        return Comparison(False, "", "an empty answer"), found
+    result = _settled(found.text, truth, engine)
+    if not result.equal and found.boxes and all(_settled(box, truth, engine).equal for box in found.boxes):
+        result = Comparison(True, "the same in every box", "")
+    return result, found
+
+
+def _settled(extracted: str, truth: str, engine: Engine | Literal[False] | None) -> Comparison:
+    pair = (extracted, truth)
+    result = _cache.get(pair)
+    if result is not None:
+        return result
+    try:
+        result = compare(truth, extracted)
+    except RecursionError:
+        result = Comparison(False, "guard", "nested too deeply")
+    except (ValueError, ArithmeticError) as error:  # a gap in the grammar must not end a training run
+        result = Comparison(False, "error", f"not compared: {error!r}"[:200])
+    if result.equal is None:
+        result = _by_engine(extracted, truth, result, engine)
+    if result.reason not in _TRANSIENT:
+        _cache.put(pair, result)
+    return result
+
+
+def _by_engine(extracted: str, truth: str, before: Comparison, engine: Engine | Literal[False] | None) -> Comparison:
+    answer, gold = canonical(extracted), canonical(truth)
+    refused = refusal(answer, gold)
+    if refused is not None:
+        return Comparison(False, "guard", f"not shown equal: {refused}")
+    if engine is False:
+        return Comparison(False, "symbolic", _TRANSIENT[1])
+    outcome = (engine or default_engine()).ask(gold, answer)
+    if outcome.equal:
+        return Comparison(True, "symbolic", "")
+    return Comparison(False, "symbolic", outcome.reason or "not shown equal")
+
+
+def equal_answers(one: str, other: str, engine: Engine | None = None) -> bool:
+    """Whether two extracted answers are the same answer, whichever of them is taken as the truth.
+
+    What `grade` would say of them, so votes for 0.5 and 1/2 are votes for one answer. The first question
+    that the symbolic engine must settle waits for its start.
+
+    >>> equal_answers("0.5", "1/2"), equal_answers("12", "21")
+    (True, False)
+    """
+    if one == other:
+        return True
+    for answer, truth in ((one, other), (other, one)):
+        result = _settled(answer, truth, engine)
+        if result.reason == _TRANSIENT[0] and (engine or default_engine()).warm_up():
+            result = _settled(answer, truth, engine)
+        if result.equal:
+            return True
+    return False
+
+
+def clear_cache() -> None:
+    """Forget every comparison (benchmarks and tests)."""
+    _cache.clear()
+
+
+def warm_up() -> bool:
+    """Start this process's symbolic engine and wait for it; whether it answers."""
+    return default_engine().warm_up()

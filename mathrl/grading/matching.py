@@ -1,0 +1,200 @@
+"""An extracted answer against one accepted answer: the cheap exact steps, in order of cost."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from mathrl.grading.exact import Refused, start_clock, stop_clock
+from mathrl.grading.extract import last_value, prose_words
+from mathrl.grading.normalize import canonical, has_comma_groups, merge_thousands, squeezed
+from mathrl.grading.parser import parse
+from mathrl.grading.scalar import Restated
+from mathrl.grading.structure import same
+from mathrl.grading.words import (
+    labelled_option,
+    leading_option,
+    number_in_words,
+    option,
+    plain_words,
+    same_words,
+    unwrapped,
+)
+
+MAX_ANSWER = 4000
+TIME_LIMIT = 0.4
+
+
+class Comparison(NamedTuple):
+    """`equal` is None where only the symbolic engine could still show equality.
+
+    Comparison(True, "number", "") or Comparison(False, "structure", "a power too large")
+    """
+
+    equal: bool | None
+    rule: str
+    reason: str
+
+
+_INTEGER = re.compile(r"[-+]?\d+")
+_NUMBER = re.compile(r"([-+]?)[$]?(\d{1,30}|[1-9]\d{0,2}(?:,\d{3}){1,8})?(\.\d{1,30})?")
+_HEDGE = re.compile(
+    r"\(\)|__|[;@#]|\b(?:import|lambda|eval|exec|if|else)\b"
+    r"|\b(?:or|possibly|maybe|perhaps|either|between|any|not sure)\b",
+    re.IGNORECASE,
+)
+
+
+def _integer_text(text: str) -> str:
+    """Digits without sign noise and leading zeros, so that integers of any length compare as text."""
+    sign = "-" if text.startswith("-") else ""
+    digits = text.lstrip("+-").lstrip("0")
+    return sign + digits if digits else "0"
+
+
+@lru_cache(maxsize=16384)
+def _simple_number(text: str) -> tuple[Fraction, bool] | None:
+    """A plain decimal with optional sign, dollar and thousands commas; and whether it has decimals."""
+    match = _NUMBER.fullmatch(text)
+    if match is None or (match[2] is None and match[3] is None):
+        return None
+    whole, decimals = (match[2] or "0").replace(",", ""), match[3] or ""
+    value = Fraction(whole + decimals)
+    return (-value if match[1] == "-" else value), bool(decimals)
+
+
+def compare(truth: str, answer: str) -> Comparison:
+    r"""The verdict on one pair of texts, without the symbolic engine.
+
+    >>> compare("\\frac{1}{2}", "0.5").equal, compare("1,2", "2,1").equal, compare("[1,2]", "(1,2)").equal
+    (True, True, False)
+    """
+    if not truth.strip() or not answer.strip():
+        return Comparison(False, "empty", "no answer or no accepted answer")
+    if len(answer) <= 60 and len(truth) <= 60:
+        mine, theirs = _simple_number(truth.strip()), _simple_number(answer.strip())
+        if mine is not None and theirs is not None and mine[0] == theirs[0]:
+            return Comparison(True, "number", "")
+        if mine is not None and theirs is not None and not (mine[1] or theirs[1]):
+            return Comparison(False, "number", "different numbers")
+    truth, answer = truth[:20000], answer[:20000]
+    mine_text, their_text = canonical(truth), canonical(answer)
+    if not mine_text or not their_text:
+        return Comparison(False, "empty", "no answer or no accepted answer")
+    if mine_text == their_text or squeezed(truth) == squeezed(answer):
+        return Comparison(True, "same text", "")
+    if _INTEGER.fullmatch(mine_text) and _INTEGER.fullmatch(their_text):
+        equal = _integer_text(mine_text) == _integer_text(their_text)
+        return Comparison(equal, "number", "" if equal else "different numbers")
+    if len(their_text) > max(MAX_ANSWER, 2 * len(mine_text)):
+        return Comparison(False, "guard", "the answer is too long")
+    start_clock(TIME_LIMIT)
+    try:
+        return _compare_texts(mine_text, their_text)
+    finally:
+        stop_clock()
+
+
+def _compare_texts(truth: str, answer: str) -> Comparison:
+    labelled = labelled_option(truth)
+    if labelled is not None:
+        letter, content = labelled
+        claimed = option(answer) or leading_option(answer)
+        return Comparison(claimed == letter, "option", "") if claimed else compare(content, answer)
+    words = same_words(truth, answer)
+    if words is not None:
+        return Comparison(words, "words", "" if words else "different words")
+    truth, answer = _digits_of_words(truth), _digits_of_words(answer)
+    try:
+        verdict = _compare_trees(truth, answer)
+    except (Refused, Restated) as error:
+        return Comparison(False, "structure", str(error))
+    if verdict is not None and verdict.equal is not None:
+        return verdict
+    if _as_text(truth) == _as_text(answer):
+        return Comparison(True, "same text", "")
+    return _spoken(truth, answer) or verdict or Comparison(None, "structure", "not in the grammar")
+
+
+def _readings(text: str) -> tuple[str, ...]:
+    merged = merge_thousands(text, commas=True)
+    if not has_comma_groups(text):
+        return (merged,)
+    return merged, merge_thousands(text, commas=False)
+
+
+_DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
+_POINT = re.compile(r"-?\d*\.\d+")
+
+
+def _pointed(text: str, other: str) -> str:
+    """A decimal comma written as a point, where the other side is a decimal: 1 000,5 as 1000.5."""
+    if _DECIMAL_COMMA.fullmatch(text) and _POINT.fullmatch(other.replace(",", "")):
+        return text.replace(" ", "").replace(".", "").replace(",", ".")
+    return text
+
+
+def _compare_trees(truth: str, answer: str) -> Comparison | None:
+    """Parsed and compared, in each reading of the commas (thousands, list, decimal)."""
+    mine, theirs = _readings(truth), _readings(answer)
+    if len(mine) < len(theirs):
+        mine = (mine[0],) * len(theirs)
+    elif len(theirs) < len(mine):
+        theirs = (theirs[0],) * len(mine)
+    result: Comparison | None = None
+    for left, right in zip(mine, theirs, strict=True):
+        left_tree, right_tree = parse(left), parse(right)
+        if left_tree is None or right_tree is None:
+            continue
+        equal = same(left_tree, right_tree)
+        if equal:
+            return Comparison(True, "structure", "")
+        if result is None or equal is None:
+            result = Comparison(equal, "structure", "not equal" if equal is False else "not settled by evaluation")
+    pointed = _pointed(truth, answer), _pointed(answer, truth)
+    if pointed != (truth, answer):
+        left_tree, right_tree = (parse(merge_thousands(pointed[0], True)), parse(merge_thousands(pointed[1], True)))
+        if left_tree is not None and right_tree is not None and same(left_tree, right_tree):
+            return Comparison(True, "decimal comma", "")
+    return result
+
+
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
+_LONG_WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+_REALS = frozenset(["all real numbers", "all reals", "real numbers", "any real number"])
+
+
+def _digits_of_words(text: str) -> str:
+    """A number or the real line, written in words, in symbols."""
+    words = plain_words(text) or ""
+    if words in _REALS:
+        return "\\mathbb{R}"
+    number = number_in_words(words)
+    return text if number is None else str(number)
+
+
+def _as_text(text: str) -> str:
+    """Letters and digits only, \\text{} looked through; capitals count unless there are words."""
+    inner = _BETWEEN_DIGITS.sub("_", unwrapped(text).replace("\\", ""))
+    inner = "".join(inner.split())
+    return inner.lower() if _LONG_WORD.search(inner) else inner
+
+
+def _spoken(truth: str, answer: str) -> Comparison | None:
+    """An answer in words for a truth in mathematics: forty-two, or a sentence that ends in a number."""
+    words = plain_words(answer)
+    tree = parse(truth)
+    if words is not None:
+        if option(truth) is None:
+            return Comparison(False, "words", "words where mathematics was expected")
+        return Comparison(False, "words", "no option letter")
+    if prose_words(answer) >= 3 and tree is not None and tree.kind == "num" and not _HEDGE.search(answer):
+        value = last_value(answer)
+        if value is not None and value != answer:
+            inner = compare(truth, value)
+            return Comparison(bool(inner.equal), "number in a sentence", inner.reason)
+    return None

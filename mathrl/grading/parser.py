@@ -1,0 +1,304 @@
+r"""Tokens to a tree (`syntax.Node`): recursive descent over a small LaTeX and plain-text grammar.
+
+    answer   := clause ((, | ; | and | or) clause)*
+    clause   := setexpr (relation setexpr)*
+    setexpr  := sum ((cup | cap | setminus | :) sum)*
+    sum      := [+ - pm] term ((+ - pm) term)*
+    term     := factor ((* | / | adjacency) factor)*
+    factor   := primary postfix*
+
+Nothing is evaluated here. What the grammar does not know raises `ParseError`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from mathrl.grading.atoms import Atoms
+from mathrl.grading.grammar import RELATIONS, SET_OPS
+from mathrl.grading.lexer import ParseError, tokenize
+from mathrl.grading.literals import adjacent, in_base, mixed, product
+from mathrl.grading.syntax import Node, neg, num, sym, symbols
+from mathrl.grading.units import DEGREE_WORDS, NUMBER_WORDS, PERCENT_WORDS, SINGLE_LETTER_UNITS
+
+_HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
+
+
+class Parser(Atoms):
+    """Lists, relations, sets, sums, terms and postfixes, over the primaries of `atoms.Atoms`."""
+
+    def answer(self) -> Node:
+        node = self.items("")
+        if self.tokens[self.i].kind != "end":
+            raise ParseError(f"unexpected {self.tokens[self.i].value!r}")
+        return node
+
+    def items(self, closer: str) -> Node:
+        """Clauses up to `closer`; one clause is returned as itself, several as a list."""
+        found: list[Node] = []
+        semicolons: list[int] = []
+        while True:
+            while self.joiner():
+                pass
+            if self.tokens[self.i].kind == "end" or (closer and self.at(closer, "]", ")")):
+                break
+            found.append(self.clause())
+            if not self.joiner(semicolons, len(found)):
+                break
+        if not found:
+            raise ParseError("empty")
+        if len(found) == 1 and not semicolons:
+            return found[0]
+        if semicolons and semicolons[-1] < len(found) and len(semicolons) + 1 < len(found):
+            return _grouped(found, semicolons)
+        return found[0] if len(found) == 1 else Node("list", (tuple(found),))
+
+    def joiner(self, semicolons: list[int] | None = None, count: int = 0) -> bool:
+        token = self.tokens[self.i]
+        if token.kind == "op" and token.value in (",", ";"):
+            self.i += 1
+            if token.value == ";" and semicolons is not None:
+                semicolons.append(count)
+            return True
+        if token.kind == "text" and token.value.strip(" ,;.").lower() in ("and", "or", "及", "和", "或", "与"):
+            self.i += 1
+            if semicolons is not None and self.pending_equation():
+                semicolons.append(count)
+            return True
+        if token.kind == "cmd" and token.value in ("land", "lor", "wedge", "vee"):
+            self.i += 1
+            return True
+        return False
+
+    def pending_equation(self) -> bool:
+        """After "and": whether an assignment follows, as in "p = 5, q = 2 and p = 7, q = 2"."""
+        return self.tokens[self.i].kind == "name" and self.tokens[min(self.i + 1, len(self.tokens) - 1)].value == "="
+
+    def clause(self) -> Node:
+        operators: list[str] = []
+        self.accept("=", "approx", "sim", "simeq")  # "= 42" and "\\approx 42" claim 42
+        members = [self.set_expression()]
+        while True:
+            token = self.tokens[self.i]
+            name = RELATIONS.get(token.value) if token.kind in ("op", "cmd") else None
+            if name is None or (name == "mid" and self.bars < 0):
+                break
+            self.i += 1
+            if name == "=" and self.at("approx"):
+                self.i += 1
+                name = "~"
+            operators.append(name)
+            if self.tokens[self.i].kind == "end":
+                operators.pop()
+                break
+            members.append(self.set_expression())
+        return members[0] if not operators else Node("rel", (tuple(operators), tuple(members)))
+
+    def set_expression(self) -> Node:
+        left = self.sum()
+        while True:
+            token = self.tokens[self.i]
+            if token.kind == "cmd" and token.value in SET_OPS:
+                self.i += 1
+                left = Node(SET_OPS[token.value], (left, self.sum()))
+            elif self.bars >= 0 and self.accept(":"):
+                if self.at("="):
+                    continue
+                right = self.sum()
+                left = Node("ratio", ((*left.args[0], right) if left.kind == "ratio" else (left, right),))
+            else:
+                return left
+
+    def sum(self) -> Node:
+        self.deeper()
+        terms: list[Node] = []
+        first = True
+        while True:
+            if self.accept("+"):
+                terms.append(self.term())
+            elif self.accept("-"):
+                terms.append(neg(self.term()))
+            elif self.at("pm", "mp"):
+                sign = self.take().value
+                terms.append(Node("pm", (sign, self.term())))
+            elif first:
+                terms.append(self.term())
+            else:
+                break
+            first = False
+        self.depth -= 1
+        return terms[0] if len(terms) == 1 else Node("add", (tuple(terms),))
+
+    def term(self) -> Node:
+        node = self.signed_factor()
+        while True:
+            if self.accept("*", "cdot", "times", "ast"):
+                node = product(node, self.signed_factor())
+            elif self.accept("/", "div"):
+                node = Node("div", (node, self.signed_factor()))
+            elif self.at("bmod", "mod", "pmod"):
+                self.i += 1
+                node = Node("op", ("mod", node, self.signed_factor()))
+            elif self.letter_unit(node):
+                node = self.with_unit(node)
+            elif self.starts_factor():
+                token = self.tokens[self.i]
+                right = self.factor()
+                node = adjacent(node, right, token)
+            elif self.unit_follows():
+                node = self.with_unit(node)
+            else:
+                return node
+
+    def signed_factor(self) -> Node:
+        sign = 1
+        while self.at("+", "-"):
+            if self.take().value == "-":
+                sign = -sign
+        node = self.factor()
+        return node if sign == 1 else neg(node)
+
+    def starts_factor(self) -> bool:
+        token = self.tokens[self.i]
+        if token.kind in ("num", "name", "letter_text"):
+            return True
+        if token.kind == "op":
+            if token.value == "[" and self.french:
+                return False
+            return token.value in ("(", "[", "{", "\\{") or (token.value == "|" and self.bars == 0)
+        if token.kind == "cmd":
+            return not (
+                token.value in RELATIONS
+                or token.value in SET_OPS
+                or token.value in ("cdot", "times", "div", "pm", "mp", "rangle", "rfloor", "rceil", "rvert", "rVert")
+                or token.value in ("end", "land", "lor", "wedge", "vee", "bmod", "mod", "pmod", "ast", "text")
+            )
+        return False
+
+    def letter_unit(self, node: Node) -> bool:
+        """5 \\text{ m}: an upright letter behind a number is a unit."""
+        token = self.tokens[self.i]
+        return token.kind == "letter_text" and token.value in SINGLE_LETTER_UNITS and not symbols(node)
+
+    def unit_follows(self) -> bool:
+        return self.tokens[self.i].kind == "text" and self.tokens[self.i].value.strip(" ,").lower() not in ("and", "or")
+
+    def with_unit(self, node: Node) -> Node:
+        """Trailing words: a percent or degree sign in words, a unit, or an annotation."""
+        words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
+        while self.unit_follows() or (
+            words and (self.at("/", "^", "cdot") or (self.tokens[self.i].kind == "name" and self.tokens[self.i].spaced))
+        ):
+            token = self.take()
+            words.append(token.value)
+            if token.value in ("/", "cdot") and self.tokens[self.i].kind in ("name", "text"):
+                words.append(self.take().value)
+            if token.value == "^":
+                self.accept("{")
+                words.append(self.take().value)
+                self.accept("}")
+        text = " ".join(words).replace(" ^ ", "^")
+        head = text.strip().lower().rstrip(".")
+        if _HEDGE.search(head):
+            raise ParseError("a second thought behind the answer")
+        if head in PERCENT_WORDS:
+            return Node("percent", (node,))
+        if head in NUMBER_WORDS:
+            return Node("mul", ((node, num(NUMBER_WORDS[head])),))
+        if head in DEGREE_WORDS:
+            return Node("degree", (node,))
+        return Node("unit", (node, text))
+
+    def factor(self) -> Node:
+        return self.postfixes(self.primary())
+
+    def postfixes(self, node: Node) -> Node:
+        while True:
+            if self.accept("!"):
+                node = Node("fact", (node,))
+            elif self.accept("%"):
+                node = Node("percent", (node,))
+            elif self.accept("'") or self.accept("prime"):
+                node = sym(f"{node.args[0]}'") if node.kind == "sym" else Node("op", ("prime", node))
+            elif self.at("^"):
+                node = self.power(node)
+            elif self.at("_"):
+                node = self.subscript(node)
+            elif self.accept("circ"):
+                node = Node("degree", (node,))
+            else:
+                return node
+
+    def power(self, node: Node) -> Node:
+        self.take()
+        if self.accept("{"):
+            if self.accept("circ"):
+                self.expect("}")
+                return Node("degree", (node,))
+            if self.at("prime"):
+                while self.accept("prime", "'"):
+                    pass
+                self.expect("}")
+                return sym(f"{node.args[0]}'")
+            exponent = self.sum()
+            self.expect("}")
+        elif self.accept("circ"):
+            return Node("degree", (node,))
+        elif self.at("(", "[", "|"):
+            exponent = self.postfix_free()
+        else:
+            sign = -1 if self.accept("-") else 1
+            exponent = self.exponent_atom()
+            exponent = neg(exponent) if sign < 0 else exponent
+        if node == Node("const", ("e",)):
+            return Node("func", ("exp", exponent))
+        return Node("pow", (node, exponent))
+
+    def exponent_atom(self) -> Node:
+        base = self.postfix_free()
+        return self.power(base) if self.at("^") else base
+
+    def subscript(self, node: Node) -> Node:
+        self.take()
+        if self.accept("{"):
+            text = self.raw("}")
+        else:
+            text = self.take().value
+            while (
+                text.isdigit() and self.tokens[self.i].kind == "num" and not self.tokens[self.i].spaced
+            ):  # pragma: no cover - digits come as one token
+                text += self.take().value
+        if node.kind == "num" and text.isdigit():
+            return in_base(node, int(text))
+        if node.kind == "mul" or node.kind == "num":
+            raise ParseError("a subscript on a number")
+        if node.kind == "const":
+            node = sym(node.args[0])
+        return sym(f"{node.args[0] if node.kind == 'sym' else node}_{text}")
+
+
+def _grouped(found: list[Node], cuts: list[int]) -> Node:
+    """p=5,q=2; p=7,q=2: the semicolons bind more loosely than the commas."""
+    groups, start = [], 0
+    for cut in [*cuts, len(found)]:
+        part = tuple(found[start:cut])
+        if part:
+            groups.append(part[0] if len(part) == 1 else Node("list", (part,)))
+        start = cut
+    return Node("list", (tuple(groups),))
+
+
+@lru_cache(maxsize=16384)
+def parse(text: str) -> Node | None:
+    r"""The tree of a canonical answer, or None where the grammar does not reach.
+
+    >>> parse("1/2") == parse("\\frac{1}{2}")
+    True
+    """
+    if len(text) > 4000:
+        return None
+    try:
+        return Parser(mixed(tokenize(text))).answer()
+    except (ParseError, RecursionError, ZeroDivisionError):
+        return None

@@ -1,0 +1,182 @@
+"""Two single values: exact equality, the digits of a decimal truth, percent, degrees, units, ratios."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from mathrl.grading.by_value import TASK_OPERATORS, same_expression
+from mathrl.grading.exact import Refused, exact
+from mathrl.grading.numeric import numeric_value
+from mathrl.grading.sets import infinite
+from mathrl.grading.syntax import Node, key, kinds, num, symbols
+from mathrl.grading.units import SINGLE_LETTER_UNITS, scale
+
+# A decimal for an irrational truth, or for 1/3, must show at least this many significant digits.
+LONG_DECIMAL = 10
+
+
+class Restated(ValueError):
+    """The answer repeats the task (a sum, a determinant …) instead of carrying it out."""
+
+
+def refuse_restated(truth: Node, answer: Node) -> None:
+    r"""House rule: an operator that states a task is no answer, unless the truth has it too.
+
+    Raises:
+        Restated: e.g. ``\sum_{k=1}^{100} k`` for 5050, ``\gcd(84, 126)`` for 42, ``\log_2 1024`` for 10.
+    """
+    mine, theirs = kinds(answer), kinds(truth)
+    if "op" in mine and "op" not in theirs:
+        for kind in mine:
+            if kind.startswith("op:") and kind[3:] in TASK_OPERATORS:
+                raise Restated(f"the answer restates the task ({kind[3:]})")
+    if "func:log" in mine and "func:log" not in theirs and _log_with_base(answer) and exact(truth) is not None:
+        raise Restated("the answer restates the task (log)")
+
+
+def _log_with_base(node: Node) -> bool:
+    if node.kind == "func" and node.args[0] == "log" and len(node.args) > 2:
+        return True
+    return any(_log_with_base(child) for child in node.args if isinstance(child, Node)) or any(
+        _log_with_base(child) for arg in node.args if isinstance(arg, tuple) for child in arg if isinstance(child, Node)
+    )
+
+
+def same_scalar(truth: Node, answer: Node) -> bool | None:
+    """Whether two values are equal under the house rules for units, percent, degrees and decimals.
+
+    Raises:
+        Refused: a value is undefined or too large.
+        Restated: see `refuse_restated`.
+    """
+    if truth.kind == "unit" or answer.kind == "unit":
+        return _with_units(truth, answer)
+    if truth.kind == "percent" or answer.kind == "percent":
+        return _suffixed(truth, answer, "percent", num(Fraction(1, 100)))
+    if truth.kind == "degree" or answer.kind == "degree":
+        radian = Node("div", (Node("const", ("pi",)), num(180)))
+        return _suffixed(truth, answer, "degree", radian)
+    if truth.kind == "ratio" or answer.kind == "ratio":
+        return _ratio(truth, answer)
+    if key(truth) == key(answer):
+        return True
+    if infinite(truth) or infinite(answer):
+        return infinite(truth) == infinite(answer)
+    refuse_restated(truth, answer)
+    verdict = same_expression(truth, answer)
+    if verdict is not False or symbols(truth):
+        return verdict
+    if symbols(answer):
+        bare = _without_letter_unit(answer)
+        return same_scalar(truth, bare) if bare is not None else False
+    return _to_its_digits(truth, answer)
+
+
+def _literal(node: Node) -> tuple[Fraction, int, int] | None:
+    """Value, places and significant digits of a number written as a decimal."""
+    if node.kind == "num" and node.args[1] > 0:
+        return node.args[0], node.args[1], node.args[2]
+    return None
+
+
+def _to_its_digits(truth: Node, answer: Node) -> bool:
+    """A decimal truth fixes the digits that count; a long decimal may stand for an irrational truth.
+
+    0.87 accepts sqrt(3)/2, 7.78 accepts 70/9 and 7.7778; 2.5 does not accept 2.51.
+    """
+    mine, theirs = _literal(truth), _literal(answer)
+    if mine is not None:
+        value, places, digits = mine
+        if places < 2 or digits < 2 or (theirs is not None and (digits < 3 or theirs[1] <= places)):
+            return False
+        return _within(answer, value, Fraction(1, 2 * 10**places))
+    if theirs is not None and theirs[2] >= LONG_DECIMAL:
+        value, places, _ = theirs
+        return _within(truth, value, Fraction(1, 10**places), strict=True)
+    return False
+
+
+def _within(node: Node, value: Fraction, distance: Fraction, strict: bool = False) -> bool:
+    rational = exact(node)
+    if rational is not None:
+        gap = abs(rational - value)
+        return gap < distance or (gap == distance and not strict)
+    number = numeric_value(node)
+    if number.imag != 0:
+        return False
+    context = number.context
+    target = context.mpf(value.numerator) / value.denominator
+    return bool(abs(number.real - target) < context.mpf(distance.numerator) / distance.denominator)
+
+
+def _suffixed(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None:
+    """Percent and degrees: with the mark on both sides the numbers decide; else p may be p or p * factor."""
+    left = truth.args[0] if truth.kind == kind else truth
+    right = answer.args[0] if answer.kind == kind else answer
+    plain = same_scalar(left, right)
+    if plain or truth.kind == answer.kind:
+        return plain
+    if truth.kind == kind:
+        left = Node("mul", ((left, factor),))
+    else:
+        right = Node("mul", ((right, factor),))
+    return same_scalar(left, right)
+
+
+def _with_units(truth: Node, answer: Node) -> bool | None:
+    left = truth.args[0] if truth.kind == "unit" else truth
+    right = answer.args[0] if answer.kind == "unit" else answer
+    if truth.kind == answer.kind:
+        mine, theirs = scale(truth.args[1]), scale(answer.args[1])
+        if mine is not None and theirs is not None:
+            if mine[0] != theirs[0]:
+                return False
+            if mine[1] != theirs[1]:
+                left = Node("mul", ((left, num(mine[1])),))
+                right = Node("mul", ((right, num(theirs[1])),))
+    return same_scalar(left, right)
+
+
+def _without_letter_unit(node: Node) -> Node | None:
+    """5m or 5 m^2 without its unit letter, for a truth that has no symbols."""
+    if node.kind != "mul" or len(node.args[0]) < 2:
+        return None
+    last = node.args[0][-1]
+    if last.kind == "pow" and last.args[1].kind == "num" and last.args[1].args[0] in (2, 3):
+        last = last.args[0]
+    rest = node.args[0][:-1]
+    if last.kind != "sym" or last.args[0] not in SINGLE_LETTER_UNITS:
+        return None
+    return rest[0] if len(rest) == 1 else Node("mul", (rest,))
+
+
+def _ratio(truth: Node, answer: Node) -> bool | None:
+    """3:4 equals 6:8 and 3/4; what looks like a clock time on both sides must be the same time."""
+    if truth.kind == answer.kind:
+        left, right = truth.args[0], answer.args[0]
+        if len(left) != len(right):
+            return False
+        zero = any(part.kind == "num" and part.args[0] == 0 for part in (*left, *right))
+        if zero or (_clock(left) and _clock(right)):
+            return [key(part) for part in left] == [key(part) for part in right]
+        pairs = [
+            same_expression(Node("mul", ((left[0], right[i]),)), Node("mul", ((right[0], left[i]),)))
+            for i in range(1, len(left))
+        ]
+        return None if None in pairs else all(pairs)
+    ratio, other = (truth, answer) if truth.kind == "ratio" else (answer, truth)
+    if len(ratio.args[0]) != 2:
+        return False
+    return same_scalar(Node("div", ratio.args[0]), other)
+
+
+def _clock(parts: tuple[Node, ...]) -> bool:
+    return (
+        len(parts) == 2
+        and all(part.kind == "num" and part.args[0].denominator == 1 for part in parts)
+        and 0 <= parts[0].args[0] < 24
+        and 10 <= parts[1].args[0] < 60
+    )
+
+
+__all__ = ["Refused", "Restated", "refuse_restated", "same_scalar"]

@@ -1,0 +1,250 @@
+r"""Sets of real numbers: intervals, points, unions, inequalities in one variable, brought to one form.
+
+x \neq 5   ->   (-inf, 5) and (5, inf)      \{1,2\} \cup [0,3]   ->   [0, 3]
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from mathrl.grading.exact import Refused, exact
+from mathrl.grading.numeric import numeric_value
+from mathrl.grading.syntax import Node, children, key, neg, num, symbols
+
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+INEQUALITIES = frozenset(["<", ">", "<=", ">=", "!="])
+_INF = float("inf")
+
+
+class Piece(NamedTuple):
+    """An interval with its ends; a point is [a, a]. Ends are Fractions, 160-bit floats, or +-inf."""
+
+    low: Any
+    low_closed: bool
+    high: Any
+    high_closed: bool
+
+
+class NotASet(ValueError):
+    """The tree is not a set of real numbers with closed ends."""
+
+
+def infinite(node: Node) -> int:
+    """+1 or -1 for plus or minus infinity (times a number), else 0."""
+    if node.kind == "const" and node.args[0] == "inf":
+        return 1
+    if node.kind == "mul" and len(node.args[0]) == 2:
+        factor, rest = node.args[0]
+        if factor.kind == "num" and factor.args[0] != 0 and infinite(rest):
+            return 1 if factor.args[0] > 0 else -1
+    return 0
+
+
+def _end(node: Node) -> Any:
+    sign = infinite(node)
+    if sign:
+        return sign * _INF
+    if symbols(node):
+        raise NotASet("an end with symbols")
+    try:
+        value: Any = exact(node)
+        if value is None:
+            value = numeric_value(node)
+    except Refused as error:
+        raise NotASet(str(error)) from error
+    if hasattr(value, "imag") and value.imag != 0:
+        raise NotASet("a complex end")
+    return value if isinstance(value, Fraction) else value.real
+
+
+def _less(a: Any, b: Any) -> bool:
+    """a < b by more than rounding."""
+    return _compare(a, b) < 0
+
+
+def _compare(a: Any, b: Any) -> int:
+    if a == b:
+        return 0
+    if isinstance(a, float) or isinstance(b, float):  # an infinity
+        return -1 if (a == -_INF or b == _INF) else 1
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return -1 if a < b else 1
+    context = (a if not isinstance(a, Fraction) else b).context
+    left, right = (context.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x for x in (a, b))
+    if abs(left - right) <= context.ldexp(max(abs(left), abs(right)), -112):
+        return 0
+    return -1 if left < right else 1
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Sorted and joined where they touch."""
+    from functools import cmp_to_key
+
+    def order(a: Piece, b: Piece) -> int:
+        return _compare(a.low, b.low) or (int(b.low_closed) - int(a.low_closed))
+
+    out: list[Piece] = []
+    for piece in sorted(pieces, key=cmp_to_key(order)):
+        if out:
+            last = out[-1]
+            gap = _compare(piece.low, last.high)
+            if gap < 0 or (gap == 0 and (piece.low_closed or last.high_closed)):
+                ends = _compare(piece.high, last.high)
+                high_closed = piece.high_closed if ends > 0 else last.high_closed or (ends == 0 and piece.high_closed)
+                out[-1] = last._replace(high=piece.high if ends > 0 else last.high, high_closed=high_closed)
+                continue
+        out.append(piece)
+    return out
+
+
+def _complement(pieces: list[Piece]) -> list[Piece]:
+    out, low, closed = [], -_INF, False
+    for piece in _merged(pieces):
+        if _less(low, piece.low) or (_compare(low, piece.low) == 0 and closed and not piece.low_closed):
+            out.append(Piece(low, closed, piece.low, not piece.low_closed))
+        low, closed = piece.high, not piece.high_closed
+    if low != _INF:
+        out.append(Piece(low, closed, _INF, False))
+    return out
+
+
+def _interval(low: Any, low_closed: bool, high: Any, high_closed: bool) -> list[Piece]:
+    order = _compare(low, high)
+    if order > 0 or (order == 0 and not (low_closed and high_closed)):
+        raise NotASet("ends reversed")
+    return [Piece(low, low_closed and low != -_INF, high, high_closed and high != _INF)]
+
+
+def real_set(node: Node) -> list[Piece]:
+    """The merged pieces of a tree that denotes a set of reals.
+
+    Raises:
+        NotASet: it does not, or an end is not a closed real expression.
+    """
+    return _merged(_pieces(node))
+
+
+def _pieces(node: Node) -> list[Piece]:
+    kind, args = node.kind, node.args
+    if kind == "tuple" and len(args[2]) == 2:
+        low, high = (_end(part) for part in args[2])
+        return _interval(low, args[0] == "[", high, args[1] == "]")
+    if kind == "set":
+        points = [_end(part) for part in args[0]]
+        return [Piece(point, True, point, True) for point in points]
+    if kind == "reals":
+        return [Piece(-_INF, False, _INF, False)]
+    if kind == "union":
+        return _pieces(args[0]) + _pieces(args[1])
+    if kind == "inter":
+        outside = _complement(_pieces(args[0])) + _complement(_pieces(args[1]))
+        return _complement(outside)
+    if kind == "minus":
+        return _complement(_complement(_pieces(args[0])) + _pieces(args[1]))
+    if kind == "rel":
+        return _relation(node)
+    if kind == "list" and all(part.kind == "rel" for part in args[0]):
+        pieces = [_pieces(part) for part in args[0]]
+        if len({_subject(part) for part in args[0]}) != 1:
+            raise NotASet("two variables")
+        if all(part.args[0] == ("!=",) for part in args[0]):
+            return _complement([hole for part in pieces for hole in _complement(part)])
+        return [piece for part in pieces for piece in part]
+    raise NotASet(kind)
+
+
+def _subject(relation: Node) -> str:
+    return next((key(m) for m in relation.args[1] if symbols(m)), "")
+
+
+def _relation(node: Node) -> list[Piece]:
+    operators, members = node.args
+    if operators == ("in",):
+        if members[0].kind not in ("sym", "app"):
+            raise NotASet("no variable")
+        return _pieces(members[1])
+    if not all(op in INEQUALITIES for op in operators):
+        raise NotASet("no inequality")
+    outside: list[Piece] = []
+    for op, left, right in zip(operators, members, members[1:], strict=False):
+        if bool(symbols(left)) == bool(symbols(right)):
+            raise NotASet("not in one variable")
+        if not symbols(left):
+            left, right, op = right, left, _FLIP[op]
+        if left.kind == "abs":
+            outside += _absolute(op, left.args[0], right)
+            continue
+        slope, shift = _linear(left)
+        if slope < 0:
+            op = _FLIP[op]
+        if slope != 1 or shift != 0:
+            sign = infinite(right)
+            right = (
+                (right if slope > 0 else neg(right))
+                if sign
+                else Node("div", (Node("add", ((right, num(-shift)),)), num(slope)))
+            )
+        end = _end(right)
+        closed = op in ("<=", ">=")
+        if op == "!=":
+            outside.append(Piece(end, True, end, True))
+        elif op in ("<", "<="):
+            outside += _complement([Piece(-_INF, False, end, closed)])
+        else:
+            outside += _complement([Piece(end, closed, _INF, False)])
+    return _complement(outside)
+
+
+def _absolute(op: str, inside: Node, bound: Node) -> list[Piece]:
+    """What |inside| < bound (or >, …) leaves out."""
+    if op in ("<", "<="):
+        pair = _relation(Node("rel", ((op, op), (neg(bound), inside, bound))))
+        return _complement(pair)
+    if op == "!=":
+        raise NotASet("not an interval")
+    low = _relation(Node("rel", ((_FLIP[op],), (inside, neg(bound)))))
+    return _complement(low + _relation(Node("rel", ((op,), (inside, bound)))))
+
+
+def _linear(node: Node) -> tuple[Fraction, Fraction]:
+    """Slope and shift of an expression linear in its one variable with rational coefficients."""
+    if node.kind in ("sym", "app"):
+        return Fraction(1), Fraction(0)
+    names = symbols(node)
+    if len(names) != 1:
+        raise NotASet("several variables")
+    try:
+        values = [exact(_substitute(node, next(iter(names)), Fraction(x))) for x in (0, 1, 5)]
+    except Refused as error:
+        raise NotASet(str(error)) from error
+    at0, at1, at5 = values
+    if at0 is None or at1 is None or at5 is None or at5 - at0 != 5 * (at1 - at0) or at1 == at0:
+        raise NotASet("not linear")
+    return at1 - at0, at0
+
+
+def _substitute(node: Node, name: str, value: Fraction) -> Node:
+    if node.kind == "sym" and node.args[0] == name:
+        return num(value)
+    if not any(True for _ in children(node)):
+        return node
+    return Node(node.kind, tuple(_substitute_in(arg, name, value) for arg in node.args))
+
+
+def _substitute_in(arg: Any, name: str, value: Fraction) -> Any:
+    if isinstance(arg, Node):
+        return _substitute(arg, name, value)
+    if isinstance(arg, tuple):
+        return tuple(_substitute_in(item, name, value) for item in arg)
+    return arg
+
+
+def same_real_set(a: list[Piece], b: list[Piece]) -> bool:
+    return len(a) == len(b) and all(
+        _compare(p.low, q.low) == 0
+        and _compare(p.high, q.high) == 0
+        and p.low_closed == q.low_closed
+        and p.high_closed == q.high_closed
+        for p, q in zip(a, b, strict=True)
+    )

@@ -1,0 +1,265 @@
+r"""Lists, tuples, sets, intervals, matrices, equations and inequalities, element by element.
+
+House rules: a bare list is unordered (1,2 = 2,1), a tuple is ordered, a tuple is never a set; a bare list in
+the tuple's own order may stand for the tuple; ``k=1`` may stand for 1, ``0<x<1`` for (0,1), ``x=1,y=2`` for
+(1,2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mathrl.grading.exact import Refused, check_clock
+from mathrl.grading.relations import is_assignment, same_relation
+from mathrl.grading.scalar import refuse_restated, same_scalar
+from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_real_set
+from mathrl.grading.syntax import Node, is_expression, key, kinds, neg, num, symbols
+
+MAX_ITEMS = 200
+_SETS = frozenset(["union", "inter", "minus", "reals"])
+
+
+def same(truth: Node, answer: Node) -> bool | None:
+    r"""Whether two parsed answers agree; None where nothing here settles it.
+
+    Raises:
+        Refused, Restated: the answer is undefined, too large, or repeats the task.
+
+    >>> from mathrl.grading.parser import parse
+    >>> same(parse("0<x<1"), parse("(0,1)")), same(parse("(1,2)"), parse("(2,1)"))
+    (True, False)
+    """
+    check_clock()
+    if key(truth) == key(answer):
+        return True
+    truth, answer = _plain(truth), _plain(answer)
+    verdict = _as_real_sets(truth, answer)
+    if verdict is not None:
+        return verdict
+    if truth.kind in _SETS or answer.kind in _SETS:
+        other = answer if truth.kind in _SETS else truth
+        if is_expression(other) or other.kind == "matrix":
+            return False
+    if truth.kind == "rel" or answer.kind == "rel":
+        return same_relation(truth, answer, same)
+    mine, theirs = _items(truth), _items(answer)
+    if truth.kind == "tuple" or answer.kind == "tuple":
+        return _tuples(truth, answer)
+    if truth.kind == "matrix" or answer.kind == "matrix":
+        return _matrices(truth, answer)
+    if mine is not None or theirs is not None:
+        return _collections(truth, answer, mine or [truth], theirs or [answer])
+    if truth.kind == "base" and answer.kind == "base" and truth.args[1] == answer.args[1]:
+        return truth.args[0].lstrip("0") == answer.args[0].lstrip("0")  # type: ignore[no-any-return]
+    if truth.kind == "text" or answer.kind == "text":
+        return truth.kind == answer.kind and truth.args[0].lower() == answer.args[0].lower()
+    return same_scalar(truth, answer)
+
+
+def _plain(node: Node) -> Node:
+    """Without a set of one element, a label list ("k = 1, 2, 3"), or a scalar before a matrix."""
+    if node.kind == "set" and len(node.args[0]) == 1 and node.args[0][0].kind != "rel":
+        return _plain(node.args[0][0])
+    if node.kind == "mul":
+        matrices = [factor for factor in node.args[0] if factor.kind == "matrix"]
+        if len(matrices) == 1:
+            scalars = tuple(factor for factor in node.args[0] if factor.kind != "matrix")
+            rows = tuple(tuple(Node("mul", ((*scalars, cell),)) for cell in row) for row in matrices[0].args[0])
+            return Node("matrix", (rows,))
+    if node.kind == "list":
+        first, *rest = node.args[0]
+        if is_assignment(first) and all(part.kind not in ("rel", "list") for part in rest):
+            return Node("list", ((first.args[1][1], *rest),))
+    if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
+        return node.args[1][1]  # type: ignore[no-any-return]
+    return node
+
+
+def _as_real_sets(truth: Node, answer: Node) -> bool | None:
+    """True or False where both are sets of reals and at least one is unmistakably so."""
+    both = (truth, answer)
+    marked = any(
+        node.kind in ("union", "inter", "minus", "reals")
+        or (node.kind == "rel" and (INEQUALITIES & set(node.args[0]) or "in" in node.args[0]))
+        or (
+            node.kind == "list"
+            and all(part.kind == "rel" and INEQUALITIES & set(part.args[0]) for part in node.args[0])
+        )
+        for node in both
+    )
+    if not marked:
+        return None
+    if all(node.kind == "rel" and "in" not in node.args[0] for node in both):
+        subjects = [key(next((m for m in node.args[1] if symbols(m)), num(0))) for node in both]
+        if subjects[0] != subjects[1] and symbols(truth) != symbols(answer):
+            return False
+    try:
+        mine, theirs = real_set(truth), real_set(answer)
+    except NotASet:
+        return None
+    return same_real_set(mine, theirs)
+
+
+def _items(node: Node) -> list[Node] | None:
+    """The elements of a list or set, plus-minus written out; None for a single value."""
+    if node.kind in ("list", "set"):
+        out: list[Node] = []
+        for part in node.args[0]:
+            out.extend(_signs(part))
+        return out
+    spread = _signs(node)
+    return spread if len(spread) > 1 else None
+
+
+def _signs(node: Node) -> list[Node]:
+    """Both values of an expression with a plus-minus sign in it."""
+    if "pm" not in kinds(node):
+        return [node]
+    if node.kind == "rel" and is_assignment(node):
+        return _signs(node.args[1][1])
+    if node.kind in ("tuple", "matrix", "rel", "list", "set", "union"):
+        return [node]
+    out: list[Node] = []
+    for value in (_signed(node, False), _signed(node, True)):
+        if value not in out:
+            out.append(value)
+    return out
+
+
+def _signed(node: Node, minus: bool) -> Node:
+    if node.kind == "pm":
+        inner = _signed(node.args[1], minus)
+        return neg(inner) if minus == (node.args[0] == "pm") else inner
+    return Node(
+        node.kind,
+        tuple(
+            _signed(arg, minus)
+            if isinstance(arg, Node)
+            else tuple(_signed(part, minus) if isinstance(part, Node) else part for part in arg)
+            if isinstance(arg, tuple)
+            else arg
+            for arg in node.args
+        ),
+    )
+
+
+def _collections(truth: Node, answer: Node, mine: list[Node], theirs: list[Node]) -> bool | None:
+    if len(mine) > MAX_ITEMS or len(theirs) > MAX_ITEMS:
+        raise Refused("a list too long")
+    if all(is_assignment(part) for part in (*mine, *theirs)):
+        return _unordered(mine, theirs)
+    mine, theirs = _values(mine), _values(theirs)
+    if "set" in (truth.kind, answer.kind):
+        mine, theirs = _distinct(mine), _distinct(theirs)
+    return _unordered(mine, theirs)
+
+
+def _values(items: list[Node]) -> list[Node]:
+    """x_1 = 2, x_2 = 3 as 2, 3; groups of assignments as tuples of their values."""
+    out = []
+    for item in items:
+        if is_assignment(item):
+            out.append(item.args[1][1])
+        elif item.kind == "list":
+            out.append(Node("tuple", ("(", ")", tuple(_assigned(item.args[0]) or item.args[0]))))
+        else:
+            out.append(item)
+    return out
+
+
+def _assigned(items: Sequence[Node]) -> list[Node] | None:
+    """The values of assignments to different names, in the order of the names."""
+    if not all(is_assignment(item) for item in items):
+        return None
+    named = sorted((key(item.args[1][0]), i) for i, item in enumerate(items))
+    if len({name for name, _ in named}) < len(items):
+        return None
+    return [items[i].args[1][1] for _, i in named]
+
+
+def _distinct(items: list[Node]) -> list[Node]:
+    out: list[Node] = []
+    for item in items:
+        if not any(key(item) == key(seen) or (symbols(item) == symbols(seen) and same(seen, item)) for seen in out):
+            out.append(item)
+    return out
+
+
+def _unordered(mine: list[Node], theirs: list[Node]) -> bool | None:
+    if len(mine) != len(theirs):
+        return False
+    left = list(theirs)
+    unknown = False
+    for item in mine:
+        found = next((i for i, other in enumerate(left) if key(other) == key(item)), None)
+        if found is None:
+            for i, other in enumerate(left):
+                verdict = same(item, other)
+                if verdict:
+                    found = i
+                    break
+                unknown = unknown or verdict is None
+        if found is None:
+            return None if unknown else False
+        left.pop(found)
+    return True
+
+
+def _ordered(mine: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
+    if len(mine) != len(theirs):
+        return False
+    result: bool | None = True
+    for left, right in zip(mine, theirs, strict=True):
+        verdict = same(left, right)
+        if verdict is False:
+            return False
+        result = None if verdict is None else result
+    return result
+
+
+def _flat(parts: Sequence[Node]) -> list[Node]:
+    """(1,1;2,2) read as (1,1,2,2)."""
+    return [inner for part in parts for inner in (part.args[0] if part.kind == "list" else (part,))]
+
+
+def _tuples(truth: Node, answer: Node) -> bool | None:
+    if truth.kind == answer.kind:
+        mine, theirs = _flat(truth.args[2]), _flat(answer.args[2])
+        if len(mine) <= 2 and truth.args[:2] != answer.args[:2]:
+            return False
+        return _ordered(mine, theirs)
+    tuple_node, other = (truth, answer) if truth.kind == "tuple" else (answer, truth)
+    mine = _flat(tuple_node.args[2])
+    if other.kind == "list":
+        parts = _assigned(other.args[0]) or list(other.args[0])
+        if tuple_node.args[:2] != ("(", ")"):
+            return False
+        return _ordered(mine, parts) if tuple_node is truth else _ordered(parts, mine)
+    if other.kind == "matrix":
+        rows = other.args[0]
+        if len(rows) == 1 or all(len(row) == 1 for row in rows):
+            cells = [cell for row in rows for cell in row]
+            verdict = _ordered(mine, cells) if tuple_node is truth else _ordered(cells, mine)
+            if verdict or not all(part.kind == "tuple" for part in mine):
+                return verdict
+        if all(part.kind == "tuple" for part in mine):
+            nested = Node("matrix", (tuple(tuple(part.args[2]) for part in mine),))
+            return _matrices(nested, other) if tuple_node is truth else _matrices(other, nested)
+        if len(mine) == 1:
+            return same(mine[0], other) if tuple_node is truth else same(other, mine[0])
+    if len(mine) == 1 and other.kind == "tuple":
+        return None
+    return False
+
+
+def _matrices(truth: Node, answer: Node) -> bool | None:
+    if truth.kind != answer.kind:
+        other = answer if truth.kind == "matrix" else truth
+        if {"matrix", "op"} & kinds(other):
+            refuse_restated(truth, answer)
+            return None
+        return False
+    mine, theirs = truth.args[0], answer.args[0]
+    if [len(row) for row in mine] != [len(row) for row in theirs]:
+        return False
+    return _ordered([cell for row in mine for cell in row], [cell for row in theirs for cell in row])

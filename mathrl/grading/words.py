@@ -1,0 +1,204 @@
+"""Answers in words: options, names, yes and no, numbers written out, "no solution"."""
+
+from __future__ import annotations
+
+import re
+
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|boldsymbol|bm|emph|"
+    r"underline|textsc|fbox)\*?\s*\{([^{}]*)\}"
+)
+_SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
+_MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
+_LETTER = re.compile(r"^\(?\s*\(?([A-Za-z])\)?\s*[.):]?$")
+_LEADING = re.compile(r"^[\s*(\[]*([A-Z])[\s*]*(?:[):\].]|,\s+[a-z]|\s+[-–—]|\s+(?:because|since|as)\b)")
+_NONE = frozenset(
+    [
+        "no solution", "no solutions", "no real solution", "no real solutions", "no real roots", "none",
+        "no integer solutions", "there is no solution", "there are no solutions", "empty set", "empty",
+        "无解", "does not exist", "dne", "no such", "impossible",
+    ]
+)  # fmt: skip
+_UNITS = {
+    word: i
+    for i, word in enumerate(
+        [
+            "zero",
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+            "thirteen",
+            "fourteen",
+            "fifteen",
+            "sixteen",
+            "seventeen",
+            "eighteen",
+            "nineteen",
+        ]
+    )
+}
+_TENS = {
+    word: 10 * i
+    for i, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2)
+}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+
+
+def unwrapped(text: str) -> str:
+    r"""The text with ``\text{...}`` and its kin looked through.
+
+    >>> unwrapped("\\text{(A)}")
+    '(A)'
+    """
+    for _ in range(4):
+        inner = _TEXT_COMMAND.sub(r"\1", text)
+        if inner == text:
+            break
+        text = inner
+    return text
+
+
+def plain_words(text: str) -> str | None:
+    r"""Lower-case words, or None where the text is (partly) mathematics.
+
+    >>> plain_words("\\text{Forty-Two}")
+    'forty two'
+    """
+    inner = _SPACING.sub(" ", unwrapped(text)).strip(" .,;:!\"'$*")
+    if _MATH.search(inner) or not inner:
+        return None
+    inner = inner.replace("-", " ").replace('"', "").lower()
+    inner = " ".join(inner.split())
+    if inner.startswith("(") and inner.endswith(")"):
+        inner = inner[1:-1].strip()
+    return inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ") or None
+
+
+def number_in_words(words: str) -> int | None:
+    """
+    >>> number_in_words("two hundred and forty two"), number_in_words("any number")
+    (242, None)
+    """
+    total = current = 0
+    seen = False
+    for word in words.split():
+        if word in _UNITS:
+            current += _UNITS[word]
+        elif word in _TENS:
+            current += _TENS[word]
+        elif word == "hundred":
+            current = (current or 1) * 100
+        elif word in _SCALES:
+            total += (current or 1) * _SCALES[word]
+            current = 0
+        elif word == "and" and seen:
+            continue
+        else:
+            return None
+        seen = True
+    return total + current if seen else None
+
+
+def is_none(words: str) -> bool:
+    return words in _NONE
+
+
+def option(text: str) -> str | None:
+    r"""The option letter that a text consists of: A, (A), A., \text{(A)}."""
+    match = _LETTER.match(unwrapped(text).strip().strip("$*"))
+    return match[1] if match else None
+
+
+def leading_option(text: str) -> str | None:
+    """The option letter a text begins with, before its content: "(B) 42", "D, because …"."""
+    match = _LEADING.match(unwrapped(text).strip().strip("$"))
+    return match[1] if match else None
+
+
+_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])(A(?!\s+[a-z])|[B-HJ])(?![A-Za-z'’])")
+
+
+_SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+")
+
+
+def option_set(text: str, contiguous: bool = False) -> str | None:
+    """The sorted letters of an answer of several options: A, C or A and C; AC only if `contiguous`."""
+    inner = _SPACING.sub(" ", unwrapped(text)).strip(" {}")
+    if _SEVERAL.fullmatch(inner):
+        letters = re.findall(r"[A-H]", inner)
+    elif contiguous and re.fullmatch(r"[A-H]{2,8}", inner):
+        letters = list(inner)
+    else:
+        return None
+    return "".join(sorted(set(letters)))
+
+
+_LABELLED = re.compile(r"\(([A-J])\)(.+)|([A-J])[.:)]\s(.+)", re.DOTALL)
+
+
+def labelled_option(text: str) -> tuple[str, str] | None:
+    """The letter and the content of a truth that has both: (C) 12."""
+    match = _LABELLED.fullmatch(unwrapped(text).strip())
+    if match is None:
+        return None
+    return (match[1], match[2].strip()) if match[1] else (match[3], match[4].strip())
+
+
+def last_option(text: str) -> str | None:
+    """The last capital letter A to J that stands alone in prose ("I think it's B")."""
+    letters = _LONE_CAPITAL.findall(text[-400:])
+    return letters[-1] if letters else None
+
+
+def marked_as_option(text: str) -> bool:
+    r"""Whether a letter is written as an option, (b) or \text{b}, rather than as a variable."""
+    stripped = text.strip()
+    return stripped.startswith(("(", "\\text", "\\mathrm", "\\mathbf", "\\mbox"))
+
+
+def same_words(truth: str, answer: str) -> bool | None:
+    r"""Whether two answers in words agree; None where the truth is mathematics.
+
+    >>> same_words("\\text{Evelyn}", "evelyn"), same_words("\\text{even}", "\\text{even or odd}")
+    (True, False)
+    """
+    several = option_set(truth) or option_set(answer)
+    if several is not None:
+        return option_set(truth, True) == option_set(answer, True)
+    mine, theirs = plain_words(truth), plain_words(answer)
+    if mine is None:
+        if truth.strip() in ("\\emptyset", "\\varnothing", "\\{\\}") and theirs is not None:
+            return is_none(theirs)
+        return None
+    letter = option(truth)
+    if letter is not None:
+        found = option(answer)
+        if found is None:
+            found = leading_option(answer)
+            return found == letter if found is not None and letter.isupper() else None
+        if found == letter:
+            return True
+        if found.upper() == letter.upper() and letter.upper() in "ABCDE":
+            return marked_as_option(truth) or marked_as_option(answer)
+        return False
+    if is_none(mine):
+        return is_none(theirs) if theirs is not None else (answer.strip() in ("\\emptyset", "\\varnothing", "\\{\\}"))
+    if theirs is None:
+        return None
+    if mine == theirs:
+        return True
+    first, second = number_in_words(mine), number_in_words(theirs)
+    if first is not None and second is not None:
+        return first == second
+    if len(mine) < 3 or "," in mine or " and " in mine or " or " in mine:
+        return None
+    return False if mine.replace(" ", "").isalpha() else None

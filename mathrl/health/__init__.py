@@ -1,0 +1,1 @@
+"""The warning signs of a training run, diagnosed while it trains."""

@@ -1,0 +1,365 @@
+"""The rules of `mathrl.health.watch`, each a pure function of the records so far.
+
+"Now" is the mean of the last health.window records that have a metric; "then" is the mean of the window
+health.patience steps before, or of the run's first one. Accuracy is that on dev where it was evaluated in
+between, else that of the roll-outs.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mathrl.health.mismatch import ALIGNMENT, judged
+from mathrl.params.health import Health
+from mathrl.params.train import Rl
+
+Row = Mapping[str, float]
+Found = tuple[str, str, str]  # evidence, cause, remedy
+ACCURACY, DEV = "reward/accuracy", "dev/accuracy"
+NO_PARTS = ("reward/overall", "reward/overall_std", ACCURACY)
+NEVER, SUDDEN, SHARE_OF_START = 0.005, 0.1, 5.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`colour` red: the result cannot be trusted; yellow: look at it."""
+
+    name: str
+    colour: str
+    look: Callable[[Sequence[Row], Health, Rl], Found | None]
+    needs_rl: bool = True
+
+
+def mean(rows: Sequence[Row], name: str) -> float | None:
+    """Of the rows that have it."""
+    values = [row[name] for row in rows if name in row]
+    return sum(values) / len(values) if values else None
+
+
+def now(rows: Sequence[Row], health: Health, name: str) -> float | None:
+    return mean(rows[-health.window :], name)
+
+
+def earliest(rows: Sequence[Row], name: str) -> float | None:
+    """The first value: a step that measured nothing has none."""
+    return next((row[name] for row in rows if name in row), None)
+
+
+def then(rows: Sequence[Row], health: Health, name: str) -> float | None:
+    """None where the run is too short for two windows."""
+    if len(rows) < 2 * health.window:
+        return None
+    first = max(0, len(rows) - health.window - health.patience)
+    return mean(rows[first : first + health.window], name)
+
+
+def gain(rows: Sequence[Row], health: Health) -> float:
+    """How much accuracy rose from then to now; 0 where the run is too short to tell."""
+    first = max(0, len(rows) - health.window - health.patience)
+    dev = [row[DEV] for row in rows[first:] if DEV in row]
+    if len(dev) >= 2:
+        return dev[-1] - dev[0]
+    before = then(rows, health, ACCURACY)
+    return 0.0 if before is None else accuracy(rows, health) - before
+
+
+def accuracy(rows: Sequence[Row], health: Health) -> float:
+    return now(rows, health, ACCURACY) or 0.0
+
+
+def learning_rate(rl: Rl) -> float:
+    return max(rl.lr, rl.optimizer.muon_lr if rl.optimizer.type == "muon" else 0.0)
+
+
+def too_fast(rl: Rl | None, health: Health) -> str | None:
+    if rl is not None and learning_rate(rl) > health.lr:
+        return f"the learning rate {learning_rate(rl):g} is above health.lr = {health.lr:g}"
+    return None
+
+
+def loss(rows: Sequence[Row], health: Health, rl: Rl | None) -> Found | None:
+    row = rows[-1]
+    bad = [
+        f"{name} is {row[name]:.4g}"
+        for name in ("loss", "actor_loss", "critic_loss", "grad_norm")
+        if name in row and (not math.isfinite(row[name]) or (name != "grad_norm" and abs(row[name]) > health.loss))
+    ]
+    skipped = row.get("skipped_updates", 0.0) - (rows[-2] if len(rows) > 1 else {}).get("skipped_updates", 0)
+    if skipped > 0:
+        bad.append(f"{skipped:.0f} updates were left out, their loss or gradient was not a number")
+    if not bad:
+        return None
+    cause = too_fast(rl, health) or "steps that are too large, or a reward that is not a number"
+    return "; ".join(bad), cause, "lower the learning rate, set optimizer.clip_norm, look at the rewards"
+
+
+def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    size = health.window
+    dev = [row[DEV] for row in rows if DEV in row]
+    falls = [("on dev", max(dev), dev[-1])] if len(dev) >= 2 else []
+    # In another order the problems become harder by design. Dev alone would be late: it is averaged weights'.
+    if rl.curriculum.order == "shuffled" and len(rows) >= 2 * size:
+        windows = [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
+        falls.append(("of the roll-outs", max(windows), accuracy(rows, health)))
+    fell = [f"{where} fell from {best:.3f} to {last:.3f}" for where, best, last in falls if last < best - health.drop]
+    if not fell:
+        return None
+    said = f"accuracy {' and '.join(fell)}"
+    entropies = mean(rows[:size], "entropy"), now(rows, health, "entropy")
+    if entropies[0] is not None and entropies[1] is not None:
+        said += f", entropy went from {entropies[0]:.3f} to {entropies[1]:.3f}"
+    cause = too_fast(rl, health) or "updates that are too large, or a reward that pays for something else"
+    return said, cause, "lower the learning rate, start from an earlier checkpoint, read the responses"
+
+
+def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value = now(rows, health, "kl")
+    if value is None or value <= health.kl or gain(rows, health) >= health.progress:
+        return None
+    before = mean(rows[-2 * health.window : -health.window] or rows[:1], "kl")
+    rising = before is not None and value > 1.5 * max(before, 0.0)
+    fast = too_fast(rl, health)
+    if not rising and not fast:
+        return None
+    said = f"KL to the reference is {value:.3g} a token, {before or 0.0:.3g} before"
+    cause = fast or "the policy leaves the reference without becoming better"
+    return said, cause, "lower the learning rate, raise rl.kl_coef or set rl.kl_controller"
+
+
+def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    name = judged(rows[-1])
+    value = now(rows, health, name)
+    if value is None or value <= health.alignment or stale_sampler(rows, health, rl):
+        return None
+    if len(rows) < health.window and (earliest(rows, name) or 0.0) <= health.alignment:
+        return None  # too early to tell it from a stale sampler
+    return (
+        f"log-prob alignment of sampler and trainer is {value:.3f}",
+        "they do not compute the same model: precision, temperature, template or truncation of the logits",
+        "set rollout to the same precision, sample with top-p 1, or correct it with rl.importance",
+    )
+
+
+def stale_sampler(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value, first = now(rows, health, ALIGNMENT), earliest(rows, ALIGNMENT)
+    if value is None or first is None or len(rows) < health.window or rows[-1].get("rollout/lag"):
+        return None
+    limit = 1 + max((health.alignment - 1) / SHARE_OF_START, SHARE_OF_START * (first - 1))
+    if value <= limit:
+        return None
+    return (
+        f"log-prob alignment of sampler and trainer was {first:.3f} at first and is {value:.3f}",
+        "the sampler does not get the weights that are trained",
+        "look at the weight sync of the roll-out engine (tied heads, adapters), or use rollout.engine torch",
+    )
+
+
+def importance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    bad = []
+    for name in ("importance/mean", "ratio/mean"):
+        value = now(rows, health, name)
+        if value is not None and abs(value - 1) > health.importance:
+            bad.append(f"{name} is {value:.3f}, not 1")
+    masked = now(rows, health, "importance/masked_share")
+    if masked is not None and masked > health.importance:
+        bad.append(f"{masked:.0%} of the tokens are outside the importance bounds")
+    if not bad:
+        return None
+    many = rl.epochs * rl.minibatches > 1
+    cause = "too many or too large updates a batch" if many else "sampler and trainer are not the same policy"
+    remedy = "fewer rl.minibatches or rl.epochs, a lower rate" if many else "look at mismatch, stale_sampler"
+    return "; ".join(bad), cause, remedy
+
+
+def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    # Groups without a difference have no forward pass: where there are no others, nothing was measured.
+    measured = [row for row in rows[-health.window :] if row.get("rollout/zero_variance_share", 0.0) < 1]
+    value = mean(measured, "entropy")
+    if value is None or len(rows) < health.window or value >= health.entropy:
+        return None
+    if accuracy(rows, health) >= health.solved:
+        return None
+    return (
+        f"entropy is {value:.4f} a token at accuracy {accuracy(rows, health):.3f}",
+        "the policy has one response a problem left, so groups no longer differ",
+        "raise rl.clip_high, rl.temperature or rl.entropy_coef, lower the learning rate",
+    )
+
+
+def length(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value, before = now(rows, health, "response_length"), then(rows, health, "response_length")
+    if value is None or not before or value < health.length_rise * before:
+        return None
+    if gain(rows, health) >= health.progress:
+        return None
+    said = f"responses grew from {before:.1f} to {value:.1f} tokens, accuracy by {gain(rows, health):+.3f}"
+    linked = now(rows, health, "rollout/length_reward_correlation")
+    if linked is not None:
+        said += f", correlation of length and reward {linked:+.2f}"
+    if linked is not None and linked > 0.2:
+        return said, "the reward pays for length", "look at reward.parts; add the part overlong"
+    cause = "the loss favours long wrong responses, or responses no longer end"
+    return said, cause, "set rl.aggregation token_mean, add the part overlong, look at truncated responses"
+
+
+def repetition(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value, first = now(rows, health, "rollout/repetition"), mean(rows[: health.window], "rollout/repetition")
+    if value is None or first is None or len(rows) < 2 * health.window:
+        return None
+    if value <= health.repetition or value <= 2 * first or gain(rows, health) >= health.progress:
+        return None
+    return (
+        f"{value:.0%} of the 16-grams of a response were said before in it ({first:.0%} at first)",
+        "responses go in circles: a reward that pays for length, or a policy that left its language",
+        "add the reward part repetition or overlong, lower the learning rate",
+    )
+
+
+def no_success(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    if len(rows) < 2 * health.window or max(row.get(ACCURACY, 0.0) for row in rows) > NEVER:
+        return None
+    said = f"no response of {len(rows)} steps was right"
+    cut, unsure = mean(rows, "rollout/truncated_share") or 0.0, mean(rows[: health.window], "entropy") or 0.0
+    if cut > 0.5:
+        # Entropy would tell the two apart, but groups without a difference have no forward pass.
+        return (
+            said + f"; {cut:.0%} are cut off",
+            "the prompt is not what the model was trained on, so it finds no end; or no room to answer",
+            "compare prompts with those of the SFT set (prompt.template), then raise rl.max_tokens",
+        )
+    if unsure > 1:
+        said += f"; entropy at first {unsure:.2f} a token"
+        return said, "the prompt is not what the model was trained on", "look at prompt.template"
+    return (
+        said,
+        "the answer is not found in the responses, or the problems are too hard",
+        "read responses with `mathrl grade`, look at reward.extraction and prompt.template, take easier ones",
+    )
+
+
+def flat(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    if len(rows) < health.patience or accuracy(rows, health) >= health.solved:
+        return None
+    size = health.window
+    values = [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
+    dev = [row[DEV] for row in rows if DEV in row]
+    if max(values) - values[0] >= health.progress or (dev and max(dev) - dev[0] >= health.progress):
+        return None
+    if no_success(rows, health, rl):
+        return None
+    return (
+        f"accuracy has not risen in {len(rows)} steps: {values[0]:.3f} at first, {values[-1]:.3f} now",
+        "no signal, or steps that are too small",
+        "look at zero_variance and grad_norm, choose problems of pass rate 0.1 to 0.9 (mix), raise rl.lr",
+    )
+
+
+def spikes(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    recent = [row[ACCURACY] for row in rows[-2 * health.window - 1 :] if ACCURACY in row]
+    if len(recent) < 2 * health.window + 1:
+        return None
+    jumps = [after - before for before, after in itertools.pairwise(recent)]
+    size = math.sqrt(sum(each * each for each in jumps) / len(jumps))
+    # Two means of n problems differ by chance with a standard deviation of at most √(2 · ¼ / n).
+    if size <= max(SUDDEN, 3 * math.sqrt(0.5 / rl.prompts_per_step)):
+        return None
+    return (
+        f"accuracy of the roll-outs jumps by {size:.3f} from step to step",
+        "updates that are too large, or batches of very different problems",
+        "lower the learning rate, take more rl.prompts_per_step, set rl.curriculum.order shuffled",
+    )
+
+
+def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value = now(rows, health, "rollout/zero_variance_share")
+    if value is None or rl.group_size < 2 or len(rows) < health.window or value <= health.zero_variance:
+        return None
+    if accuracy(rows, health) >= health.solved:
+        return None
+    if max(row.get(ACCURACY, 0.0) for row in rows) <= NEVER:
+        return (
+            f"{value:.0%} of the groups have no difference in reward, since nothing was right yet",
+            "the problems are too hard, or the prompt is not what the model was trained on",
+            "read responses, look at prompt.template and reward.extraction, take easier problems",
+        )
+    hard = accuracy(rows, health) < 0.1
+    return (
+        f"{value:.0%} of the groups have no difference in reward at accuracy {accuracy(rows, health):.3f}",
+        "the problems are too hard" if hard else "problems are either always solved or never",
+        "choose problems of pass rate 0.1 to 0.9 (mix), set rl.dynamic_sampling, larger rl.group_size",
+    )
+
+
+def truncated(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value = now(rows, health, "rollout/truncated_share")
+    if value is None or len(rows) < health.window or value <= health.truncated:
+        return None
+    return (
+        f"{value:.1%} of the responses are cut off at rl.max_tokens = {rl.max_tokens}",
+        "responses need more room, or do not end",
+        "raise rl.max_tokens, add the reward part overlong, or set rl.truncated mask",
+    )
+
+
+def critic(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    value = now(rows, health, "critic/explained_variance")
+    warm = rl.critic.warmup_steps if rl.critic else 0
+    if value is None or len(rows) < warm + health.patience or value > 0:
+        return None
+    return (
+        f"the critic explains {value:.2f} of the returns' variance",
+        "it does not learn, so its values only add noise to the advantages",
+        "raise rl.critic.lr or rl.critic.warmup_steps, start it from a reward model (rl.critic.path)",
+    )
+
+
+def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    if accuracy(rows, health) >= health.solved or len(rows) < health.patience:
+        return None
+    if gain(rows, health) >= health.progress:
+        return None
+    names = {name for name in rows[-1] if name.startswith("reward/") and name not in NO_PARTS}
+    for name in sorted(names):
+        value, before = now(rows, health, name), then(rows, health, name)
+        if value is not None and before is not None and value - before > SUDDEN:
+            return (
+                f"{name} rose from {before:.3f} to {value:.3f}, accuracy by {gain(rows, health):+.3f}",
+                "the policy earns the easier part of the reward alone",
+                f"lower the weight of {name.removeprefix('reward/')} in reward.parts",
+            )
+    return None
+
+
+def timeouts(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+    recent = rows[-health.window :]
+    graded = sum(row.get("verifier/graded", 0.0) for row in recent)
+    late = sum(row.get("verifier/timeouts", 0.0) for row in recent)
+    if not graded or late / graded <= health.timeouts:
+        return None
+    return (
+        f"{late:.0f} of {graded:.0f} verifications timed out and count as wrong",
+        "answers that are costly to compare, or a machine that is too busy",
+        "read such responses, leave a core to the verifier, raise its time limit",
+    )
+
+
+RULES = (
+    Rule("loss", "red", loss, needs_rl=False),  # type: ignore[arg-type]
+    Rule("collapse", "red", collapse),
+    Rule("kl", "red", kl),
+    Rule("mismatch", "red", mismatch),
+    Rule("stale_sampler", "red", stale_sampler),
+    Rule("importance", "red", importance),
+    Rule("entropy", "yellow", entropy),
+    Rule("length", "yellow", length),
+    Rule("repetition", "yellow", repetition),
+    Rule("no_success", "yellow", no_success),
+    Rule("flat", "yellow", flat),
+    Rule("spikes", "yellow", spikes),
+    Rule("zero_variance", "yellow", zero_variance),
+    Rule("truncated", "yellow", truncated),
+    Rule("critic", "yellow", critic),
+    Rule("reward_parts", "yellow", reward_parts),
+    Rule("timeouts", "yellow", timeouts),
+)

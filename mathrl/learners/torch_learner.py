@@ -1,0 +1,154 @@
+"""The torch backend: every process holds all weights, as one buffer, and gradients are summed."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mathrl.core.errors import UserError
+from mathrl.core.out_of_memory import memory_part
+from mathrl.learners.checkpoint import Checkpoint
+from mathrl.learners.distributed import Backend
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet
+from mathrl.models.weights import full_weights
+from mathrl.params.train import Optimizer
+
+Micro = TypeVar("Micro")
+
+
+class TorchLearner:
+    """See `mathrl.learners.learner.Learner`.
+
+    `averaged` is the exponential average of the weights where there is a decay, `best` a copy of what was
+    evaluated best.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        params: Optimizer,
+        lr: float,
+        updates: int,
+        ema: float | None = None,
+        name: str = "rl",
+        backend: Backend | None = None,
+    ) -> None:
+        self.model, self.ema, self.name = model, ema, name
+        self.backend = backend or Backend(torch.device("cpu"))
+        with memory_part("gradients and averaged weights", self._advice()):
+            self.flat = FlatParameters(model)
+            self.averaged = self.flat.weights.clone() if ema else None
+        self.optimizer = OptimizerSet(model, self.flat, params, lr, updates)
+        self.best: Tensor | None = None
+        self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
+
+    def _advice(self) -> str:
+        return (
+            f"set training.backend to deepspeed with deepspeed.offload_optimizer, or {self.name}.lora, "
+            "or take a smaller model (model.base)"
+        )
+
+    def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
+        self.flat.gradients.zero_()
+        yield from ((micro, 1.0) for micro in micros)
+
+    def descend(self, compute: Callable[[], Tensor]) -> None:
+        compute().backward()  # type: ignore[no-untyped-call]
+
+    def reduce(self) -> None:
+        self.backend.sum_(self.flat.gradients)
+
+    def update(self, loss: float) -> None:
+        self.norm, self.factor = self.optimizer.clip(), 0.0
+        if math.isfinite(self.norm) and math.isfinite(loss):
+            with memory_part("optimizer states", self._advice()):  # made at the first step
+                self.factor = self.optimizer.step(self.updates)
+            if self.averaged is not None and self.ema:
+                self.averaged.lerp_(self.flat.weights, 1 - self.ema)
+        else:
+            self.bad += 1
+            check_bad(self.bad, self.backend.training.most_bad_updates, self.name)
+        self.updates += 1
+
+    def drop(self) -> None:
+        """The next update begins with zeros anyway."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def scoring(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return full_weights(self.model)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        with memory_part("trained weights, while the averaged ones are evaluated", self._advice()):
+            trained = self.flat.weights.clone()
+        self.flat.set_weights(self.evaluated_weights())
+        yield
+        self.flat.set_weights(trained)
+
+    def evaluated_weights(self) -> Tensor:
+        """Those that are evaluated and exported: the averaged ones where there are any."""
+        return self.flat.weights if self.averaged is None else self.averaged
+
+    def keep_best(self) -> None:
+        with memory_part("best weights", f"set {self.name}.export to last"):
+            self.best = self.evaluated_weights().clone()
+
+    def finish(self) -> None:
+        self.flat.set_weights(self.evaluated_weights() if self.best is None else self.best)
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = {"weights": self.flat.weights}
+        if self.averaged is not None:
+            own["averaged"] = self.averaged
+        if self.best is not None:
+            own["best"] = self.best
+        own |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        return {f"{self.name}/{name}": value for name, value in own.items()}
+
+    def write(self, folder: Path) -> None:
+        """Rank 0's `tensors` are all there is."""
+
+    def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
+        own = {
+            name.partition("/")[2]: value for name, value in saved.tensors.items() if name.startswith(f"{self.name}/")
+        }
+        self.flat.set_weights(own["weights"].to(self.flat.weights.device))
+        if self.averaged is not None:
+            self.averaged.copy_(own["averaged"])
+        if "best" in own:
+            self.best = own["best"].to(self.flat.weights.device)
+        states = {name.removeprefix("optimizer."): own[name] for name in own if name.startswith("optimizer.")}
+        self.optimizer.load_state(states)
+        self.updates, self.bad = counts["updates"], counts["bad"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"updates": self.updates, "bad": self.bad}
+
+
+def share_gradients(learners: Sequence[Any]) -> None:
+    """One buffer of gradients for the torch learners among these, each of which updates before the next
+    begins: the policy and its critic."""
+    flats = [learner.flat for learner in learners if isinstance(learner, TorchLearner)]
+    if len({(flat.weights.dtype, flat.weights.device) for flat in flats}) == 1:
+        buffer = max((flat.gradients for flat in flats), key=len)
+        for flat in flats:
+            flat.put_gradients(buffer)
+
+
+def check_bad(bad: int, most: int, name: str) -> None:
+    """Raises UserError: more than `most` updates were skipped."""
+    if bad > most:
+        raise UserError(
+            f"{name}: {bad} updates had a loss or gradient that is not a number; lower {name}.lr or "
+            f"{name}.optimizer.muon_lr, or raise training.most_bad_updates"
+        )

@@ -1,0 +1,188 @@
+"""What the registry's gate judges: the evidence about a version, gathered from its lineage.
+
+Used by mathrl.registry.promote. Files are found by digest, so that a version of a worktree under runs/, with
+other data than the checkout's, is judged by its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import digest_path
+from mathrl.core.paths import CURATED_SFT, CURATED_TEST, main_checkout
+from mathrl.core.problems import read_problems
+from mathrl.core.types import Problem
+from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.evaluation.paired import Comparison
+from mathrl.params import Params
+from mathrl.params.data import Curate, Decontaminate
+from mathrl.params.evaluate import TEST
+from mathrl.tracking.lineage import REMEDY, Back, Step
+
+ALIGNED = 1.05
+ALIGNMENT, CANARY, LAG = "rollout/logprob_alignment", "rollout/canary_alignment", "rollout/lag"
+TRAINED = ("data/curated/sft.jsonl", "data/curated/rl.jsonl")
+FIND = "`mathrl run curate` with the --preset and --set of that run brings them back from DVC's cache"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the gate judges. Example: Evidence(Comparison(…), hits=0, alignment=1.01, health="green").
+
+    `test` is None without a champion; `hits` None where the training data could not be checked; `alignment`
+    is the largest of the run's steps, None where nothing was rolled out; `health` begins with red where any
+    run of the lineage is, else it is that of the run that made the model, with the rules that said so;
+    "unknown" where none did; `missing` is what no run made.
+    """
+
+    test: Comparison | None
+    hits: int | None
+    alignment: float | None
+    health: str
+    missing: Sequence[str] = ()
+
+
+def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
+    """(why not, what was found), in sentences; no reason against is a promotion.
+
+    >>> judge(Evidence(None, 0, 1.2, "green"))[0]
+    ['log-prob alignment 1.200 is above 1.05: sampler and trainer are not the same model']
+    """
+    if evidence.missing:  # what is known of such a version may be of another model's making
+        return [f"its lineage is not complete, no run in MLflow made {', '.join(evidence.missing)}: {REMEDY}"], []
+    against: list[str] = []
+    found: list[str] = []
+    if evidence.test is None:
+        found.append("there is no champion yet: the first is taken without a comparison")
+    else:
+        better = evidence.test.shown and evidence.test.difference > 0
+        (found if better else against).append(evidence.test.verdict())
+    if evidence.hits is None:
+        against.append(
+            "the training data could not be checked against the benchmark: the curated files of "
+            f"its run are neither here nor under runs/; {FIND}"
+        )
+    elif evidence.hits:
+        against.append(f"{evidence.hits} training problems share text with the benchmark: decontaminate them")
+    else:
+        found.append("no training problem shares text with the benchmark")
+    if evidence.alignment is None:
+        found.append("no roll-outs in its lineage, so no log-prob alignment")
+    elif not evidence.alignment <= ALIGNED:  # nan is a refusal, too
+        against.append(
+            f"log-prob alignment {evidence.alignment:.3f} is above {ALIGNED}: sampler and trainer "
+            "are not the same model"
+        )
+    else:
+        found.append(f"log-prob alignment at most {evidence.alignment:.3f}")
+    if evidence.health.startswith("red"):
+        against.append(f"its health is {evidence.health}: `mathrl health RUN` says why and what helps")
+    elif evidence.health == "unknown":
+        against.append("the run that made it has no health in MLflow: `mathrl sync` uploads what was kept back")
+    else:
+        found.append(f"health {evidence.health}")
+    return against, found
+
+
+def contamination(back: Back, problems: list[Problem], how: Curate) -> int | None:
+    """How many problems that the version was trained on share text with the benchmark; None when their files
+    are not here.
+
+    As curation does it: problems of one generator share its phrases, there only the same question counts.
+    `how` is the section with which they were curated.
+    """
+    read = {each for step in back.steps for each in step.inputs.items() if each[0] in TRAINED}
+    files = [located(back, *each) for each in sorted(read)]
+    if not files or None in files:
+        return None
+    clean = how.decontaminate or Decontaminate()
+    index = EvaluationIndex(clean.ngram)
+    for problem in problems:
+        index.add_problem(problem)
+    questions = {" ".join(problem.question.split()) for problem in problems}
+    generated = {each.name for each in how.sources if each.type == "generated"}
+    count = 0
+    for problem in (each for file in files if file for each in read_problems(file)):
+        own = problem.source in generated and not clean.within_generator
+        skip = frozenset(p.id for p in problems if p.source == problem.source) if own else frozenset()
+        ((_, hit),) = find_hits([problem], index, min_share=clean.min_share, skip=skip)
+        count += hit is not None or " ".join(problem.question.split()) in questions
+    return count
+
+
+def located(back: Back, path: str, digest: str) -> Path | None:
+    """A file of these bytes at `path` in the checkout, in a worktree of it, or where a run of the lineage
+    worked."""
+    root = main_checkout()
+    folders = [root, *(Path(step.workspace) for step in back.steps if step.workspace), *root.glob("runs/*")]
+    files = (folder / path for folder in dict.fromkeys(folders))
+    return next((file for file in files if file.is_file() and digest_path(file) == digest), None)
+
+
+def yardstick(back: Back, benchmark: str, params: Params) -> list[Problem]:
+    """The benchmark's problems; `test` is the split that this version was evaluated on.
+
+    Raises:
+        UserError: no such benchmark, or its file is no longer here.
+    """
+    return benchmark_problems(benchmark, params, _split(back, CURATED_TEST) if benchmark == TEST else CURATED_TEST)
+
+
+def worked_examples(back: Back) -> Path:
+    """The split from which the version's prompts take their worked examples.
+
+    Raises:
+        UserError: it is no longer here.
+    """
+    return _split(back, CURATED_SFT)
+
+
+def _split(back: Back, path: Path) -> Path:
+    digest = stage_of(back, "evaluate").inputs.get(str(path), "")
+    file = located(back, str(path), digest)
+    if file is None:
+        raise UserError(
+            f"{path} of {back.name} version {back.version} (digest {digest or 'unknown'}) is neither here "
+            f"nor under runs/; {FIND}" + ("; or name a benchmark (--benchmark gsm8k)" * (path == CURATED_TEST))
+        )
+    return file
+
+
+def stage_of(back: Back, stage: str) -> Step:
+    """The run of a stage that is nearest to the model.
+
+    Raises:
+        UserError: there is none.
+    """
+    for step in back.steps:
+        if step.stage == stage:
+            return step
+    raise UserError(f"{back.name} version {back.version} has no {stage} in its lineage: {REMEDY}")
+
+
+def alignment(client: Any, back: Back) -> float | None:
+    """The largest log-prob alignment of any step; where the roll-outs were of older weights, that of the
+    probe: the policy's own change is in the other."""
+    values: list[float] = []
+    for step in back.steps:
+        told, probe, lag = (
+            {each.step: float(each.value) for each in client.get_metric_history(step.run, name)}
+            for name in (ALIGNMENT, CANARY, LAG)
+        )
+        values += [probe.get(at, float("nan")) if lag.get(at) else value for at, value in told.items()]
+    return max(values, key=lambda value: (value != value, value), default=None)
+
+
+def health(client: Any, back: Back) -> str:
+    """Such as "green", "yellow (rl: truncated, flat)"."""
+    tags = {step.run: client.get_run(step.run).data.tags for step in back.steps}
+    red = [step for step in back.steps if tags[step.run].get("health") == "red"]
+    step = red[0] if red else back.maker()
+    if step is None or "health" not in tags[step.run]:
+        return "unknown"
+    rules = [key.removeprefix("health.") for key in tags[step.run] if key.startswith("health.")]
+    said = f" ({step.stage}: {', '.join(sorted(rules))})" if rules else ""
+    return f"{tags[step.run]['health']}{said}"

@@ -1,0 +1,137 @@
+"""The pages flow's account: rounds.json, report.md, pictures."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mathrl.core.files import write_text
+from mathrl.data.corpus.page_files import Page
+from mathrl.data.corpus.rounds import Collected, domains
+from mathrl.params.pages import Pages
+from mathrl.reports.markdown import cell, table
+
+EXAMPLES = 5  # pages shown on either side of the boundary
+SHOWN = 20  # domains in the table and the picture
+BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
+
+
+def account(out: Collected, pages: Sequence[Page], how: Pages, seed: int) -> dict[str, Any]:
+    """rounds.json; the same for the same inputs on any machine."""
+    return {
+        "seed": seed, "pages": len(pages), "held_out": len(out.held_out), "stopped": out.stopped,
+        "rounds": [
+            {
+                "round": r.number, "positives": r.positives, "negatives": r.negatives,
+                "collected": len(r.collected), "new_share": round(r.new_share, 6), "promoted": r.promoted,
+                "lowest_score": round(r.lowest_score, 4), "precision": _rounded(r.precision),
+                "recall": _rounded(r.recall),
+            }
+            for r in out.rounds
+        ],
+        "kept": len(out.kept), "contaminated": len(out.hits), "top_share": how.top_share,
+        "domain_share": how.domain_share,
+    }  # fmt: skip
+
+
+def kept_rows(out: Collected, pages: Sequence[Page]) -> Iterable[dict[str, Any]]:
+    """The kept pages' rows as they stand with their score (log-odds) as `score`, best first."""
+    return ({**pages[i].row, "score": round(float(out.scores[i]), 4)} for i in out.kept)
+
+
+def write_report(folder: Path, out: Collected, pages: Sequence[Page], how: Pages) -> None:
+    """report.md, rounds.png and domains.png in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = domains(out, pages)
+    # Domains of many collected pages first; a promoted one before one that was not.
+    order = sorted(known, key=lambda h: (-bool(known[h]["promoted_in_rounds"]), -known[h]["collected"][-1], h))
+    _pictures(folder, out, known, order[:SHOWN], how)
+    parts = [
+        "# Pages report", "",
+        f"{len(out.kept):,} of {len(pages):,} pages kept: the top {how.top_share:g} of round "
+        f"{len(out.rounds)}, less {len(out.hits):,} that share an n-gram with an evaluation set "
+        f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",
+        "", "## Rounds", "",
+        *table(
+            ("round", "positives", "negatives", "collected", "new", "domains promoted", "pages they add",
+             "precision", "recall"),
+            ((r.number, f"{r.positives:,}", f"{r.negatives:,}", f"{len(r.collected):,}", f"{r.new_share:.1%}",
+              len(r.promoted), f"{sum(r.promoted.values()):,}", _share(r.precision), _share(r.recall))
+             for r in out.rounds),
+        ),
+        "", f"Precision and recall are of {len(out.held_out):,} labelled pages that no round was trained on.",
+        "", "![rounds](rounds.png)", "", "## Domains", "",
+        f"Promoted: more than {how.domain_share:.0%} of the domain's pages collected in a round.", "",
+        *table(
+            ("domain", "pages", "collected by round", "kept", "promoted in", "made positives"),
+            ((host, f"{d['pages']:,}", ", ".join(f"{n:,}" for n in d["collected"]), f"{d['kept']:,}",
+              ", ".join(map(str, d["promoted_in_rounds"])), f"{d['pages_made_positives']:,}")
+             for host in order[:SHOWN] for d in (known[host],)),
+        ),
+        "", f"{len(order):,} domains; all stand in `data/pages/domains.json`.", "",
+        "![domains](domains.png)", "", *_boundary(out, pages),
+    ]  # fmt: skip
+    write_text(folder / "report.md", "\n".join(parts) + "\n")
+
+
+def _boundary(out: Collected, pages: Sequence[Page]) -> list[str]:
+    ranked = np.argsort(-out.scores, kind="stable")
+    at = len(out.rounds[-1].collected)
+    parts = ["## At the boundary", "", "Scores are log-odds of being mathematics.", ""]
+    for title, numbers in (
+        ("The last that are in", ranked[max(0, at - EXAMPLES) : at]),
+        ("The first that are out", ranked[at : at + EXAMPLES]),
+    ):
+        parts += [f"{title}:", ""]
+        for i in map(int, numbers):
+            parts += [
+                f"- `{pages[i].host}{pages[i].path}` ({out.scores[i]:.2f})",
+                "",
+                f"  > {cell(pages[i].text[:600])[:300]}",
+                "",
+            ]
+    return parts
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _pictures(folder: Path, out: Collected, known: dict[str, dict[str, Any]], shown: Sequence[str], how: Pages) -> None:
+    import matplotlib  # half a second, and only this report draws
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
+        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+        numbers = [r.number for r in out.rounds]
+        lines: dict[str, tuple[Sequence[float | None], str, str]] = {
+            "new pages": ([r.new_share for r in out.rounds], ORANGE, "^"),
+            "precision": ([r.precision for r in out.rounds], BLUE, "o"),
+            "recall": ([r.recall for r in out.rounds], GREEN, "s"),
+        }
+        for name, (values, colour, marker) in lines.items():
+            if None not in values:
+                axes.plot(numbers, values, marker=marker, color=colour, label=name)
+        axes.set_xticks(numbers)
+        axes.set(xlabel="round", ylabel="share", ylim=(0, 1.03), title="Rounds")
+        figure.legend(frameon=False, loc="outside right center")
+        figure.savefig(folder / "rounds.png", dpi=130, metadata={"Software": None})
+        plt.close(figure)
+
+        figure, axes = plt.subplots(figsize=(7, 0.8 + 0.25 * len(shown)), layout="constrained")
+        shares = [known[host]["collected"][-1] / known[host]["pages"] for host in shown]
+        colours = [BLUE if known[host]["promoted_in_rounds"] else ORANGE for host in shown]
+        axes.barh(range(len(shown)), shares, color=colours)
+        axes.axvline(how.domain_share, color="black", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(shown)), shown)
+        axes.invert_yaxis()
+        axes.set(xlabel="share collected in the last round", title="Domains (blue: promoted in a round)")
+        figure.savefig(folder / "domains.png", dpi=130, metadata={"Software": None})
+        plt.close(figure)

@@ -1,0 +1,261 @@
+"""The curation as a bank statement: manifest.json, report.md, pictures."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.files import write_text
+from mathrl.core.types import Problem
+from mathrl.data.curation import SPLITS, TRAINED, Curated, Plan
+from mathrl.data.grams import grams
+from mathrl.params.data import Curate, Decontaminate
+from mathrl.reports.markdown import cell, table
+
+EXAMPLES = 3
+CHANCE_SHARE = 0.1  # of a source, from which hits of short texts are pointed out
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = {"sft": "#0072B2", "rl": "#E69F00", "dev": "#CC79A7", "test": "#009E73"}
+
+
+def manifest(curated: Curated, planned: Plan, curate: Curate, seed: int, outputs: dict[str, Any]) -> dict[str, Any]:
+    """What went in and what came out, by digest; the same for the same inputs on any machine."""
+    return {
+        "seed": seed,
+        "inputs": curated.inputs,
+        "evaluation_sets": curated.evaluation_inputs,
+        "evaluation_sizes": curated.evaluation_sizes,
+        "outputs": outputs,
+        "steps": [
+            {"step": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "reasons": dict(s.reasons)}
+            for s in curated.steps
+        ],
+        "splits": {
+            split: {"problems": len(rows), "by_source": dict(Counter(p.source for p in rows))}
+            for split, rows in curated.splits.items()
+        },
+        "dropped": dict(Counter(row.reason for row in curated.dropped)),
+        "rejected": len(curated.rejected),
+        "licences": {r.name: r.licence for r in (*planned.sources, *planned.evaluation)},
+        "deduplicate": curate.deduplicate.model_dump(mode="json"),
+        "decontaminate": curate.decontaminate.model_dump(mode="json") if curate.decontaminate else None,
+        "not_indexed": {"why": "evaluation texts under 3 grams", "texts": len(curated.too_short)},
+    }
+
+
+def write_report(folder: Path, curated: Curated, planned: Plan, curate: Curate, seed: int) -> None:
+    """report.md, levels.png and lengths.png in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _pictures(folder, curated.splits)
+    write_text(folder / "report.md", _markdown(curated, planned, curate, seed))
+
+
+def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str:
+    total = sum(len(rows) for rows in curated.splits.values())
+    used = sum(map(bool, curated.splits.values()))
+    summary = (
+        f"{total:,} problems in {used} splits, no question in two of them. {len(curated.dropped):,} rows "
+        f"dropped, {len(curated.rejected):,} rejected; each stands with its reason in "
+        "`data/curated/dropped.jsonl` and `rejected.jsonl`."
+    )
+    parts = ["# Curation report", "", summary, "", "## Rows in and out of each step", ""]
+    parts += table(
+        ("step", "in", "out", "gone because"),
+        (
+            (
+                s.name,
+                f"{s.rows_in:,}",
+                f"{s.rows_out:,}",
+                ", ".join(f"{reason} {count:,}" for reason, count in s.reasons.most_common()) or "",
+            )
+            for s in curated.steps
+        ),
+    )
+    parts += ["", "## What came out", ""]
+    sources = sorted({p.source for rows in curated.splits.values() for p in rows})
+    counts = {split: Counter(p.source for p in rows) for split, rows in curated.splits.items()}
+    parts += table(
+        ("source", *SPLITS),
+        [
+            *((name, *(f"{counts[s][name]:,}" for s in SPLITS)) for name in sources),
+            ("all", *(f"{len(curated.splits[s]):,}" for s in SPLITS)),
+        ],
+    )
+    parts += ["", "![levels](levels.png)", "", "![lengths](lengths.png)", ""]
+    parts += ["## Sources and licences", ""]
+    parts += table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
+    parts += ["", *_duplicates(curated, curate), *_overlap(curated, curate), *_dropped_examples(curated, seed)]
+    if curated.rejected:
+        parts += ["## Bad rows", "", *table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20]))]
+        if len(curated.rejected) > 20:
+            parts += ["", f"And {len(curated.rejected) - 20:,} more, in `data/curated/rejected.jsonl`."]
+    return "\n".join(parts) + "\n"
+
+
+def _read(curated: Curated) -> Iterable[tuple[str, ...]]:
+    """A line a file: the same for equal files wherever they lie."""
+    for number, row in enumerate((*curated.inputs, *curated.evaluation_inputs)):
+        where = f"{row['name']} → {row['split']}" if row["split"] else row["name"]
+        where = f"against {row['name']}" if number >= len(curated.inputs) else where
+        if "generator" in row:
+            yield (
+                where,
+                f"generator {row['generator']}, version {row['version']}",
+                f"{row['rows']:,}",
+                "",
+                row["licence"],
+            )
+        elif "hub" in row:
+            at = f" at {row['commit'][:12]}" if row["commit"] else ""
+            yield (
+                where,
+                f"hub {row['hub']}, {row['hub_split']}{at}",
+                f"{row['rows']:,}",
+                row["sha256"][:16],
+                row["licence"],
+            )
+        for name, file in row.get("files", {}).items():
+            yield where, name, f"{file['rows']:,}", file["sha256"][:16], row["licence"]
+
+
+def _duplicates(curated: Curated, curate: Curate) -> list[str]:
+    how = curate.deduplicate
+    rules = ["equal after NFKC and case folding with white space left out"] if how.exact else []
+    if near := how.near:
+        numbers = ", the same numbers in both" if near.same_numbers else ""
+        rules.append(
+            f"Jaccard similarity of {near.ngram}-gram shingles of at least {near.threshold:g} (MinHash LSH, "
+            f"{near.permutations} permutations, verified exactly{numbers})"
+        )
+    if not rules:
+        return ["## Duplicates", "", "Deduplication is switched off.", ""]
+    gone = [row for row in curated.dropped if row.reason in ("duplicate", "conflicting answers")]
+    clusters = len({row.other for row in gone if row.reason == "duplicate"})
+    return [
+        "## Duplicates",
+        "",
+        f"Two rows are one when they are {'; or have a '.join(rules)}. Test rows win over dev rows, those "
+        "over training rows, then the first. Where answers contradict each other no training row stays.",
+        "",
+        f"{len(gone):,} rows went; {clusters:,} rows won over others. `data/curated/dropped.jsonl` names the "
+        "winner of each.",
+        "",
+    ]
+
+
+def _overlap(curated: Curated, curate: Curate) -> list[str]:
+    how = curate.decontaminate
+    if how is None:
+        return ["## Overlap with evaluation sets", "", "Decontamination is switched off.", ""]
+    where = {row.problem.id: row.problem.source for row in curated.dropped}
+    cells: Counter[tuple[str, str]] = Counter()
+    for hit in curated.hits:
+        if hit.share >= how.min_share:
+            cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
+    rule = (
+        f"A row of sft or rl goes when it shares {how.ngram} grams in a row with an evaluation question or "
+        "answer text (evaluation texts of 3 to "
+        f"{how.ngram - 1} grams: as a whole), and the share of its grams is at least {how.min_share:g}. "
+        "Every hit stands in `data/curated/hits.jsonl`, by falling share, those too that let the row stay "
+        "(`dropped: false`): low shares are often boilerplate, which `decontaminate.min_share` lets stay."
+    )
+    if curated.generated and not how.within_generator:
+        rule += " Problems of one generator are not compared by grams: they share its phrases and all differ."
+    parts = ["## Overlap with evaluation sets", "", rule, ""]
+    if cells:
+        rows = ((train, against, f"{count:,}") for (train, against), count in sorted(cells.items()))
+        parts += table(("training source", "evaluation set", "rows hit"), rows)
+    else:
+        parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
+    if curated.hits:
+        went, stay = (
+            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if (hit.share >= how.min_share) == large)
+            for large in (True, False)
+        )
+        shares = (
+            (f"{b / 10:.1f} to {(b + 1) / 10:.1f}", f"{went[b]:,}", f"{stay[b]:,}")
+            for b in sorted(went | stay, reverse=True)
+        )
+        parts += ["", *table(("share", "rows that went", "rows that stay"), shares)]
+    parts += _chance_matches(curated, how)
+    if curated.too_short:
+        short = len(curated.too_short)
+        parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]
+    return [*parts, ""]
+
+
+def _chance_matches(curated: Curated, how: Decontaminate) -> list[str]:
+    """What to look at where a tenth of a source went for evaluation texts that are short."""
+    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.share >= how.min_share}
+    went = Counter(row.problem.source for row in curated.dropped if row.problem.id in whole)
+    rows = Counter(p.source for name in TRAINED for p in curated.splits.get(name, ()))
+    rows += Counter(row.problem.source for row in curated.dropped if row.problem.split in TRAINED)
+    return [
+        f"\n**{count:,} of {rows[source]:,} rows of {source} hold a short evaluation text whole.** Where the "
+        "questions are formulas, as a generator's are, that is often chance: see `data/curated/hits.jsonl`. "
+        "Rows of your own generator need no decontamination (`curate.decontaminate=null`); duplicates go all "
+        "the same."
+        for source, count in sorted(went.items())
+        if count >= CHANCE_SHARE * rows[source]
+    ]
+
+
+def _dropped_examples(curated: Curated, seed: int) -> list[str]:
+    by_reason: dict[str, list[Any]] = defaultdict(list)
+    for row in curated.dropped:
+        by_reason[row.reason].append(row)
+    parts = []
+    for reason, rows in sorted(by_reason.items()):
+        parts += [f"## Dropped: {reason} ({len(rows):,})", ""]
+        for row in random.Random(seed).sample(rows, min(EXAMPLES, len(rows))):
+            parts += [
+                f"- `{row.problem.id}` for `{row.other}` ({cell(row.detail)})",
+                "",
+                f"  > {cell(row.problem.question)[:300]}",
+                "",
+            ]
+    return parts
+
+
+def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:
+    import matplotlib  # half a second, and only this report draws
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [split for split in SPLITS if splits[split]]
+    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
+        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+        levels = sorted({p.level if p.level is not None else -1 for rows in splits.values() for p in rows})
+        width = 0.8 / max(1, len(shown))
+        for i, split in enumerate(shown):
+            counts = Counter(p.level if p.level is not None else -1 for p in splits[split])
+            heights = [counts[level] / len(splits[split]) for level in levels]
+            at = [x + (i - (len(shown) - 1) / 2) * width for x in range(len(levels))]
+            axes.bar(at, heights, width, color=COLOURS[split], label=f"{split} ({len(splits[split]):,})")
+        axes.set_xticks(range(len(levels)), ["none" if level < 0 else str(level) for level in levels])
+        axes.set(xlabel="level", ylabel="share of the split", title="Levels")
+        figure.legend(frameon=False, loc="outside right center")
+        figure.savefig(folder / "levels.png", dpi=130, metadata={"Software": None})
+        plt.close(figure)
+
+        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+        lengths = {split: [len(grams(p.question)) for p in splits[split][:20_000]] for split in shown}
+        longest = sorted(length for found in lengths.values() for length in found)
+        limit = max(5, longest[int(0.995 * (len(longest) - 1))])
+        bins = [limit * i / 40 for i in range(41)] if limit > 40 else [i - 0.5 for i in range(limit + 2)]
+        for split in shown:
+            axes.hist(
+                [min(x, limit) for x in lengths[split]],
+                bins=bins,
+                density=True,
+                histtype="step",
+                linewidth=1.8,
+                color=COLOURS[split],
+                label=split,
+            )
+        axes.set(xlabel="grams in the question", ylabel="density", title="Lengths")
+        axes.legend(frameon=False)
+        figure.savefig(folder / "lengths.png", dpi=130, metadata={"Software": None})
+        plt.close(figure)

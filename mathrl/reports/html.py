@@ -1,0 +1,277 @@
+"""One HTML file about a run: verdict, curves, examples before and after, health, lineage, how to reproduce.
+
+Nothing in it is loaded from anywhere. It is made from what the stages left (reports/, recipes/NAME/STEP/) and
+from their records; `mathrl report` writes it, and the stage register keeps one with its MLflow run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_json, read_jsonl, write_text
+from mathrl.core.hashing import digest_path
+from mathrl.core.paths import WORKTREE_NOTE
+from mathrl.evaluation.responses import common_problems, read_run
+from mathrl.evaluation.runs import compare_runs
+from mathrl.evaluation.summary import values_of
+from mathrl.health.watch import examine
+from mathrl.params import Params
+from mathrl.params.load import dump_yaml
+from mathrl.reports.find_run import METRICS, Facts, Trained, of_folder, records
+from mathrl.reports.html_figures import (
+    before_after,
+    breakdowns,
+    curves,
+    length_and_reward,
+    model_table,
+    pass_at_k,
+    picture,
+)
+from mathrl.reports.lineage_picture import picture as draw_lineage
+from mathrl.tracking.lineage import GIVEN, Step
+
+TEMPLATE = Path(__file__).with_name("report.html")
+WORST = ("unknown", "green", "yellow", "red")
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a report is about: files, all below `root`.
+
+    `outputs` are the paths whose makers the lineage begins with; `histogram` is the picture of pass rates.
+    """
+
+    title: str
+    root: Path
+    trained: Sequence[Trained]
+    summary: Mapping[str, Any] | None
+    responses: Path | None
+    outputs: Sequence[str]
+    command: str
+    histogram: Path | None = None
+    overrides: Sequence[str] = field(default_factory=tuple)
+
+
+def pipeline_material(root: Path) -> Material:
+    """Of the default pipeline in a checkout or in a run under runs/."""
+    stages = [root / "reports" / name for name in ("sft", "rl")]
+    summary, responses = root / "reports" / "summary.json", root / "reports" / "evaluate" / "responses.jsonl"
+    note = root / WORKTREE_NOTE
+    said = read_json(note) if note.is_file() else {}
+    overrides = [str(each) for each in said.get("overrides", ())]
+    return Material(
+        f"mathrl {root.name}" if said else "mathrl pipeline",
+        root,
+        [of_folder(folder) for folder in stages if (folder / METRICS).is_file()],
+        read_json(summary) if summary.is_file() else None,
+        responses if responses.is_file() else None,
+        [path for path in ("models/rl", "reports/evaluate", "models/sft") if (root / path).exists()],
+        f"mathrl run {said.get('run', 'pipeline')}",
+        root / "reports" / "difficulty" / "histogram.png",
+        overrides,
+    )
+
+
+def step_material(root: Path, recipe: str, step: str) -> Material:
+    """Of a recipe's step: an evaluation with the models that it compares, or a model that was trained."""
+    folder = root / "recipes" / recipe
+    summary = folder / step / "summary.json"
+    found = read_json(summary) if summary.is_file() else None
+    names = list(found["models"]) if found and "models" in found else [step]
+    reports = [folder / name / "report" for name in names]
+    responses = folder / step / "report" / "responses.jsonl"
+    return Material(
+        f"{recipe}/{step}",
+        root,
+        [of_folder(each) for each in reports if (each / METRICS).is_file()],
+        found if found and "models" in found else None,
+        responses if responses.is_file() else None,
+        [f"recipes/{recipe}/{step}"],
+        f"mathrl recipe {recipe}",
+    )
+
+
+def write_report(material: Material, output: Path, params: Params) -> str:
+    """Write the page; returns its health, the worst of the runs in it.
+
+    Raises:
+        UserError: there is neither a training run nor an evaluation.
+    """
+    page = page_of(material, params)
+    # Autoescape: responses, questions and answers are a model's or a data set's text.
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE.read_text("utf-8"))
+    write_text(output, template.render(page=page))
+    return str(page["colour"])
+
+
+def page_of(material: Material, params: Params) -> dict[str, Any]:
+    """What the template shows."""
+    if not material.trained and material.summary is None:
+        raise UserError(f"{material.title}: no training run and no evaluation yet; run it first")
+    health = [(each.name, examine(each.rows, *each.settings()).report()) for each in material.trained]
+    colour = max((told["colour"] for _, told in health), key=WORST.index, default="unknown")
+    steps, edges, complete = lineage(material)
+    page: dict[str, Any] = {
+        "title": material.title, "colour": colour, "health": health, "lineage": steps, "complete": complete,
+        "picture": Markup(draw_lineage(steps, edges)) if steps else "",
+        "curves": [(each.name, curves(each.rows)) for each in material.trained],
+        "commands": commands(material, steps), "origin": origin(steps), "cards": cards(material),
+        "params": [(each.stage, dump_yaml(each.params)) for each in steps if each.params],
+        "models": [], "breakdowns": [], "examples": [], "verdict": "not evaluated yet",
+    }  # fmt: skip
+    if material.summary is not None:
+        page |= evaluation(material.summary, material, params)
+    names = [
+        ("models", "models", page["models"]),
+        ("level", "levels", page["breakdowns"]),
+        ("curves-1", "curves", page["curves"]),
+        ("health", "health", True),
+        ("examples", "examples", page["examples"]),
+        ("lineage", "lineage", True),
+        ("reproduce", "reproduce", True),
+    ]
+    return page | {"sections": [(place, name) for place, name, there in names if there]}
+
+
+def evaluation(summary: Mapping[str, Any], material: Material, params: Params) -> dict[str, Any]:
+    """The part of the page that is about responses to the benchmark."""
+    benchmark = summary["benchmark"]
+    rows = (
+        [row for row in read_jsonl(material.responses) if row["benchmark"] == benchmark] if material.responses else []
+    )
+    names = [name for name in dict.fromkeys(row["model"] for row in rows) if name in summary["models"]]
+    names = names or list(summary["models"])
+    columns, table = model_table(summary["models"], names)
+    found: dict[str, Any] = {
+        "benchmark": benchmark,
+        "columns": columns,
+        "models": table,
+        "breakdowns": breakdowns(summary["models"], names),
+        "pass_at_k": [
+            *pass_at_k(summary["models"], names),
+            *length_and_reward(rows, names[-2:]),
+            *(picture(material.histogram, "Pass rates before RL") if material.histogram else []),
+        ],
+        "verdicts": [test["verdict"] for test in summary["comparisons"].values()],
+        "verdict": summary.get("verdict", ""),
+    }
+    if len(names) > 1:
+        before, after = names[-2:]
+        several = len({row["problem_id"] for row in rows}) > 1
+        if f"{before}_to_{after}" not in summary["comparisons"] and material.responses and several:
+            found["verdict"] = compared(material.responses, before, after, benchmark, params)
+        if rows:
+            examples, chosen = before_after(rows, before, after)
+            found |= {"before": before, "after": after, "examples": examples, "chosen": chosen}
+    return found
+
+
+def compared(responses: Path, before: str, after: str, benchmark: str, params: Params) -> str:
+    """The verdict of the paired test, of models that the evaluation did not compare."""
+    runs = common_problems([read_run(responses, name, benchmark) for name in (before, after)], allow_missing=True)
+    how = params.evaluate
+    values = [[values_of(run.rows, "pass_at_1")] for run in runs]
+    return compare_runs(
+        before, after, *values, confidence=how.confidence, resamples=how.resamples, seed=params.run.seed
+    ).verdict()
+
+
+def cards(material: Material) -> list[tuple[str, str, str]]:
+    """The figures at the top: (what, value, a note)."""
+    found = []
+    if material.summary is not None:
+        for test in list(material.summary["comparisons"].values())[-1:]:
+            models = material.summary["models"]
+            before, after = models[test["before"]], models[test["after"]]
+            found.append(("pass@1", f"{after['pass_at_1']:.3f}", f"{test['before']}: {before['pass_at_1']:.3f}"))
+            found.append(("difference", f"{test['difference']:+.3f}", f"{test['low']:+.3f} to {test['high']:+.3f}"))
+            ks = [int(key[8:]) for key in after if key.startswith("pass_at_") and key[8:].isdigit()]
+            if max(ks) > 1:
+                k = max(ks)
+                found.append(
+                    (f"pass@{k}", f"{after[f'pass_at_{k}']:.3f}", f"{test['before']}: {before[f'pass_at_{k}']:.3f}")
+                )
+            found.append(
+                (
+                    "mean length",
+                    f"{after['response_length']:.1f}",
+                    f"{test['before']}: {before['response_length']:.1f} tokens",
+                )
+            )
+            found.append(("problems", str(after["problems"]), f"{after['samples']} responses each"))
+    for each in material.trained:
+        last = each.rows[-1]
+        figure = next(
+            (n for n in ("dev/accuracy", "reward/accuracy", "dev/judged_right", "dev/loss", "loss") if n in last), None
+        )
+        note = f"{figure} {last[figure]:.3f} at the end" if figure else ""
+        found.append((f"steps of {each.name}", f"{last['step']:,.0f}", note))
+    return found
+
+
+def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]], str]:
+    """The way back through this machine's records: steps, edges, and in words whether it is complete."""
+    makers: dict[tuple[str, str], Facts] = {}
+    for _, facts in records():
+        for path, digest in facts.get("outputs", {}).items():
+            makers[path, digest] = facts
+    steps: dict[str, Step] = {}
+    edges: list[tuple[str, str, str]] = []
+    missing: list[str] = []
+    ahead = [(path, digest_path(material.root / path), "") for path in material.outputs]
+    while ahead:
+        path, digest, reader = ahead.pop(0)
+        maker = makers.get((path, digest))
+        if maker is None:
+            missing.append(f"{path} ({digest})")
+            continue
+        key = str(maker["key"])
+        if reader:
+            edges.append((key, path, reader))
+        if key in steps:
+            continue
+        git = maker.get("git", {})
+        outputs = {
+            p: d for p, d in maker["outputs"].items() if "/" not in p or p.count("/") == 1 or p in material.outputs
+        }
+        read = {p: d for p, d in maker["inputs"].items() if not p.startswith(GIVEN)}
+        given = {p: d for p, d in maker["inputs"].items() if p.startswith(GIVEN)}
+        steps[key] = Step(
+            key,
+            str(maker.get("name", maker["stage"])),
+            str(git.get("commit", "")),
+            bool(git.get("dirty")),
+            maker["params"],
+            read,
+            outputs,
+            given,
+        )
+        ahead += [(path, digest, key) for path, digest in read.items()]
+    said = f"{len(steps)} stages on this machine"
+    if missing:
+        several = ", ".join(dict.fromkeys(missing))
+        return list(steps.values()), edges, f"{said}; not made here, or not by these records: {several}."
+    return list(steps.values()), edges, f"Complete: {said}, every input made by one of them."
+
+
+def origin(steps: Sequence[Step]) -> str:
+    commits = dict.fromkeys(step.commit[:12] for step in steps if step.commit)
+    dirty = " with uncommitted changes" if any(step.dirty for step in steps) else ""
+    return f"Commit {', '.join(commits)}{dirty}" if commits else "The records of its stages are not on this machine."
+
+
+def commands(material: Material, steps: Sequence[Step]) -> str:
+    """The commands that make it again."""
+    commit = next((step.commit for step in steps if step.commit), "")
+    preset = [each.removeprefix("preset ") for each in material.overrides if each.startswith("preset ")]
+    words = [material.command, *(f"--preset {each}" for each in preset)]
+    words += [f"--set '{each}'" for each in material.overrides if not each.startswith("preset ")]
+    lines = [f"git checkout {commit}" if commit else "# the commit is not known on this machine"]
+    if any(step.dirty for step in steps):
+        lines.append("# there were uncommitted changes, which are not in that commit")
+    return "\n".join([*lines, "make install", " ".join(words)])

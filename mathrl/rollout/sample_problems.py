@@ -1,0 +1,109 @@
+"""Sampling a problem set over the ranks of a stage, in chunks that survive a kill."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import digest
+from mathrl.core.launch import gather, rank, world_size
+from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Graded, Problem
+from mathrl.rewards.compose import RewardFunction
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sampler import Sampler
+
+# One line of partial results: {"chunk": 0, "groups": [[sample, …] or null, …]}
+Sample = dict[str, Any]
+
+
+def sample_all(
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    reward: RewardFunction,
+    *,
+    seed: int,
+    name: str,
+    chunk_size: int,
+    state: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[list[Sample] | None] | None:
+    """Graded samples of every problem, in the order of `problems`, at rank 0; None at the other ranks.
+
+    Each rank takes problems[rank::world] in chunks of `chunk_size`. With a `state` folder a finished chunk is
+    kept, and a later call with the same arguments starts after it. A problem whose prompt is too long is
+    None. `on_progress` gets the number of responses that this rank has finished.
+    """
+    mine = problems[rank() :: world_size()]
+    plan = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size()])
+    file = state / f"{name}.{rank()}of{world_size()}.{plan}.jsonl" if state else None
+    groups, done = _finished(file)
+    if on_progress and groups:
+        on_progress(len(groups) * sampling.samples)
+    for chunk in range(done, -(-len(mine) // chunk_size)):
+        part = mine[chunk * chunk_size : (chunk + 1) * chunk_size]
+        part_seed = derive_seed(seed, name, rank(), chunk)
+        sampled = sampler.sample(part, sampling, reward, part_seed, on_progress)
+        made = [None if group is None else [_row(g) for g in group] for group in sampled]
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"chunk": chunk, "groups": made}) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        groups += made
+    shards = gather(groups, f"samples.{name}")
+    if shards is None:
+        return None
+    merged: list[list[Sample] | None] = [None] * len(problems)
+    for number, shard in enumerate(shards):
+        merged[number :: world_size()] = shard
+    return merged
+
+
+def usable(problems: Sequence[Problem], samples: Sequence[list[Sample] | None]) -> int:
+    """How many problems were sampled.
+
+    Raises:
+        UserError: none: every prompt was too long.
+    """
+    count = sum(group is not None for group in samples)
+    if not count:
+        raise UserError(
+            f"all {len(problems)} prompts are longer than prompt.max_tokens; raise it in params/prompt.yaml"
+        )
+    return count
+
+
+def _row(graded: Graded) -> Sample:
+    return {
+        "response": graded.completion.text,
+        "extracted": graded.extracted,
+        "correct": graded.correct,
+        "rule": graded.rule,
+        "length": len(graded.completion.tokens),
+        "truncated": graded.completion.finish_reason == "length",
+    }
+
+
+def _finished(file: Path | None) -> tuple[list[list[Sample] | None], int]:
+    groups: list[list[Sample] | None] = []
+    done = 0
+    if file is None or not file.exists():
+        return groups, done
+    kept = ""
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break  # cut short by a kill
+        if row["chunk"] != done or not line.endswith("\n"):
+            break
+        groups += row["groups"]
+        done += 1
+        kept += line
+    file.write_text(kept, encoding="utf-8")
+    return groups, done

@@ -1,0 +1,202 @@
+"""The pages loop on a small invented corpus: promotion raises recall, exact counts, bytes, errors, leaks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_jsonl
+from mathrl.data.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_pages, read_seeds
+from mathrl.data.corpus.rounds import Collected, clean, collect, domains, features, measure, promote, top_count
+from mathrl.params.pages import Pages, PagesClean, Seeds
+from mathrl.reports import corpus_account as pages_report
+
+# Two dialects of mathematics on one host: the seeds speak the first. Pages of the second have a word of
+# prose, so the first round ranks them below the twenty pages on engines, of which neither seeds nor
+# negatives know.
+FIRST = ("sum", "add", "plus", "equals", "number", "count")
+SECOND = ("sheaf", "functor", "kernel", "module", "exact", "lattice")
+PROSE = ("garden", "river", "tea", "letter", "winter", "harbour")
+ENGINES = ("engine", "wheel", "brake", "piston", "road", "fuel")
+
+
+def text(words: tuple[str, ...], number: int) -> str:
+    """Twelve of the words in an order that the number gives, and the number."""
+    return " ".join(words[(number * 7 + k * k) % len(words)] for k in range(12)) + f" {number}"
+
+
+def page(words: tuple[str, ...], number: int, host: str, label: bool | None) -> Page:
+    said = text(words, number) + (" river" if words is SECOND else "")
+    return Page(f"p.jsonl, line {number}", {"n": number}, said, host, "/x", label)
+
+
+def corpus() -> list[Page]:
+    """400 pages: 40 of either dialect on one host, and on each of four hosts 75 of prose, 5 on engines."""
+    pages = [page(FIRST, i, "algebra.example", True) for i in range(40)]
+    pages += [page(SECOND, 40 + i, "algebra.example", True) for i in range(40)]
+    for i in range(320):
+        pages.append(page(PROSE if i % 16 else ENGINES, 80 + i, f"prose{i // 16 % 4}.example", False))
+    return pages
+
+
+HOW = Pages(top_share=0.2, held_out_share=0.3, rounds=3, files=("p.jsonl",))
+POSITIVES = [text(FIRST, 1000 + i) for i in range(10)]
+NEGATIVES = [text(PROSE, 2000 + i) for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Collected:
+    return collect(corpus(), POSITIVES, NEGATIVES, HOW, seed=0)
+
+
+def test_recall_rises_because_the_domain_is_promoted(outcome: Collected) -> None:
+    first, second, *_ = outcome.rounds
+    assert first.recall is not None and second.recall is not None
+    assert first.recall < 0.9 and second.recall == 1.0
+    assert list(first.promoted) == ["algebra.example"]
+    without = collect(corpus(), POSITIVES, NEGATIVES, HOW.model_copy(update={"domain_share": 0.9}), seed=0)
+    assert [r.promoted for r in without.rounds] == [{}, {}]
+    assert without.rounds[-1].recall == first.recall and without.rounds[-1].new_share == 0
+
+
+def test_exactly_the_top_share_is_collected_best_first(outcome: Collected) -> None:
+    assert [len(r.collected) for r in outcome.rounds] == [80] * len(outcome.rounds)
+    last = outcome.rounds[-1]
+    scores = [outcome.scores[i] for i in last.collected]
+    assert scores == sorted(scores, reverse=True)
+    assert min(scores) >= max(outcome.scores[i] for i in set(range(400)) - set(last.collected))
+    assert top_count(100, 0.29) == 29  # 0.29 * 100 is 28.999999999999996 in floating point
+    with pytest.raises(UserError, match=r"top_share 0.01 of 50 pages is none"):
+        top_count(50, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("pages", "collected", "promoted"),
+    [(10, 1, False), (9, 1, True), (30, 3, False), (29, 3, True), (20, 2, False), (20, 3, True)],
+)
+def test_more_than_ten_per_cent_promotes_and_ten_per_cent_does_not(pages: int, collected: int, promoted: bool) -> None:
+    hosts = ["a"] * pages + ["b"] * 100
+    assert promote(hosts, range(collected), 0.1) == (["a"] if promoted else [])
+
+
+def test_what_is_promoted_is_what_was_not_collected_nor_held_out() -> None:
+    pages = corpus()
+    out = collect(pages, POSITIVES, NEGATIVES, HOW, seed=0)
+    first, second = out.rounds[:2]
+    left = {
+        host: sum(
+            p.host == host and i not in set(first.collected) and i not in out.held_out for i, p in enumerate(pages)
+        )
+        for host in first.promoted
+    }
+    assert first.promoted == left
+    assert second.positives == len(POSITIVES) + sum(left.values())
+    assert 0.2 < len(out.held_out) / len(pages) < 0.4
+
+
+def test_only_pages_under_the_prefixes_become_positives() -> None:
+    pages = corpus()
+    pages = [Page(p.where, p.row, p.text, p.host, f"/{'maths' if p.label else 'all'}/", p.label) for p in pages]
+    none = HOW.model_copy(update={"path_prefixes": {"algebra.example": ("/all",)}})
+    assert collect(pages, POSITIVES, NEGATIVES, none, 0).rounds[0].promoted["algebra.example"] == 0
+    some = HOW.model_copy(update={"path_prefixes": {"algebra.example": ("/none", "/maths")}})
+    assert collect(pages, POSITIVES, NEGATIVES, some, 0).rounds[0].promoted["algebra.example"] > 0
+
+
+def test_the_rounds_stop_when_little_is_new() -> None:
+    out = collect(corpus(), POSITIVES, NEGATIVES, HOW.model_copy(update={"rounds": 9}), seed=0)
+    assert out.rounds[0].new_share == 1.0 and out.rounds[-1].new_share < 0.02
+    assert len(out.rounds) < 9 and "had been collected before" in out.stopped
+    before: set[int] = set()
+    for each in out.rounds:
+        assert each.new_share == pytest.approx(len(set(each.collected) - before) / 80)
+        before |= set(each.collected)
+
+
+def test_held_out_pages_are_neither_seeds_nor_random_negatives() -> None:
+    pages = corpus()
+    seeds = [p.text.upper() for p in pages[:40]]  # the same texts after normalisation
+    how = HOW.model_copy(update={"random_negatives": 1000})
+    out = collect(pages, seeds, [], how, seed=0)
+    assert out.held_out and not out.held_out & set(range(40))
+    assert out.rounds[0].negatives == 400 - len(out.held_out)
+    with pytest.raises(UserError, match="random_negatives is 0"):
+        collect(pages, seeds, [], HOW, seed=0)
+
+
+def test_precision_and_recall_by_hand() -> None:
+    pages = [page(FIRST, i, "a", label) for i, label in enumerate([True, True, False, True, False, None])]
+    # Held out 0 to 4 of which 3 are mathematics; collected of them 0, 2, 3: two of three right, two of three.
+    assert measure(pages, [5, 0, 2, 3], frozenset(range(5))) == (2 / 3, 2 / 3)
+    assert measure(pages, [0, 2], frozenset(range(5))) == (1 / 2, 1 / 3)
+    assert measure(pages, [5], frozenset()) == (None, None)
+
+
+def test_grams_of_latex_and_chinese_are_features() -> None:
+    assert features("\\frac 还剩", 2) == ["\\frac", "还", "剩", "\\frac 还", "还 剩"]
+
+
+def test_a_kept_page_with_ten_grams_of_an_evaluation_text_goes(tmp_path: Path) -> None:
+    question = "one two three four five six seven eight nine ten eleven twelve"
+    file = tmp_path / "test.jsonl"
+    write_jsonl(file, [{"id": "t1", "question": question, "answer": "1"}])
+    index, rows = read_evaluation(PagesClean(files=(str(file),)), seed=0)
+    assert len(rows) == 1
+    words = question.split()
+    texts = [f"before {' '.join(words[:9])} after", f"before {' '.join(words[1:11])} after", question]
+    pages = [Page(f"p, line {i}", {}, t, "a", "/", None) for i, t in enumerate(texts)]
+    out = Collected([], [0.0] * 3, frozenset(), "", kept=[2, 1, 0])  # type: ignore[arg-type]
+    clean(out, pages, index, 0.0)
+    assert out.kept == [0] and [hit.train_id for hit in out.hits] == ["p, line 2", "p, line 1"]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path) -> None:
+    pages = corpus()
+
+    def written(seed: int, name: str) -> list[bytes]:
+        how = HOW.model_copy(update={"random_negatives": 50})
+        out = collect(pages, POSITIVES, NEGATIVES, how, seed)
+        folder = tmp_path / name
+        pages_report.write_report(folder, out, pages, how)
+        write_jsonl(folder / "kept.jsonl", pages_report.kept_rows(out, pages))
+        (folder / "all.json").write_text(json.dumps([pages_report.account(out, pages, how, seed), domains(out, pages)]))
+        return [file.read_bytes() for file in sorted(folder.iterdir())]
+
+    one = written(0, "one")
+    assert len(one) == 5 and one == written(0, "again")
+    assert one != written(1, "other")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"url": "http://a/b"}, r"line 2: no field text; it has url: set text_key"),
+        ({"text": "  ", "url": "http://a/b"}, r"line 2, field text: a text is wanted"),
+        ({"text": "x"}, r"line 2: no field url; it has text: set url_key"),
+        ({"text": "x", "url": "a/b"}, r"line 2, field url: 'a/b' has no host name"),
+        ({"text": "x", "url": "http://[a/b"}, r"line 2, field url: .* has no host name"),
+        ({"text": "x", "url": "http://a/b", "math": "yes"}, r"line 2, field math: 'yes' is no label"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    file = tmp_path / "p.jsonl"
+    write_jsonl(file, [{"text": "x", "url": "http://a/b"}, row])
+    with pytest.raises(UserError, match=message):
+        read_pages(Pages(files=(str(file),), label_key="math"))
+
+
+def test_files_and_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    write_jsonl(file, [{"solution": f"s{i}"} for i in range(9)])
+    seeds = Seeds(files=(str(file),), text_key="solution", limit=4)
+    chosen = read_seeds(seeds, "positives", seed=0)
+    assert chosen == sorted(chosen) and len(set(chosen)) == 4 and chosen != read_seeds(seeds, "positives", 1)
+    with pytest.raises(UserError, match=r"positives.files names no file"):
+        page_files((), "positives.files")
+    with pytest.raises(UserError, match=r"files: .*gone.jsonl: no such file"):
+        page_files((str(tmp_path / "gone.jsonl"),), "files")
+    with pytest.raises(UserError, match=r"line 1: no field text; it has solution: set positives.text_key"):
+        read_seeds(Seeds(files=(str(file),)), "positives", seed=0)
+    assert host_and_path("HTTP://WWW.A.Example", "") == ("a.example", "/")

@@ -1,0 +1,165 @@
+"""The symbolic engine: killed when late, owned, gone with its parent, from any thread and after a fork."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mathrl.grading import grade
+from mathrl.grading.engine import Engine
+from mathrl.grading.engine_process import _Worker, keep
+
+SYMBOLIC = ("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    started = Engine()
+    assert started.warm_up()
+    yield started
+    started.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_engine_shows_what_evaluation_does_not_reach(engine: Engine) -> None:
+    assert engine.ask("x^2-1", "(x-1)(x+1)").equal
+    assert not engine.ask("x^2-1", "(x-1)(x+2)").equal
+    verdict = grade(*SYMBOLIC, engine=engine)
+    assert verdict.correct
+    assert verdict.rule == "boxed; symbolic"
+
+
+def hang(truth: str, answer: str) -> bool:
+    while True:
+        pass
+
+
+def hog(truth: str, answer: str) -> bool:
+    return len(bytearray(8 << 30)) > 0
+
+
+def leave(truth: str, answer: str) -> bool:
+    raise SystemExit
+
+
+def test_a_late_worker_is_killed_and_replaced_at_once() -> None:
+    compare = {"hang": hang, "fine": lambda truth, answer: truth == answer}
+    worker = _Worker(compare)
+    started = time.monotonic()
+    assert worker.ask(json.dumps(["1", "1", "hang"]).encode() + b"\n", 0.3) is None
+    assert time.monotonic() - started < 1.0
+    worker.kill()
+    assert not alive(worker.pid)
+    requests = [["1", "1", "hang"], ["1", "1", "fine"], ["1", "2", "fine"]]
+    sink = io.BytesIO()
+    keep(io.BytesIO(b"".join(json.dumps(r).encode() + b"\n" for r in requests)), sink, compare, 0.3)
+    lines = sink.getvalue().splitlines()
+    assert lines[0] == b"ready"
+    assert [json.loads(line) for line in lines[1:]] == [
+        {"equal": False, "error": "timeout"},
+        {"equal": True},
+        {"equal": False},
+    ]
+
+
+def test_a_worker_survives_memory_and_exit() -> None:
+    worker = _Worker({"hog": hog, "leave": leave})
+    assert worker.ask(b'["1","1","hog"]\n', 5.0) == {"equal": False, "error": "MemoryError"}
+    assert worker.ask(b'["1","1","leave"]\n', 5.0) == {"equal": False, "error": "SystemExit"}
+    worker.kill()
+
+
+def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: Engine) -> None:
+    verdicts = []
+    signal.alarm(100)
+
+    def run(power: int) -> None:
+        answer, truth = f"\\sum_{{k=1}}^n k^{power}", f"\\sum_{{j=1}}^n j^{power}"
+        verdicts.append(grade(f"\\boxed{{{answer}}}", truth, engine=engine))
+
+    threads = [threading.Thread(target=run, args=(power,)) for power in range(3, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert signal.alarm(0) > 90
+    assert len(verdicts) == 4
+    assert all("symbolic" in verdict.rule for verdict in verdicts)
+
+
+def test_a_lost_engine_is_replaced(engine: Engine) -> None:
+    process = engine._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert engine.warm_up()
+    assert engine.ask("x", "x").equal
+
+
+def test_a_busy_engine_does_not_hold_up_the_caller() -> None:
+    held = Engine()
+    held._lock.acquire()
+    started = time.monotonic()
+    outcome = held.ask("x", "y")
+    assert not outcome.equal
+    assert outcome.reason == "the symbolic engine is busy"
+    assert time.monotonic() - started < 1.5
+
+
+SCRIPT = """
+import os, sys, time
+from mathrl.grading import warm_up
+from mathrl.grading import grade
+from mathrl.grading.engine import default_engine
+pair = ("\\\\boxed{\\\\sum_{k=1}^n k^2}", "\\\\sum_{j=1}^n j^2")
+warm_up()
+assert grade(*pair).correct
+parent_engine = default_engine()._process.pid
+child = os.fork()
+if child == 0:
+    from mathrl.grading.grade import clear_cache
+    clear_cache()
+    warm_up()
+    fine = grade(*pair).correct and default_engine()._process.pid != parent_engine
+    default_engine().close()
+    os._exit(0 if fine else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert grade("\\\\boxed{\\\\sum_{k=1}^n k^3}", "\\\\sum_{j=1}^n j^3").rule.endswith("symbolic")
+print(parent_engine, flush=True)
+if sys.argv[1] == "die":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["leave", "die"])
+def test_after_a_fork_and_at_the_end_nothing_is_left(end: str) -> None:
+    run = subprocess.run([sys.executable, "-c", SCRIPT, end], capture_output=True, text=True, timeout=60)
+    assert run.returncode == (0 if end == "leave" else -9), run.stderr
+    pid = int(run.stdout)
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_the_import_is_light() -> None:
+    code = (
+        "import sys, mathrl.rewards as r; r.grade('\\\\boxed{\\\\frac12}', '0.5'); "
+        "print([m for m in ('sympy', 'math_verify', 'torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "[]"

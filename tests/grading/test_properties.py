@@ -1,0 +1,184 @@
+"""Laws that hold for any text: reflexive, symmetric for numbers, stable under spelling, never raising."""
+
+import time
+from fractions import Fraction
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mathrl.grading import grade
+from mathrl.grading.exact import Refused, exact
+from mathrl.grading.extract import extract
+from mathrl.grading.matching import compare
+from mathrl.grading.normalize import canonical
+from mathrl.grading.parser import parse
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+numbers = st.one_of(
+    st.integers(-(10**12), 10**12).map(str),
+    st.fractions(max_denominator=10**6).map(lambda f: f"\\frac{{{f.numerator}}}{{{f.denominator}}}"),
+    st.fractions(max_denominator=10**6).map(lambda f: f"{f.numerator}/{f.denominator}"),
+    st.decimals(-(10**6), 10**6, places=3, allow_nan=False, allow_infinity=False).map(str),
+)
+letters = st.sampled_from(["x", "y", "a", "n", "\\theta"])
+atoms = st.one_of(st.integers(0, 99).map(str), letters, st.just("\\pi"))
+
+
+def _combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    pairs = st.tuples(inner, inner)
+    return st.one_of(
+        pairs.map(lambda p: f"{p[0]}+{p[1]}"),
+        pairs.map(lambda p: f"{p[0]}-({p[1]})"),
+        pairs.map(lambda p: f"({p[0]})({p[1]})"),
+        pairs.map(lambda p: f"\\frac{{{p[0]}}}{{{p[1]}}}"),
+        inner.map(lambda e: f"\\sqrt{{{e}}}"),
+        inner.map(lambda e: f"({e})^2"),
+        inner.map(lambda e: f"\\sin({e})"),
+    )
+
+
+expressions = st.recursive(atoms, _combine, max_leaves=6)
+structures = st.one_of(
+    expressions,
+    st.lists(expressions, min_size=2, max_size=4).map(", ".join),
+    st.lists(expressions, min_size=2, max_size=4).map(lambda items: "(" + ", ".join(items) + ")"),
+    st.lists(expressions, min_size=1, max_size=4).map(lambda items: "\\{" + ", ".join(items) + "\\}"),
+)
+
+
+@QUICK
+@given(structures)
+def test_reflexive(answer: str) -> None:
+    assert grade(f"The answer is $\\boxed{{{answer}}}$.", answer).correct
+
+
+@QUICK
+@given(st.text(max_size=60))
+def test_reflexive_on_whatever_it_extracts(response: str) -> None:
+    found = extract(response).text
+    if found is not None and canonical(found):
+        assert grade(response, found).correct
+
+
+@QUICK
+@given(numbers, numbers)
+def test_symmetric_for_numbers(a: str, b: str) -> None:
+    values = []
+    for text in (a, b):
+        tree = parse(canonical(text))
+        assert tree is not None
+        values.append(exact(tree))
+    if values[0] == values[1]:
+        assert compare(a, b).equal
+        assert compare(b, a).equal
+    if "." not in a + b:
+        assert compare(a, b).equal == compare(b, a).equal == (values[0] == values[1])
+
+
+@QUICK
+@given(st.fractions(max_denominator=10**4), st.integers(1, 50))
+def test_every_spelling_of_a_rational(value: Fraction, factor: int) -> None:
+    above, below = value.numerator * factor, value.denominator * factor
+    truth = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    for spelling in (f"\\dfrac{{{above}}}{{{below}}}", f"{above}/{below}", f"\\frac{{{-above}}}{{{-below}}}"):
+        assert compare(truth, spelling).equal, spelling
+    for wrong in (f"\\frac{{{above + 1}}}{{{below}}}", f"{value.numerator + value.denominator}/{value.denominator}"):
+        assert not compare(truth, wrong).equal, wrong
+
+
+@QUICK
+@given(structures, st.sampled_from(["{}", " {} ", "${}$", "\\left. {} \\right.", "{}.", "\\displaystyle {}", "**{}**"]))
+def test_stable_under_wrapping(answer: str, wrapping: str) -> None:
+    assert compare(answer, wrapping.format(answer)).equal
+
+
+@QUICK
+@given(expressions)
+def test_stable_under_latex_spacing(answer: str) -> None:
+    spaced = answer.replace("+", " \\, + \\; ").replace("(", "\\left( ").replace(")", " \\right)")
+    assert compare(answer, spaced.replace("\\frac", "\\dfrac")).equal
+
+
+@QUICK
+@given(expressions)
+def test_one_more_is_never_equal(answer: str) -> None:
+    tree = parse(canonical(answer))
+    assert tree is not None
+    try:
+        exact(tree)
+    except Refused:
+        return
+    assert not compare(answer, f"{answer}+1").equal
+
+
+pieces = st.sampled_from(
+    [
+        "\\boxed{",
+        "}",
+        "{",
+        "(",
+        ")",
+        "[",
+        "]",
+        "\\frac",
+        "\\sqrt",
+        "^",
+        "_",
+        "\\text{",
+        "and",
+        ",",
+        ";",
+        "1",
+        "2",
+        "3.5",
+        "x",
+        "\\pi",
+        "\\infty",
+        "\\pm",
+        "=",
+        "<",
+        "\\le",
+        "\\in",
+        "\\cup",
+        "%",
+        "$",
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "####",
+        "answer",
+        "is",
+        "\\begin{pmatrix}",
+        "\\end{pmatrix}",
+        "&",
+        "\\\\",
+        "!",
+        "|",
+        "\\{",
+        "\\}",
+        "-",
+        "+",
+        "*",
+        "/",
+        "\\sum",
+        "\\int",
+        "10^{10^{10}}",
+        "é",
+        "中",
+        "�",
+        "\x00",
+        "…",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(pieces, max_size=25).map("".join) | st.text(max_size=200), structures | st.text(max_size=20))
+def test_never_raises_and_ends_in_time(response: str, truth: str) -> None:
+    for mode in ("strict", "lenient"):
+        started = time.monotonic()
+        verdict = grade(response, truth, mode)  # type: ignore[arg-type]
+        assert isinstance(verdict.correct, bool)
+        assert time.monotonic() - started < 1.5

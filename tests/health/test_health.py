@@ -1,0 +1,381 @@
+"""Illnesses of training, each brought about on a tiny policy that can answer; a healthy run has none."""
+
+import copy
+import dataclasses
+import json
+import math
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_jsonl
+from mathrl.core.metrics import JsonlSink
+from mathrl.health.watch import WatchedSink, examine
+from mathrl.learners.distributed import Backend
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.params import load_params
+from mathrl.params.health import Health
+from mathrl.params.run import Prompt, Reward
+from mathrl.params.train import Critic, Curriculum, Optimizer, Rl
+from mathrl.rewards.compose import build_reward
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.rl import train_rl
+from mathrl.trainers.rollouts import correlation, repeated_share
+
+FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+# This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
+HEALTH = Health(lr=0.02, patience=20)
+SETTINGS: dict[str, Any] = {
+    "steps": 24,
+    "prompts_per_step": 8,
+    "group_size": 16,
+    "max_tokens": 6,
+    "lr": 2e-3,
+    "optimizer": FAST,
+    "eval_every": 0,
+    "ema": None,
+    "kl_probe": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def taught(small: Any) -> dict[str, Any]:
+    """Weights that answer any question with one digit and end, in a third of the cases with 1."""
+    model, sampler = small.policy()
+    optimizer = torch.optim.AdamW(model.parameters(), 8e-3)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [tuple(sampler.prompt_tokens(problem)) for problem in small.PROBLEMS]
+    for _ in range(40):
+        groups = []
+        for prompt in prompts[:4]:
+            digits = torch.randint(2, 8, (9,), generator=generator).tolist()
+            digits[:3] = 1, 1, 1
+            tokens = [(*small.TOKENIZER.encode(str(d)), small.TOKENIZER.eos_token_id) for d in digits]
+            groups.append(Group(prompt, tuple(tokens)))
+        optimizer.zero_grad()
+        (-response_logprobs(model, groups, 1.0)[0].mean()).backward()
+        optimizer.step()
+    return copy.deepcopy(model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
+    """Train the taught policy and examine the records; the watch, with its rows."""
+
+    class Ones(small.CountsOnes):  # type: ignore[name-defined, misc]
+        """Right: the response is 1."""
+
+        def pay(self, item: Any, right: bool) -> tuple[float, dict[str, float]]:
+            return float(right), {"accuracy": float(right)}
+
+        def score(self, items: Any) -> list[Any]:
+            verdict = super().score(items)[0].verdict
+            found = []
+            for item in items:
+                right = item.response == "1"
+                overall, parts = self.pay(item, right)
+                found.append(small.Reward(overall, right, parts, verdict))
+            return found
+
+    def run(
+        pay: Any = None,
+        frozen: bool = False,
+        reward: Any = None,
+        health: Health = HEALTH,
+        prompt: Prompt | None = None,
+        weights: Any = None,
+        **more: Any,
+    ) -> Any:
+        model, sampler = small.policy()
+        model.load_state_dict(weights or taught)
+        if prompt is not None:
+            sampler = Sampler(sampler.engine, sampler.tokenizer, prompt)
+        if frozen:
+            sampler.engine.model = copy.deepcopy(model)
+        rewarding = reward or Ones()
+        if pay:
+            rewarding.pay = pay
+        rl, state = Rl(**{**SETTINGS, **more}), Path(tempfile.mkdtemp())
+        told: list[Any] = []
+
+        def open_metrics(resume_after: int | None) -> WatchedSink:
+            sink = JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
+            return WatchedSink(sink, health, rl, told.append)
+
+        train_rl(
+            model, sampler, small.PROBLEMS, (), rewarding, rl, 0, Backend(torch.device("cpu")), state, open_metrics
+        )
+        rows = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
+        watch = examine(rows, health, rl)
+        # What was told while it ran is what the file says afterwards (json: an NaN equals none else).
+        assert not told or json.dumps(told[-1]["colour"]) == json.dumps(watch.colour)
+        return watch
+
+    return run
+
+
+def test_a_healthy_run_raises_nothing(train: Callable[..., Any]) -> None:
+    watch = train()
+    assert watch.report() == {"colour": "green", "steps": 24, "findings": []}
+    assert watch.rows[-1]["reward/accuracy"] > watch.rows[0]["reward/accuracy"] + 0.3, "it did learn"
+    # As the field names them (features.md P7), whatever the algorithm: MLflow's compare page needs no more.
+    assert {"reward/accuracy", "reward/overall", "kl", "actor_loss", "response_length", "entropy",
+            "clip_fraction", "grad_norm", "throughput/tokens_per_second"} <= set(watch.rows[-1])  # fmt: skip
+
+
+def long(item: Any, right: bool) -> tuple[float, dict[str, float]]:
+    return item.length / 24, {"accuracy": float(right), "length": item.length / 24}
+
+
+def sevens(item: Any, right: bool) -> tuple[float, dict[str, float]]:
+    return item.response.count("7") / 32, {}
+
+
+def test_the_demo_is_healthy() -> None:
+    """reports/rl/metrics.jsonl of `make demo` as it was when the rules were written (commit 227e3ed)."""
+    rows = list(read_jsonl(Path(__file__).with_name("demo_rl_metrics.jsonl.gz")))
+    params = load_params(Path(__file__).parents[2] / "params")
+    assert examine(rows, params.health, params.rl).report() == {"colour": "green", "steps": 50, "findings": []}
+    # Its reward is longer responses' at first: no alarm, since accuracy rises with them.
+    assert rows[0]["rollout/length_reward_correlation"] > 0.5
+    assert rows[-1]["response_length"] > 2 * rows[0]["response_length"]
+
+
+# What is done, the rules that must find it, what the run's colour is.
+ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "a hundred times the learning rate": ({"lr": 0.2}, {"kl", "zero_variance", "flat"}, "red"),
+    "a reward that pays length": (
+        {"pay": long, "max_tokens": 24, "lr": 4e-3, "steps": 20},
+        {"length", "truncated", "reward_parts"},
+        "yellow",
+    ),
+    "a reward that pays repetition": (
+        {"pay": sevens, "max_tokens": 32, "lr": 8e-3, "group_size": 8, "steps": 25, "temperature": 0.5},
+        {"repetition", "kl"},
+        "red",
+    ),
+    "a sampler with the first weights": ({"frozen": True, "steps": 8}, {"stale_sampler"}, "red"),
+    "no room to answer": ({"max_tokens": 1, "steps": 6}, {"truncated"}, "yellow"),
+    "a critic that does not learn": (
+        {"advantage": "gae", "group_size": 2, "prompts_per_step": 32, "critic": Critic(lr=0.0), "steps": 20},
+        {"critic"},
+        "yellow",
+    ),
+    "far too much of one batch": ({"epochs": 6, "lr": 2e-2, "steps": 3}, {"importance"}, "red"),
+}
+
+
+@pytest.mark.parametrize("illness", ILL)
+def test_the_illness_is_found(train: Callable[..., Any], illness: str) -> None:
+    settings, rules, colour = ILL[illness]
+    watch = train(**settings)
+    assert rules <= set(watch.findings), watch.report()
+    assert watch.colour == colour, watch.report()
+
+
+def test_a_template_that_the_model_was_not_trained_on(small: Any, train: Callable[..., Any]) -> None:
+    """A policy that was taught sums as bare questions; asked in another form it is never right, without end.
+
+    Two findings name the template; asked as it was taught, there is none.
+    """
+
+    class Answers(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def score(self, items: Any) -> list[Any]:
+            verdict = super().score(items)[0].verdict
+            right = [item.response == item.ground_truth[0] for item in items]
+            return [small.Reward(float(each), each, {"accuracy": float(each)}, verdict) for each in right]
+
+    model, sampler = small.policy()
+    optimizer = torch.optim.AdamW(model.parameters(), 8e-3)
+    ids = [small.TOKENIZER.encode(problem.answers[0]) for problem in small.PROBLEMS]
+    groups = [
+        Group(tuple(sampler.prompt_tokens(problem)), ((*answer, small.TOKENIZER.eos_token_id),))
+        for problem, answer in zip(small.PROBLEMS, ids, strict=True)
+    ]
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-response_logprobs(model, groups, 1.0)[0].mean()).backward()
+        optimizer.step()
+    weights = model.state_dict()
+
+    def run(template: Any) -> Any:
+        prompt = Prompt(template=template, max_tokens=300)
+        return train(prompt=prompt, weights=weights, reward=Answers(), steps=12, lr=1e-3)
+
+    assert run("plain").findings == {}
+    watch = run("boxed")
+    assert set(watch.findings) == {"no_success", "truncated", "zero_variance"}, watch.report()
+    for rule in ("no_success", "zero_variance"):
+        assert "the prompt is not what the model was trained on" in watch.findings[rule].cause
+        assert "prompt.template" in watch.findings[rule].remedy
+
+
+def test_the_right_extraction_answers_where_the_wrong_one_finds_nothing(train: Callable[..., Any]) -> None:
+    class Ones(type(build_reward(Reward()))):  # type: ignore[misc]
+        """The real reward, to which every problem's answer is 1."""
+
+        def score(self, items: Any) -> Any:
+            return super().score([dataclasses.replace(item, ground_truth=("1",)) for item in items])
+
+    for extraction, ill in (("lenient", False), ("strict", True)):
+        watch = train(reward=Ones(Reward(extraction=extraction)), steps=12, lr=1e-3)
+        assert ("no_success" in watch.findings) == ill
+    assert "reward.extraction" in watch.findings["no_success"].remedy
+
+
+def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match=r"stopped at step \d+ since health.action is stop: KL .*rl.kl_coef"):
+        train(lr=0.2, health=HEALTH.model_copy(update={"action": "stop"}))
+    # A yellow finding does not.
+    assert train(max_tokens=1, steps=6, health=HEALTH.model_copy(update={"action": "stop"})).findings
+
+
+def test_a_resumed_run_knows_what_was_found_before(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    def open_sink(resume_after: int | None) -> WatchedSink:
+        return WatchedSink(JsonlSink(tmp_path / "metrics.jsonl", resume_after=resume_after), Health(), RL, told.append)
+
+    first = open_sink(None)
+    for step in range(1, 8):
+        first.log(step, {"reward/accuracy": 0.5, "actor_loss": 99.0 if step in (2, 7) else 0.1})
+    second = open_sink(5)  # step 6 and 7 are done again
+    assert [(each.first, each.last) for each in second.watch.ordered] == [(2, 2)]
+    for step in range(6, 20):
+        second.log(step, {"reward/accuracy": 0.5, "actor_loss": 0.1})
+    assert [each["colour"] for each in told] == ["green", "red", "red", "yellow"]
+
+
+def test_the_probe_measures_the_kl_without_changing_the_run(train: Callable[..., Any]) -> None:
+    with_probe, without = train(steps=3), train(steps=3, kl_probe=0)
+    times = ("time/", "throughput/", "at")
+    for one, other in zip(with_probe.rows, without.rows, strict=True):
+        assert {k: v for k, v in one.items() if not k.startswith(times) and k != "kl"} == {
+            k: v for k, v in other.items() if not k.startswith(times)
+        }
+    assert with_probe.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and with_probe.rows[2]["kl"] > 1e-3
+    assert "kl" not in without.rows[0]
+
+
+RL = Rl()
+
+
+def colours(rows: list[dict[str, float]], rl: Rl = RL, **health: Any) -> dict[str, str]:
+    """The findings of made-up rows; what a row does not say is well."""
+    whole = [{"step": n, "reward/accuracy": 0.5, **row} for n, row in enumerate(rows, start=1)]
+    return {name: each.colour for name, each in examine(whole, Health(**health), rl).findings.items()}
+
+
+def rising(name: str, first: float, last: float, steps: int = 60, **others: float) -> list[dict[str, float]]:
+    return [{name: first + (last - first) * n / (steps - 1), **others} for n in range(steps)]
+
+
+def with_accuracy(rows: list[dict[str, float]], first: float, last: float) -> list[dict[str, float]]:
+    ways = rising("reward/accuracy", first, last, len(rows))
+    return [{**row, **way} for row, way in zip(rows, ways, strict=True)]
+
+
+@pytest.mark.parametrize("value", [10.5, -10.5, math.nan, math.inf])
+def test_loss(value: float) -> None:
+    assert colours([{"actor_loss": value}]) == {"loss": "red"}
+    assert colours([{"critic_loss": value}]) == {"loss": "red"}
+    assert colours([{"actor_loss": 9.5, "grad_norm": 500.0}]) == {}
+    assert colours([{"skipped_updates": 0.0}, {"skipped_updates": 1.0}, {"skipped_updates": 1.0}]) == {"loss": "red"}
+    assert set(examine([{"step": 1, "loss": value}], Health(), None).findings) == {"loss"}, "fine-tuning too"
+
+
+def test_a_red_finding_that_has_passed_leaves_the_run_yellow() -> None:
+    rows = [{"step": n, "reward/accuracy": 0.5, "actor_loss": 11.0 if n == 3 else 0.1} for n in range(1, 9)]
+    assert examine(rows[:6], Health(), RL).colour == "red"
+    assert examine(rows, Health(), RL).colour == "yellow"
+
+
+def test_kl_and_length_are_fine_while_accuracy_rises_with_them() -> None:
+    kl, length = rising("kl", 0.0, 3.0), rising("response_length", 100.0, 300.0)
+    assert colours(with_accuracy(kl, 0.2, 0.8)) == {} == colours(with_accuracy(length, 0.2, 0.8))
+    assert "kl" in colours([{"kl": 0.2}] * 50 + [{"kl": 2.0}] * 10)
+    assert colours(length)["length"] == "yellow"
+    # Dev accuracy, where it is measured, is what counts: it rises, that of the roll-outs does not.
+    dev = [{**row, "dev/accuracy": 0.2 + n / 200} if n % 2 else row for n, row in enumerate(length)]
+    assert "length" not in colours(dev)
+
+
+def test_a_kl_that_explodes_in_the_first_steps_is_found_at_once() -> None:
+    sudden = [{"kl": 0.0}, *[{"kl": 5.0}] * 5]
+    for steps in range(2, 7):
+        assert colours(sudden[:steps]) == {"kl": "red"}, steps
+    assert colours([{"kl": 0.9}] * 6) == {}
+    learned = [{**row, "dev/accuracy": 0.2 + n / 10} for n, row in enumerate(sudden)]
+    assert colours(learned) == {}, "on dev it rises"
+
+
+def test_a_collapse_is_judged_by_dev_and_not_by_problems_that_become_harder() -> None:
+    falling = with_accuracy([{}] * 60, 0.8, 0.4)
+
+    def on_dev(first: float, last: float) -> list[dict[str, float]]:
+        dev = rising("dev/accuracy", first, last)
+        return [{**row, **(dev[n] if n % 10 == 9 else {})} for n, row in enumerate(falling)]
+
+    for order in get_args(Curriculum.model_fields["order"].annotation):
+        rl = Rl(curriculum=Curriculum(order=order))
+        assert ("collapse" in colours(falling, rl)) == (order == "shuffled"), order
+        assert ("collapse" in colours(on_dev(0.4, 0.6), rl)) == (order == "shuffled")
+        assert colours(on_dev(0.8, 0.4), rl)["collapse"] == "red"
+    steady = [{k: v for k, v in row.items() if k != "reward/accuracy"} for row in on_dev(0.8, 0.4)]
+    found = examine([{"step": n, "reward/accuracy": 0.5, **row} for n, row in enumerate(steady, 1)], Health(), RL)
+    collapse = found.findings["collapse"]
+    assert collapse.first == 40 and collapse.evidence == "accuracy on dev fell from 0.739 to 0.400"
+
+
+def test_low_entropy_and_equal_groups_are_fine_near_the_maximum() -> None:
+    rows = [{"entropy": 0.001, "rollout/zero_variance_share": 0.95}] * 10
+    unmeasured = [{"entropy": 0.0, "rollout/zero_variance_share": 1.0}] * 10
+    assert colours(unmeasured) == {"zero_variance": "yellow"}
+    assert colours(rows) == {"entropy": "yellow", "zero_variance": "yellow"}
+    assert colours([{**row, "reward/accuracy": 0.95} for row in rows]) == {}
+
+
+def test_accuracy_that_stays_falls_or_jumps() -> None:
+    assert colours([{}] * 60) == {"flat": "yellow"} and colours([{}] * 39) == {}
+    assert colours(with_accuracy([{}] * 60, 0.3, 0.6)) == {}
+    assert colours(with_accuracy([{}] * 60, 0.8, 0.4))["collapse"] == "red"
+    assert "spikes" in colours([{"reward/accuracy": 0.1 + 0.8 * (n % 2)} for n in range(20)])
+    # Chance: the batch mean of 32 problems.
+    noise = random.Random(0)
+    steady = [{"reward/accuracy": sum(noise.random() < 0.5 for _ in range(32)) / 32} for _ in range(39)]
+    assert colours(steady) == {}
+
+
+def test_agreement_of_sampler_and_trainer() -> None:
+    name = "rollout/logprob_alignment"
+    assert colours([{name: 1.049}] * 10) == {}
+    assert colours([{name: 1.06}]) == {"mismatch": "red"}, "at once"
+    assert colours(rising(name, 1.0, 1.04, 30)) == {"stale_sampler": "red"}, "before the limit"
+    late = [{**row, "rollout/lag": 2.0, "rollout/canary_alignment": 1.0} for row in rising(name, 1.0, 1.2, 30)]
+    assert colours(late) == {}, "roll-outs of older weights by choice"
+    assert colours([{"importance/mean": 0.85}] * 5) == {"importance": "red"}
+    assert colours([{"importance/mean": 0.95, "ratio/mean": 1.0}] * 5) == {}
+
+
+def test_timeouts_parts_and_rules_left_out() -> None:
+    late = [{"verifier/graded": 100.0, "verifier/timeouts": 2.0}]
+    assert colours(late) == {"timeouts": "yellow"} and colours(late, without=("timeouts",)) == {}
+    assert colours([{"verifier/graded": 100.0, "verifier/timeouts": 1.0}]) == {}
+    parts = rising("reward/format", 0.1, 0.9, 45)
+    assert "reward_parts" in colours(parts)
+    assert "reward_parts" not in colours(with_accuracy(parts, 0.2, 0.5))
+
+
+def test_shares_of_repeated_text_and_correlation_by_hand() -> None:
+    assert repeated_share((1, 2, 3, 1, 2, 3, 1, 2), n=3) == pytest.approx(3 / 6)
+    assert repeated_share(tuple(range(40))) == 0 == repeated_share((7,) * 16)
+    assert repeated_share((7,) * 18) == pytest.approx(2 / 3)
+    assert correlation([2, 4, 6], [3, 2, 1]) == pytest.approx(-1)
+    assert correlation([5, 5], [0, 1]) == 0 == correlation([5], [1])

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mathrl.learners.checkpoint import KEEP, Checkpoint, CheckpointFolder
+
+
+def checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(step, {"weights": torch.full((3,), float(step))}, {"cursor": step * 10})
+
+
+def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    assert folder.latest() is None
+    for step in (5, 10, 15):
+        folder.save(checkpoint(step))
+    assert len(list(tmp_path.glob("*.safetensors"))) == KEEP
+    found = folder.latest()
+    assert found is not None and found.step == 15 and found.values == {"cursor": 150}
+    assert torch.equal(found.tensors["weights"], torch.full((3,), 15.0))
+
+
+@pytest.mark.parametrize("damage", ["flip a bit", "cut short", "remove tensors", "break the manifest"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(checkpoint(5))
+    folder.save(checkpoint(10))
+    tensors, manifest = tmp_path / "step-00000010.safetensors", tmp_path / "step-00000010.json"
+    data = bytearray(tensors.read_bytes())
+    if damage == "flip a bit":
+        data[-1] ^= 1
+        tensors.write_bytes(data)
+    elif damage == "cut short":
+        tensors.write_bytes(data[:-4])
+    elif damage == "remove tensors":
+        tensors.unlink()
+    else:
+        manifest.write_text(manifest.read_text()[:-10])
+    with pytest.warns(UserWarning, match="step-00000010"):
+        found = folder.latest()
+    assert found is not None and found.step == 5
+
+
+def test_tensors_without_a_manifest_do_not_count(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(checkpoint(5))
+    # What a kill between the two renames leaves.
+    (tmp_path / "step-00000010.safetensors").write_bytes(b"whole, but not yet named")
+    found = folder.latest()
+    assert found is not None and found.step == 5
+    assert json.loads((tmp_path / "step-00000005.json").read_text())["step"] == 5

@@ -1,0 +1,187 @@
+"""When a run writes a resume point, and when a signal ends it: at the step's end, or in seconds."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.core.metrics import JsonlSink
+from mathrl.learners.distributed import Backend
+from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.packing import Group
+from mathrl.params.preference import Dpo
+from mathrl.params.train import Optimizer, Rl, Sft
+from mathrl.params.training import Training
+from mathrl.trainers import rl as rl_module
+from mathrl.trainers import sft as sft_module
+from mathrl.trainers import supervised as fit_module
+from mathrl.trainers.preference import train_dpo
+from mathrl.trainers.rl import train_rl
+from mathrl.trainers.sft import train_sft
+from mathrl.trainers.supervised import Item
+
+FAST = Optimizer(type="adamw", warmup_steps=2)
+SEVEN: dict[str, Any] = {"steps": 7, "lr": 5e-3, "optimizer": FAST, "eval_every": 1, "checkpoint_every": 100}
+RL = Rl(prompts_per_step=4, group_size=4, max_tokens=8, eval_samples=1, **SEVEN)
+Run = Callable[[Path, Training], list[torch.Tensor]]
+
+
+def demonstrations() -> list[Group]:
+    rows = torch.randint(3, 20, (24, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    return [Group(tuple(row[:4]), (tuple(row[4:]),)) for row in rows]
+
+
+def runs(small: Any) -> dict[str, Run]:
+    def rl(state: Path, training: Training) -> Any:
+        model, sampler = small.policy()
+        train_rl(model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), RL, 0,
+                 backend(training), state, sink(state))  # fmt: skip
+        return model
+
+    def sft(state: Path, training: Training) -> Any:
+        model, rows = small.policy()[0], demonstrations()
+        params = Sft(tokens_per_step=60, **SEVEN)
+        train_sft(model, rows[3:], rows[:3], params, 0, backend(training), state, sink(state))
+        return model
+
+    def dpo(state: Path, training: Training) -> Any:
+        model, rows = small.policy()[0], demonstrations()
+        pairs = [
+            Item(Group(one.prompt, (one.responses[0], other.responses[0])))
+            for one, other in zip(rows[:12], rows[12:], strict=True)
+        ]
+        params = Dpo(pairs_per_step=4, **SEVEN)
+        train_dpo(model, pairs[3:], pairs[:3], params, 0, backend(training), state, sink(state))
+        return model
+
+    def backend(training: Training) -> Backend:
+        return Backend(torch.device("cpu"), training)
+
+    def sink(state: Path) -> Callable[[int | None], JsonlSink]:
+        return lambda resume_after: JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
+
+    def weights(run: Callable[[Path, Training], Any]) -> Run:
+        return lambda state, training: list(run(state, training).parameters())
+
+    return {"rl": weights(rl), "sft": weights(sft), "dpo": weights(dpo)}
+
+
+@pytest.fixture
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A signal to this process leaves it alone when its run is over."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(StopRequest, "_leave", lambda *_: None)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def signalled(function: Callable[..., Any], time: int) -> Callable[..., Any]:
+    """Meanwhile, at its n-th call, a SIGTERM comes."""
+    calls = 0
+
+    def wrapped(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == time:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return function(*given, **named)
+
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        ("rl", "roll-out"),
+        ("rl", "update"),
+        ("rl", "dev"),
+        ("sft", "update"),
+        ("sft", "dev"),
+        ("dpo", "update"),
+        ("dpo", "dev"),
+    ],
+)
+def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hurry: None, name: str, moment: str
+) -> None:
+    run = runs(small)[name]
+    whole = run(tmp_path / "whole", Training())
+    owner, function = {
+        "roll-out": (small.CountsOnes, "score"),
+        "update": (TorchLearner, "update"),
+        "rl dev": (rl_module, "evaluate_dev"),
+        "sft dev": (sft_module, "demonstration_loss"),
+        "dpo dev": (fit_module, "evaluate"),
+    }[f"{name} dev" if moment == "dev" else moment]
+    third = 5 if moment == "roll-out" else 3  # every second call is of the dev problems
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, function, signalled(getattr(owner, function), third))
+        with pytest.raises(Stopped):
+            run(tmp_path / "cut", Training())
+    rows = small.without_timings(tmp_path / "cut" / "metrics.jsonl")
+    assert len(rows) == 3, "the step of the signal is the last"
+    resumed = run(tmp_path / "cut", Training())
+    assert all(torch.equal(ours, other) for ours, other in zip(resumed, whole, strict=True))
+    expected = small.without_timings(tmp_path / "whole" / "metrics.jsonl")
+    assert small.without_timings(tmp_path / "cut" / "metrics.jsonl") == expected
+
+
+@pytest.mark.parametrize("name", ["rl", "sft", "dpo"])
+def test_a_checkpoint_comes_by_the_clock_too_and_changes_no_bit(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run, writes = runs(small)[name], 0
+    write = TorchLearner.write
+
+    def counted(self: Any, folder: Path) -> None:
+        nonlocal writes
+        writes += 1
+        write(self, folder)
+
+    monkeypatch.setattr(TorchLearner, "write", counted)
+    found = {}
+    for minutes, expected in ((None, 1), (10.0, 1), (1e-9, 7)):
+        writes = 0
+        state = tmp_path / str(minutes)
+        found[minutes] = run(state, Training(checkpoint_minutes=minutes))
+        assert writes == expected, f"{minutes} minutes"
+        rows = small.without_timings(state / "metrics.jsonl")
+        assert rows == small.without_timings(tmp_path / "None" / "metrics.jsonl")
+    assert all(torch.equal(ours, other) for ours, other in zip(found[None], found[1e-9], strict=True))
+
+
+@pytest.mark.parametrize(("held", "fewest", "most"), [(True, 4, 8), (False, 8, 10)])
+def test_a_signal_without_a_step_boundary_ends_the_process_in_time(
+    tmp_path: Path, held: bool, fewest: float, most: float
+) -> None:
+    code = (
+        "import time, torch; from pathlib import Path; from mathrl.learners.distributed import Backend\n"
+        "from mathrl.learners.preemption import StopRequest\n"
+        "stop = StopRequest(Backend(torch.device('cpu'))); stop.hold(lambda: Path('saved').touch())\n"
+        f"{'' if held else 'stop.release()'}\nprint('on', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "on\n"
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 75
+    finally:
+        process.kill()
+    # The upper bounds are the ten seconds that a cluster gives, and that a held run need not wait for them.
+    assert fewest <= time.monotonic() - began < most and (tmp_path / "saved").exists() == held

@@ -1,0 +1,309 @@
+"""Planned memory against what models, optimizers and autograd really hold, and against published figures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.cli.plan import plan, size_in_bytes
+from mathrl.core.errors import UserError
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet
+from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.lora import add_lora
+from mathrl.models.norm import use_fast_norms
+from mathrl.models.packing import Group, pack
+from mathrl.models.transformers_import import AutoConfig
+from mathrl.params.load import load_params
+from mathrl.params.lora import Lora
+from mathrl.params.run import FreshModel, PretrainedModel
+from mathrl.params.schema import Params
+from mathrl.params.train import Optimizer
+from mathrl.planning.memory import GIB, kept_activations, plan_memory
+from mathrl.planning.memory_advice import advise
+from mathrl.planning.memory_states import divided, fetched, trainable, trained
+from mathrl.planning.model_shape import KNOWN, SIZES, Shape, config_of, shape_of
+
+ROOT = Path(__file__).parents[2]
+# Of the model cards; embedding counted once where it is tied.
+PARAMETERS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "deepseek-ai/deepseek-math-7b-instruct": 6_910_365_696,
+}
+BASE = FreshModel(hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_heads=2)
+
+
+def params(*overrides: str, preset: str | None = None) -> Params:
+    return load_params(ROOT / "params", preset=preset, overrides=overrides)
+
+
+def network(base: FreshModel = BASE, bfloat16: bool = True) -> Any:
+    model = fresh_network(base, character_tokenizer(base), seed=0)
+    use_fast_norms(model)
+    if bfloat16:
+        use_bfloat16_products(model)
+    return model
+
+
+def test_shapes_of_known_models_have_their_published_number_of_parameters() -> None:
+    assert set(KNOWN) == set(PARAMETERS)
+    for name, (kind, sizes) in KNOWN.items():
+        config = AutoConfig.for_model(kind, **dict(zip(SIZES, sizes, strict=True)))
+        assert shape_of(config).parameters == PARAMETERS[name], name
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "recomputed", "adapters"),
+    [
+        (True, True, False),
+        (True, False, False),
+        (False, True, False),
+        (False, False, False),
+        (True, False, True),
+        (False, False, True),
+    ],
+)
+def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, adapters: bool) -> None:
+    model, kept = network(bfloat16=bfloat16), {}
+    if adapters:
+        add_lora(model, Lora(r=2), seed=0)
+    groups = [Group([5 + i] * 20, [[7 + i] * 60] * 4) for i in range(4)]
+    response_logprobs(model, groups[:1])
+    if recomputed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    own |= {
+        each.__dict__["_together"].rounded[1].untyped_storage().data_ptr()
+        for each in model.modules()
+        if "_together" in each.__dict__
+    }
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        response_logprobs(model, groups)
+    tokens = pack(groups).input_ids_1T.shape[1]
+    precision = "bfloat16" if bfloat16 else "float32"
+    shape = shape_of(model.config)
+    given = params(f"model.precision={precision}")
+    parts = kept_activations(shape, tokens, 80, given, recomputed, adapters)
+    table = 4 * tokens * shape.vocabulary  # of the logits' softmax
+    if recomputed:  # one layer is made again in the backward pass, so it is not among what is kept
+        planned = parts["activations: inputs of the layers"] + table
+    else:
+        planned = parts["activations"] + parts["attention's probabilities"] + table
+    planned += parts["activations: after the layers"]
+    assert sum(kept.values()) == pytest.approx(planned, rel=0.06)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("lora", [None, Lora(r=4)])
+def test_trained_bytes_are_the_learners(kind: Any, lora: Lora | None) -> None:
+    model = network(bfloat16=False)
+    shape = shape_of(model.config)
+    if lora is not None:
+        add_lora(model, lora, seed=0)
+    optimizer = Optimizer(type=kind)
+    flat = FlatParameters(model)
+    learner = OptimizerSet(model, flat, optimizer, 1e-3, 10)
+    flat.gradients.fill_(0.1)
+    learner.step(0)
+    planned = trained(shape, optimizer, lora, "policy")
+    assert trainable(shape, lora) == flat.weights.numel()
+    assert planned["policy: weights"] == 4 * sum(weight.numel() for weight in model.parameters())
+    assert planned["policy: gradients"] == flat.gradients.nbytes
+    states = sum(value.nbytes for value in learner.state().values() if value.dim())
+    assert planned["policy: optimizer states"] == states
+
+
+def zero(stage: int, *more: str, processes: int = 64) -> Params:
+    return params(
+        f"run.processes={processes}", "training.backend=deepspeed", f"training.deepspeed.stage={stage}", *more
+    )
+
+
+def test_zero_divides_as_its_paper_says() -> None:
+    # arXiv:1910.02054, figure 1: 7.5 billion parameters, 64 processes: 31.4, 16.6 and 1.9 GB, with gradients
+    # of 2 bytes; here they are float32.
+    shape = Shape(1, 1, 10**9, 1, 1, 1, 1, 7_500_000_000, 0, 0, True)
+    for stage, published in ((1, 31.4e9), (2, 16.6e9), (3, 1.9e9)):
+        device, host = divided(shape, None, zero(stage), "policy")
+        more = 2 * 7.5e9 / (64 if stage > 1 else 1)
+        assert sum(device.values()) - more == pytest.approx(published, rel=0.02) and not host
+    for stage, parameters in ((2, False), (3, True)):
+        offload = [f"training.deepspeed.offload_parameters={str(parameters).lower()}"]
+        given = zero(stage, "training.deepspeed.offload_optimizer=true", *offload)
+        device, host = divided(shape, None, given, "policy")
+        assert sum(host.values()) == pytest.approx((2 * parameters + 4 + 12) * 7.5e9 / 64)
+        assert sum(device.values()) == (0 if parameters else 2 * 7.5e9)
+
+
+def test_what_zero_3_makes_whole_is_counted() -> None:
+    # 32.8 billion parameters in bfloat16 over 128 processes, by hand.
+    whole, layer = 2 * 32_763_876_352, 2 * 152_064 * 5_120
+    given = params(preset="dapo-32b")
+    shape = shape_of(config_of(given.model.base))
+    assert fetched(shape, given) == 2 * 200e6 + layer
+    assert fetched(shape, zero(2, "model.precision=bfloat16")) == 0
+    vllm = plan_memory(shape, given, "rl", "cuda", gpu_memory=80e9)
+    assert vllm.phases["end"] == {"policy: weights, whole": whole}
+    # A bucket of weights and the head, beside vLLM's share; never the whole model.
+    assert sum(vllm.phases["roll-outs"].values()) == pytest.approx(0.7 * 80e9 + 2 * layer)
+    torch_engine = params("rollout.engine=torch", preset="dapo-32b")
+    found = plan_memory(shape, torch_engine, "rl", "cuda", gpu_memory=80e9)
+    assert found.phases["roll-outs"]["policy: weights, whole"] == whole
+    ahead = params("rollout.engine=torch", "rl.rollout_ahead=1", "rl.dynamic_sampling=0", preset="dapo-32b")
+    found = plan_memory(shape, ahead, "rl", "cuda", gpu_memory=80e9)
+    assert found.standing["sampler's copy of the weights"] == whole
+    assert "policy: weights, whole" not in found.phases["roll-outs"]
+    # Awake, vLLM is there at the end as well.
+    awake = plan_memory(shape, params("rollout.vllm.sleep=false", preset="dapo-32b"), "rl", "cuda", gpu_memory=80e9)
+    assert awake.peak == pytest.approx(sum(awake.standing.values()) + whole) and awake.peak > 121e9
+
+
+def test_vllm_on_a_cpu_never_sleeps() -> None:
+    given = params("rollout.engine=vllm", "rollout.vllm.sleep=true")
+    shape = shape_of(network().config)
+    found = plan_memory(shape, given, "rl", "cpu")
+    assert found.standing["vLLM: cache"] == GIB and "vLLM: cache" not in found.phases["roll-outs"]
+
+
+def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
+    """Qwen2.5-0.5B's config and the preset's sizes, multiplied out here; 20.3 GB in all."""
+    given = params(preset="gsm8k-ppo-24gb")
+    found = plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda")
+    matrices = 24 * (896 * 896 + 2 * 896 * 128 + 896 * 896 + 3 * 896 * 4864)
+    biases, norms, embedding = 24 * (896 + 2 * 128), 24 * 2 * 896 + 896, 151_936 * 896
+    everything = matrices + biases + norms + embedding
+    critic = everything + 896  # a value instead of a head, which is the embedding
+    assert everything == 494_032_768
+    assert found.standing == pytest.approx(
+        {
+            "CUDA context": 0.6 * 2**30,
+            "policy: weights": 4 * everything,
+            "policy: optimizer states": 8 * everything,
+            "policy: weights rounded to bfloat16": 2 * matrices,
+            "reference": 4 * (everything - matrices) + 2 * matrices,
+            "critic: weights": 4 * critic,
+            "gradients, of policy and critic in turn": 4 * critic,
+            "critic: optimizer states": 8 * critic,
+            "critic: weights rounded to bfloat16": 2 * matrices,
+        }
+    )
+    tokens = 4096  # of a micro-batch; a minibatch has 64 x 768
+    norm, gate, attention, inputs = 8 * 896, 12 * 4864, 4 * (896 + 2 * 128), 2 * (2 * 896 + 896 + 4864)
+    assert found.phases["forward and backward"] == pytest.approx(
+        {
+            "activations: after the layers": 8 * tokens * 896,
+            "activations: inputs of the layers": 24 * 4 * tokens * 896,
+            "activations: one layer": tokens * (norm + gate + attention + inputs),
+            "attention's probabilities": tokens * 14 * 4 * 768,
+            "a layer's temporaries (estimate)": 16 * tokens * 4864,
+            "logits": 5 * 4 * 2**26,
+            "one weight's new gradient": 4 * embedding,
+        }
+    )
+    # 64 sequences of 768: keys and values of two heads of 64 in 24 layers, float32, half as much again.
+    cache = 1.5 * 64 * 768 * 24 * 2 * (2 * 64) * 4
+    assert found.phases["roll-outs"]["key-value cache"] == cache
+    assert found.peak == pytest.approx(20.28e9, rel=1e-3) and found.peak < 0.95 * 24e9
+
+
+OFFLOADED = ["training.backend=deepspeed", "training.deepspeed.offload_optimizer=true"]
+BESIDE_VLLM = ["rollout.engine=vllm", "rollout.vllm.memory_share=0.4"]  # veRL's quick start has this share
+BILLION = "model.base.path=Qwen/Qwen2.5-1.5B-Instruct"
+LORAS = ["rl.lora={}", "rl.critic.lora={}", "training.backend=deepspeed", "rl.tokens_per_microbatch=1024"]
+
+
+@pytest.mark.parametrize(
+    "overrides,published,within",
+    [
+        ([*OFFLOADED, *BESIDE_VLLM], 18e9, 0.10),
+        ([BILLION, *OFFLOADED, *BESIDE_VLLM], 22e9, 0.11),
+        ([BILLION, *LORAS, *BESIDE_VLLM], 20e9, 0.03),
+    ],
+)
+def test_ppo_beside_vllm_is_near_the_published_points(overrides: list[str], published: float, within: float) -> None:
+    given = params(*overrides, preset="gsm8k-ppo-24gb")
+    found = plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda", gpu_memory=24e9)
+    assert found.peak == pytest.approx(published, rel=within)
+
+
+def test_ppo_without_vllm_is_near_the_published_16_gb() -> None:
+    # docs/planning.md explains the rest by its parts, and names what fits a card of 16 GB.
+    given = params("rl.tokens_per_microbatch=1024", "rl.kl_coef=0", preset="gsm8k-ppo-24gb")
+    shape = shape_of(config_of(given.model.base))
+    found = plan_memory(shape, given, "rl", "cuda")
+    assert found.peak == pytest.approx(16e9, rel=0.15)
+    copies = [part for part in found.standing if "rounded to bfloat16" in part]
+    assert found.peak - sum(found.standing[name] for name in copies) == pytest.approx(16e9, rel=0.05)
+    offloaded = params(*OFFLOADED, preset="gsm8k-ppo-24gb")
+    assert plan_memory(shape, offloaded, "rl", "cuda").peak == pytest.approx(7.1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "preset,gpus,memory",
+    [
+        ("gsm8k-ppo-24gb", 1, 24e9),
+        ("gsm8k-grpo-8gpu", 8, 80e9),
+        ("deepseekmath-rl", 8, 80e9),
+        ("rlinf-1.5b", 64, 80e9),
+        ("countdown-grpo-zero-48gb", 1, 48e9),
+        ("countdown-grpo-zero-24gb", 1, 24e9),
+        ("dapo-32b", 128, 80e9),
+        ("qwen2.5-0.5b-gsm8k", 1, 24e9),
+    ],
+)
+def test_presets_fit_the_hardware_that_they_name(preset: str, gpus: int, memory: float) -> None:
+    given = params(f"run.processes={gpus}", preset=preset)
+    shape = shape_of(config_of(given.model.base))
+    assert plan_memory(shape, given, "rl", "cuda", gpu_memory=memory).peak < 0.95 * memory
+
+
+def test_advice_fits_and_holds_nothing_that_is_not_needed() -> None:
+    start = params("run.processes=1", preset="qwen2.5-0.5b-gsm8k")
+    shape = shape_of(config_of(start.model.base))
+
+    def planned(chosen: Params) -> Any:
+        return plan_memory(shape, chosen, "rl", "cuda")
+
+    def resolved(more: Sequence[str]) -> Params | None:
+        try:
+            return params("run.processes=1", *more, preset="qwen2.5-0.5b-gsm8k")
+        except UserError:
+            return None
+
+    assert advise(start, "rl", 1e12, resolved, planned) == []
+    assert advise(start, "rl", 1e8, resolved, planned) is None
+    for room in (16 * GIB, 10 * GIB, 6 * GIB):
+        changes = advise(start, "rl", room, resolved, planned)
+        assert changes and planned(resolved(changes) or start).peak <= room
+        for each in changes:
+            fewer = resolved([other for other in changes if other != each])
+            assert fewer is None or planned(fewer).peak > room, each
+
+
+def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    assert plan(None, [], None, None, None, None)
+    said = capsys.readouterr().out
+    assert "0.5 million parameters, 2 processes" in said and "key-value cache" in said
+    assert not plan("qwen2.5-0.5b-gsm8k", [], 1, "8GB", None, None)
+    assert "with these it does:\n    --set" in capsys.readouterr().out
+    with pytest.raises(UserError, match="write it as 24GB"):
+        size_in_bytes("much")
+    with pytest.raises(UserError, match="no such model folder"):
+        config_of(PretrainedModel(path="./nothing"))

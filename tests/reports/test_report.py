@@ -1,0 +1,218 @@
+"""`mathrl report` and `mathrl health` on files as the stages leave them, with hostile text in them."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.cli.health import health
+from mathrl.cli.report import report
+from mathrl.core.files import write_json, write_jsonl
+from mathrl.core.hashing import digest_path
+from mathrl.core.paths import main_checkout
+from mathrl.core.types import EvalRow
+from mathrl.evaluation.summary import comparisons, summarise
+from mathrl.params import load_params
+from mathrl.reports.charts import line_chart, nice_ticks, scatter
+from mathrl.reports.html_figures import before_after
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "<script>alert('x')</script><img src=http://a.b/c.png onerror=x> \"quoted\" & {{ 7*7 }} </pre>"
+
+
+def responses(model: str, right: int) -> list[dict[str, Any]]:
+    """Ten problems, two responses each; the first `right` problems are solved."""
+    return [
+        {"problem_id": f"p{n}", "model": model, "benchmark": "test", "sample": sample, "correct": n < right,
+         "question": f"{n}+{n}= {HOSTILE}", "answers": [str(2 * n)],
+         "extracted": str(2 * n) if n < right else None, "rule": "tag",
+         "response": f"{model} says {HOSTILE}", "length": 5 + n, "truncated": False}
+        for n in range(10) for sample in range(2)
+    ]  # fmt: skip
+
+
+def rows_of(model: str, right: int) -> list[EvalRow]:
+    return [
+        EvalRow(
+            problem_id=f"p{n}",
+            model=model,
+            benchmark="test",
+            correct=(n < right,) * 2,
+            lengths=(5 + n,) * 2,
+            extracted=(str(n),) * 2,
+            truncated=(False,) * 2,
+            level=n % 2,
+            subject=None,
+        )
+        for n in range(10)
+    ]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout's reports of sft, rl and evaluate, the records of what made them, its own home and store."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    main_checkout.cache_clear()
+    monkeypatch.setattr("mathrl.cli.report.main_checkout", lambda: tmp_path)
+    monkeypatch.setattr("mathrl.cli.health.main_checkout", lambda: tmp_path)
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    steps = range(1, 51)
+    write_jsonl(tmp_path / "reports/sft/metrics.jsonl", [{"step": n, "loss": 1 / n} for n in steps])
+    curve = [
+        {
+            "step": n,
+            "reward/accuracy": 0.3 + n / 100,
+            "reward/overall": n / 100,
+            "entropy": 1 / n,
+            "rollout/truncated_share": 0.2 if n > 40 else 0.0,
+        }
+        for n in steps
+    ]
+    write_jsonl(tmp_path / "reports/rl/metrics.jsonl", curve)
+    every = [*responses("base", 0), *responses("sft", 4), *responses("rl", 9)]
+    write_jsonl(tmp_path / "reports/evaluate/responses.jsonl", every)
+    how = load_params(tmp_path / "params").evaluate
+    models = {"base": rows_of("base", 0), "sft": rows_of("sft", 4), "rl": rows_of("rl", 9)}
+    tests = {name: test.to_row() for name, test in comparisons(models, how, 0).items()}
+    figures = {name: summarise(rows, how, 0) for name, rows in models.items()}
+    write_json(
+        tmp_path / "reports/summary.json",
+        {"benchmark": "test", "models": figures, "comparisons": tests, "verdict": tests["sft_to_rl"]["verdict"]},
+    )
+    (tmp_path / "models").mkdir()
+    for name in ("sft", "rl"):
+        (tmp_path / "models" / name).mkdir()
+        (tmp_path / "models" / name / "weights").write_text(name)
+    record("sft", {}, ["models/sft", "reports/sft"])
+    record("rl", {"models/sft": digest_path(Path("models/sft"))}, ["models/rl", "reports/rl"])
+    inputs = {path: digest_path(Path(path)) for path in ("models/sft", "models/rl")}
+    record("evaluate", inputs, ["reports/evaluate", "reports/summary.json"])
+    return tmp_path
+
+
+def record(stage: str, inputs: dict[str, str], outputs: list[str]) -> None:
+    folder = Path("home/records") / f"{stage}-1"
+    (folder / "artifacts").mkdir(parents=True)
+    params = load_params(Path("params")).model_dump(mode="json")
+    facts = {
+        "stage": stage,
+        "name": stage,
+        "key": f"{stage}0000",
+        "status": "finished",
+        "started": 1.0,
+        "ended": 2.0,
+        "params": {name: params[name] for name in ("run", "sft", "rl", "health")},
+        "pipeline": "f00d",
+        "pipeline_params": {},
+        "git": {"commit": "c0ffee" * 6, "dirty": False},
+        "inputs": inputs,
+        "outputs": {path: digest_path(Path(path)) for path in outputs},
+        "workspace": str(Path.cwd()),
+    }
+    write_json(folder / "run.json", facts)
+    if stage != "evaluate":
+        shutil.copy(f"reports/{stage}/metrics.jsonl", folder / "metrics.jsonl")
+
+
+class Reader(HTMLParser):
+    """What a browser would see: tags with their attributes, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, text: str) -> None:
+        self.text += text
+
+
+def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report("pipeline", None)
+    assert capsys.readouterr().out == "reports/html/mathrl-pipeline.html  (health yellow)\n"
+    text = Path("reports/html/mathrl-pipeline.html").read_text(encoding="utf-8")
+    page = Reader(text)
+    assert {"script", "iframe", "link", "object"}.isdisjoint(tag for tag, _ in page.tags)
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,"))
+    assert "url(" not in text and "@import" not in text
+    # Every question and response stands in it as text, unevaluated.
+    assert page.text.count(f"sft says {HOSTILE}") == page.text.count(f"rl says {HOSTILE}") == 7
+    for part in ("no difference shown between sft and rl: +0.500", "0.900", "pass@2", "By level",
+                 "Training: sft",
+                 "Training: rl", "Entropy", "truncated", "20.0% of the responses are cut off", "c0ffeec0ffee",
+                 "Complete: 3 stages on this machine", "git checkout c0ffee", "mathrl run pipeline",
+                 "5 of 5 that became right, 0 of 0 that became wrong"):  # fmt: skip
+        assert part in page.text, part
+    assert sum(tag == "svg" for tag, _ in page.tags) >= 7
+    report("rl", Path("again.html"))
+    assert Path("again.html").read_text(encoding="utf-8") == text, "the same files, the same bytes"
+
+
+def test_what_was_made_elsewhere_is_said(workspace: Path) -> None:
+    shutil.rmtree("home/records/sft-1")
+    report("pipeline", Path("out.html"))
+    text = Reader(Path("out.html").read_text(encoding="utf-8")).text
+    assert "not made here, or not by these records: models/sft (" in text
+
+
+def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) -> None:
+    for name in ("rl", "sft"):
+        shutil.copytree(f"reports/{name}", f"recipes/demo/{name}-s0/report")
+    step = Path("recipes/demo/test-s0")
+    shutil.copytree("reports/evaluate", step / "report")
+    summary = json.loads(Path("reports/summary.json").read_text())
+    wide = {f"{name}-s0": summary["models"][name] for name in ("sft", "rl")}
+    write_json(step / "summary.json", summary | {"models": wide, "comparisons": {}})
+    rows = [json.loads(line) for line in (step / "report/responses.jsonl").read_text().splitlines()]
+    write_jsonl(step / "report/responses.jsonl", [row | {"model": f"{row['model']}-s0"} for row in rows])
+    report("demo/test-s0", Path("step.html"))
+    text = Reader(Path("step.html").read_text(encoding="utf-8")).text
+    assert "no difference shown between sft-s0 and rl-s0: +0.500" in text
+    assert "mathrl recipe demo" in text and "Training: recipes/demo/rl-s0" in text
+
+
+def test_health_of_a_run_afterwards(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert health("rl", as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["rule"] for each in found["findings"]] == ["truncated"] and found["colour"] == "yellow"
+    rows = [{"step": n, "reward/accuracy": 0.5, "actor_loss": 50.0} for n in range(1, 6)]
+    write_jsonl(Path("elsewhere/metrics.jsonl"), rows)
+    assert health("elsewhere", as_json=False) == 1
+    assert "actor_loss is 50" in capsys.readouterr().out
+
+
+def test_examples_are_chosen_by_what_became_of_them() -> None:
+    rows = [*responses("a", 3), *responses("b", 8)]
+    for row in rows:  # problem 0 is lost
+        row["correct"] = row["correct"] and not (row["model"] == "b" and row["problem_id"] == "p0")
+    shown, said = before_after(rows, "a", "b")
+    assert said == (
+        "5 of 5 that became right, 1 of 1 that became wrong, 2 of 2 that stayed wrong, 1 of 2 that stayed right"
+    )
+    assert [each["id"] for each in shown] == ["p3", "p4", "p5", "p6", "p7", "p0", "p8", "p9", "p1"]
+    assert [side["model"] for side in shown[0]["sides"]] == ["a", "b"]
+
+
+def test_a_chart_puts_points_where_they_belong() -> None:
+    svg = line_chart({"a<b": [(0, 0.0), (10, 1.0), (5, float("nan"))]}, low=0, high=1)
+    # 46 to 328 across, 162 to 10 up: the corners of the frame.
+    assert "points='46.0,162.0 328.0,10.0'" in svg
+    assert "a&lt;b: 1 at 10" in svg and "a<b" not in svg
+    assert re.findall(r"class='mid'>(\d+)<", line_chart({"k": [(1, 0.1), (8, 0.2)]}, logarithmic=True)) == ["1", "8"]
+    assert "no values" in line_chart({"x": []}) and scatter({"x": [(1, 0.5)]}, across="n").count("circle") == 2
+    assert nice_ticks(0.0, 0.0) == [0, 0.25, 0.5, 0.75, 1.0] and nice_ticks(-3, 7) == [-5, -2.5, 0, 2.5, 5, 7.5]
+    assert nice_ticks(1.0, 1.0000001)[0] < 1 < nice_ticks(1.0, 1.0000001)[-1]

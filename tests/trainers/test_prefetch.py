@@ -1,0 +1,155 @@
+"""Roll-outs one step ahead: by the weights before the update, corrected for, and resumed bit for bit."""
+
+import copy
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import without_timings
+from mathrl.learners.distributed import Backend
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Prompt
+from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.rl import train_rl
+
+AHEAD = Rl(
+    steps=5,
+    prompts_per_step=4,
+    group_size=4,
+    max_tokens=10,
+    lr=1e-2,
+    ema=None,
+    checkpoint_every=2,
+    eval_samples=1,
+    skip_zero_variance=False,
+    optimizer=Optimizer(type="adamw", warmup_steps=0),
+    rollout_ahead=1,
+)
+
+
+class Watched(CopyEngine):
+    """Keeps the weights of each sync and what was drawn after it."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.versions: list[dict[str, torch.Tensor]] = []
+        self.drawn: list[tuple[int, list[Any], list[Any], str]] = []
+
+    def sync(self, weights: Any) -> str:
+        told = super().sync(weights)
+        self.versions.append({name: each.clone() for name, each in self.model.state_dict().items()})
+        return told
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, *rest: Any) -> Any:
+        version = len(self.versions) - 1
+        found = super().generate(prompts, sampling, *rest)
+        if sampling.samples == AHEAD.group_size:  # neither the probe nor dev
+            self.drawn.append((version, list(prompts), found, threading.current_thread().name))
+        return found
+
+
+def run(
+    small: Any, params: Rl, state: Path, last: int = 10**9, kind: type[CopyEngine] = Watched, **more: Any
+) -> tuple[list[dict[str, float]], Any, Any]:
+    model, _ = small.policy()
+    engine = kind(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1e-4)
+    train_rl(
+        model,
+        Sampler(engine, small.TOKENIZER, Prompt()),
+        small.PROBLEMS,
+        small.PROBLEMS[:2],
+        small.CountsOnes(),
+        params,
+        0,
+        Backend(torch.device("cpu")),
+        state,
+        lambda after: small.EndsAfter(state / "metrics.jsonl", last, after),
+        **more,
+    )
+    return without_timings(state / "metrics.jsonl"), model, engine
+
+
+def test_each_steps_rollouts_are_of_the_weights_before_the_last_update(small: Any, tmp_path: Path) -> None:
+    rows, model, engine = run(small, AHEAD, tmp_path)
+    # Version 0 is the start and each step's sync makes one, the last step's two: dev's weights, the trained.
+    assert [version for version, *_ in engine.drawn] == [0, 0, 1, 2, 3]
+    names = [name for *_, name in engine.drawn]
+    assert names[0] == "MainThread" and all(name.startswith("roll-outs") for name in names[1:])
+    assert [row["rollout/lag"] for row in rows] == [0, 1, 1, 1, 1]
+    assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1, 1]
+    for version, prompts, found, _ in engine.drawn:
+        groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, found, strict=True)]
+        told = torch.tensor([value for row in found for each in row for value in each.logprobs])
+        for number, near in ((version, True), (version + 1, False)):
+            model.load_state_dict(engine.versions[number])
+            with torch.no_grad():
+                expected, _ = response_logprobs(model, groups)
+            assert torch.allclose(told, expected, atol=1e-4) == near
+    # The ratio is that of the trained weights to those that sampled.
+    _, prompts, found, _ = engine.drawn[1]
+    model.load_state_dict(engine.versions[1])
+    groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, found, strict=True)]
+    with torch.no_grad():
+        now, _ = response_logprobs(model, groups)
+    old = torch.tensor([value for row in found for each in row for value in each.logprobs])
+    assert rows[1]["ratio/mean"] == pytest.approx(float((now - old).exp().mean()), abs=1e-4) != 1
+
+
+def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
+    rows, model, _ = run(small, AHEAD, tmp_path / "whole")
+    with pytest.raises(small.Killed):
+        run(small, AHEAD, tmp_path / "killed", last=3)
+    resumed, again, engine = run(small, AHEAD, tmp_path / "killed")
+    assert resumed == rows and len(engine.drawn) == 2  # steps 4 and 5; step 3's were in the checkpoint
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_importance_weights_are_of_the_trainers_weights_to_the_samplers(small: Any, tmp_path: Path) -> None:
+    params = AHEAD.model_copy(update={"importance": Importance(high=100.0)})
+    rows, model, engine = run(small, params, tmp_path)
+    _, prompts, found, _ = engine.drawn[2]
+    model.load_state_dict(engine.versions[2])
+    groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, found, strict=True)]
+    with torch.no_grad():
+        now, _ = response_logprobs(model, groups)
+    sampled = torch.tensor([value for row in found for each in row for value in each.logprobs])
+    assert rows[2]["importance/mean"] == pytest.approx(float((now - sampled).exp().mean()), abs=1e-4) != 1
+    assert rows[2]["ratio/mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_it_learns(small: Any, tmp_path: Path) -> None:
+    params = AHEAD.model_copy(update={"steps": 14, "prompts_per_step": 8, "group_size": 8})
+    rows, *_ = run(small, params, tmp_path, kind=CopyEngine)
+    first, last = (sum(row["reward/overall"] for row in part) / 4 for part in (rows[:4], rows[-4:]))
+    assert last > first + 0.1
+
+
+class Forgetful(CopyEngine):
+    """A sync that leaves a layer as it was."""
+
+    def sync(self, weights: Any) -> str:
+        return super().sync((name, each) for name, each in weights if ".layers.1.mlp." not in name)
+
+
+def test_the_canary_stops_a_run_whose_sync_leaves_a_layer_out(small: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the sampler's copy differ from the trainer's by .* nothing was"):
+        run(small, AHEAD, tmp_path, kind=Forgetful)
+
+
+def test_it_needs_weights_of_its_own_and_something_that_corrects(small: Any) -> None:
+    with pytest.raises(UserError, match="the sampler has no weights of its own"):
+        small.run(AHEAD)
+    with pytest.raises(ValidationError, match="needs importance"):
+        Rl(rollout_ahead=1, policy_loss="reinforce")

@@ -1,0 +1,78 @@
+"""The canary where rounding hides a small step: a sync that nobody takes leaves the same bits behind."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.core.types import Completion
+from mathrl.learners.distributed import Backend
+from mathrl.models.linear import use_bfloat16_products
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model, Prompt
+from mathrl.params.train import Optimizer, Rl
+from mathrl.rollout.engine import canary_tolerance
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.rl import train_rl
+from mathrl.trainers.weight_sync import telling
+
+SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, lr=1e-6, ema=None, eval_samples=1,
+                 skip_zero_variance=False, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
+
+
+class Deaf(CopyEngine):
+    """Takes the first weights and no others, without an error."""
+
+    heard = 0
+
+    def sync(self, weights: Any) -> str:
+        self.heard += 1
+        return super().sync(weights) if self.heard == 1 else ""
+
+
+def run(small: Any, state: Path, kind: type[CopyEngine], lr: float = 1e-6) -> list[dict[str, float]]:
+    model, _ = small.policy()
+    use_bfloat16_products(model)
+    tolerance = canary_tolerance(Rollout(), Model(precision="bfloat16"), "bfloat16")
+    engine = kind(copy.deepcopy(model), small.TOKENIZER, Rollout(), tolerance, torch.bfloat16)
+    params = SMALL_STEPS.model_copy(update={"lr": lr})
+    train_rl(
+        model,
+        Sampler(engine, small.TOKENIZER, Prompt()),
+        small.PROBLEMS,
+        (),
+        small.CountsOnes(),
+        params,
+        0,
+        Backend(torch.device("cpu")),
+        state,
+        lambda _: JsonlSink(state / "metrics.jsonl"),
+    )
+    return without_timings(state / "metrics.jsonl")
+
+
+def test_in_bfloat16_a_swallowed_sync_of_a_small_step_is_noticed(small: Any, tmp_path: Path) -> None:
+    rows = run(small, tmp_path / "well", CopyEngine)
+    assert len(rows) == 3 and rows[0]["grad_norm"] > 0
+    # What the mean difference alone could not have seen: the step moves it by far less than it allows.
+    assert max(row["rollout/canary_gap"] for row in rows) < 0.05
+    with pytest.raises(UserError, match=r"the last bit those before, though \d+% of the layers' matrices"):
+        run(small, tmp_path / "deaf", Deaf)
+
+
+def test_weights_that_did_not_change_may_leave_the_same_bits(small: Any, tmp_path: Path) -> None:
+    # So small a step is lost in rounding: nothing was there to send.
+    assert len(run(small, tmp_path, Deaf, lr=1e-13)) == 3
+
+
+def test_a_certain_token_tells_nothing() -> None:
+    def all_at(value: float) -> list[list[Completion]]:
+        return [[Completion((1,) * 4, (value,) * 4, "", "stop")] * 2]
+
+    assert telling(all_at(-0.5)) and not telling(all_at(0.0)) and not telling(all_at(-1e-4))
+    assert not telling([all_at(-0.5)[0][:1]])  # four tokens
