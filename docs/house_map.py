@@ -20,9 +20,7 @@ ROOMS = (
 OTHERS = {
     "params/": "the parameters, one YAML file a section; presets/ go over them",
     "dvc.yaml": "the pipeline's stages, what each depends on and makes",
-    "suite/": "each model on each benchmark, a DVC pipeline beside it",
-    "controls/": "the demo's controls, a DVC pipeline beside it",
-    "pages/": "the pages flow's DVC pipeline, beside it too",
+    "pipelines/": "the DVC files beside the main one: controls, pages, suite, and one per recipe",
     "prefect.yaml": "the flows' deployments",
     "benchmarks/": "measurements with their peers, each in one run",
     "docs/": "pages and pictures",

@@ -15,7 +15,7 @@ from mathrl.evaluation.responses import read_runs
 from mathrl.reports.pictures import FURTHER, draw_levels, draw_pass_at_k, picture
 
 ROOT = Path(__file__).parents[1]
-STUDY, PAGE, PICTURES = ROOT / "recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
+STUDY, PAGE, PICTURES = ROOT / "pipelines/recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
 COLOURS = ("#0072B2", *FURTHER, "#D55E00", "#666666", "#8C564B")
 ROLLOUTS = 512  # a step: 32 problems x 16
 ROUNDS = {"one_round": ["one_round"], "two rounds": ["round_1", "round_2"]}

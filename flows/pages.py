@@ -20,7 +20,7 @@ def pages(
 ) -> str:
     """Mathematical pages out of a corpus of texts: classifier, top share, promoted domains, next round.
 
-    Nothing set: in the checkout, as `dvc repro pages/dvc.yaml:pages` would. Anything set: in a worktree
+    Nothing set: in the checkout, as `dvc repro pipelines/pages/dvc.yaml:pages` would. Anything set: in a worktree
     under runs/.
 
     Args:

@@ -48,7 +48,7 @@ def recipe(
 ) -> str:
     """Run a recipe: ordered steps, each starting from the model and the data of others.
 
-    Nothing set: in the checkout, as `dvc repro recipes/NAME/dvc.yaml` would. Anything set: in a worktree
+    Nothing set: in the checkout, as `dvc repro pipelines/recipes/NAME/dvc.yaml` would. Anything set: in a worktree
     under runs/, over what the recipe's steps set.
 
     Args:

@@ -64,7 +64,7 @@ def run_recipe(
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """recipes/<name>/summary.json as rows of text: a row an evaluate step, benchmark and model."""
+    """pipelines/recipes/<name>/summary.json as rows of text: a row an evaluate step, benchmark and model."""
     rows = []
     for step, benchmarks in summary.items():
         for benchmark, figures in benchmarks.items():
@@ -97,7 +97,7 @@ def verdicts(summary: Mapping[str, Any]) -> list[str]:
 
 
 def recipe_summary(folder: Path, name: str) -> dict[str, Any]:
-    """recipes/<name>/summary.json; empty for a recipe without an evaluate step."""
+    """pipelines/recipes/<name>/summary.json; empty for a recipe without an evaluate step."""
     file = folder / ROOT / name / "summary.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found

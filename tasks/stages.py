@@ -25,7 +25,7 @@ from tasks.workspace import Workspace, prepare, working
 # How often a stage that was told to stop from outside is started again, and the seconds before each time.
 RETRIES, RETRY_SECONDS = 10, (1, 10, 60)
 # Stages beside the pipeline, each in a DVC file of its own.
-BESIDE = {name: f"{name}/dvc.yaml:{name}" for name in ("controls", "pages")}
+BESIDE = {name: f"pipelines/{name}/dvc.yaml:{name}" for name in ("controls", "pages")}
 
 
 def run_stages(

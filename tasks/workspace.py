@@ -23,18 +23,7 @@ from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe import load_recipe
 
 # A change to these makes another program or other parameters; a worktree at HEAD would not have it.
-CODE = (
-    "mathrl",
-    "flows",
-    "tasks",
-    "params",
-    "controls",
-    "pages",
-    "suite",
-    "dvc.yaml",
-    "constraints.txt",
-    "pyproject.toml",
-)
+CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
 NOTE = WORKTREE_NOTE
 
 

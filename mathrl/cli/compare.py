@@ -10,7 +10,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.params import Params, load_params
@@ -19,7 +19,7 @@ RESPONSES = "responses.jsonl"
 PIPELINE = Path("reports/evaluate") / RESPONSES
 ACCEPTED = (
     "a responses.jsonl, a folder with one (reports/evaluate, or a recipe's evaluate step), a model folder, a "
-    "recipe's step such as recipes/NAME/STEP, or a model of reports/evaluate by its name; :MODEL chooses one "
+    "recipe's step such as pipelines/recipes/NAME/STEP, or a model of reports/evaluate by its name; :MODEL chooses one "
     "of several, commas join the runs of several seeds"
 )
 
@@ -83,7 +83,7 @@ def _run(text: str, here: Path, benchmark: str | None, params: Params) -> ModelR
 
 def _place(text: str, here: Path) -> Path | None:
     """The path as seen from where the person stands, from the checkout, or from its recipes."""
-    for path in (here / text, Path(text), Path("recipes") / text):
+    for path in (here / text, Path(text), RECIPES / text):
         if text and path.exists():
             inside = path.absolute().is_relative_to(Path.cwd())
             return path.absolute().relative_to(Path.cwd()) if inside else path

@@ -54,7 +54,7 @@ def recipe(
 ) -> None:
     """Bring a recipe up to date: ordered steps, each starting from others' models and data.
 
-    Without --preset and --set this is `dvc repro recipes/NAME/dvc.yaml` in the checkout; with them, in a
+    Without --preset and --set this is `dvc repro pipelines/recipes/NAME/dvc.yaml` in the checkout; with them, in a
     worktree under runs/.
     """
     from mathrl.cli.recipe import dry, run, show

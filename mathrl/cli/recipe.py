@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.cli.run import call_flow
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params.recipe import load_recipe, recipe_names
 
 
@@ -61,6 +61,6 @@ def _print(folder: Path, name: str, seconds: float) -> None:
         for row in rows:
             table.add_row(*(row.get(str(column.header), "") for column in table.columns))
         console.print(table)
-    where = os.path.relpath(folder / "recipes" / name, Path.cwd())
+    where = os.path.relpath(folder / RECIPES / name, Path.cwd())
     for line in (*verdicts(summary), f"everything: {where}", f"took {seconds:.0f} s"):
         console.print(line, soft_wrap=True, highlight=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params import load_params
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def _material(run: str, here: Path) -> "Material":
     for folder in (here, root / "runs" / run):
         if (folder / "reports").is_dir():
             return pipeline_material(folder)
-    for step in (here, root / "recipes" / run):
+    for step in (here, root / RECIPES / run):
         if step.is_dir() and step.parent.parent.name == "recipes":
-            return step_material(step.parents[2], step.parent.name, step.name)
+            return step_material(step.parents[3], step.parent.name, step.name)
     if here.is_dir() and here.parent.name == "reports":
         return pipeline_material(here.parents[1])
     record = mlflow_record(run)

@@ -15,6 +15,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 
+RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and what its steps make
 CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
 WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides, and when it was made
 

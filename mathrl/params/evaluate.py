@@ -66,7 +66,7 @@ Word = Annotated[str, AfterValidator(_one_word)]
 
 
 class Suite(Section):
-    """What `dvc repro suite/dvc.yaml` evaluates, a stage for each model and benchmark."""
+    """What `dvc repro pipelines/suite/dvc.yaml` evaluates, a stage for each model and benchmark."""
 
     benchmarks: tuple[Word, ...] = Field(
         ("test",), min_length=1, description="As in evaluate.benchmarks, each in a stage of its own."

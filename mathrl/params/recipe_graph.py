@@ -1,4 +1,4 @@
-"""A recipe → recipes/<name>/dvc.yaml: one DVC stage a step and seed, each naming what it starts from.
+"""A recipe → pipelines/recipes/<name>/dvc.yaml: one DVC stage a step and seed, each naming what it starts from.
 
 The file is written out in full (start, data, overrides stand in each command), so that it can be read, and
 run with `dvc repro` alone.
@@ -10,44 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_text
-from mathrl.params.load import dump_yaml, parse_yaml
+from mathrl.params.load import dump_yaml
 from mathrl.params.recipe import Recipe, load_recipe, step_overrides, summary_models
 from mathrl.params.schema import READS
+from mathrl.params.watched_code import watched_code
 
-CURATED, ROOT = "data/curated", "recipes"
-# The code that determines a step's numbers, of the stages that the root's dvc.yaml does not have.
-_TRAINS = (
-    "mathrl/data/answers.py",
-    "mathrl/data/sft_sets.py",
-    "mathrl/data/templates.py",
-    "mathrl/models",
-    "mathrl/trainers",
-)
-CODE: dict[str, tuple[str, ...]] = {
-    "base": ("mathrl/models",),
-    "sample": (
-        "mathrl/data/answers.py",
-        "mathrl/data/rejection.py",
-        "mathrl/data/grams.py",
-        "mathrl/data/difficulty.py",
-        "mathrl/data/sft_sets.py",
-        "mathrl/data/templates.py",
-        "mathrl/evaluation",
-        "mathrl/models",
-        "mathrl/rewards",
-        "mathrl/rollout",
-        "mathrl/stages/sample.py",
-    ),
-    "dpo": (*_TRAINS, "mathrl/algorithms", "mathrl/stages/dpo.py"),
-    "reward_model": (*_TRAINS, "mathrl/algorithms", "mathrl/rewards", "mathrl/stages/reward_model.py"),
-    "process_reward_model": (*_TRAINS, "mathrl/algorithms", "mathrl/rewards", "mathrl/stages/reward_model.py"),
-    "summary": ("mathrl/data/difficulty.py", "mathrl/evaluation", "mathrl/rewards", "mathrl/stages/summary.py"),
-}
+CURATED, ROOT = "data/curated", "pipelines/recipes"
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 
 
 def bring_up_to_date(name: str, folder: Path) -> Recipe:
-    """Write recipes/<name>/dvc.yaml of the checkout `folder` where it is not what the recipe says, and a
+    """Write pipelines/recipes/<name>/dvc.yaml of the checkout `folder` where it is not what the recipe says, and a
     .gitignore of what its steps make.
 
     Raises:
@@ -72,7 +45,6 @@ def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
 
 def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """The DVC stages by name, in an order in which each comes after what it needs."""
-    code = {**CODE, **_code_of_the_pipeline(folder)}
     once = {step for step, each in recipe.steps.items() if each.stage == "curate"}
     seeds: Sequence[int | None] = recipe.seeds or (None,)
     stages: dict[str, Any] = {}
@@ -82,13 +54,13 @@ def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
             options = _options(step, each, own)
             overrides = step_overrides(recipe, step)
             overrides += [f"run.seed={seed}"] if seed is not None else []
-            stages[own.label(step)] = _stage(each.stage, own.folder(step), options, overrides, code[each.stage])
+            stages[own.label(step)] = _stage(each.stage, own.folder(step), options, overrides, folder)
     tests = [(step, seed) for step in summary_models(recipe) for seed in seeds]
     if tests:
         options = [("evaluated", f"{step}={_Places(name, recipe, seed, once).folder(step)}") for step, seed in tests]
         file = f"{ROOT}/{name}/summary.json"
         overrides = [each for each in (*recipe.set, *recipe.overrides) if each.split(".")[0] in READS["summary"]]
-        stages["summary"] = _stage("summary", file, options, overrides, code["summary"])
+        stages["summary"] = _stage("summary", file, options, overrides, folder)
     return stages
 
 
@@ -167,22 +139,16 @@ def _options(name: str, step: Any, at: _Places) -> Options:
     return found
 
 
-def _stage(stage: str, out: str, options: Options, overrides: Iterable[str], code: Sequence[str]) -> dict[str, Any]:
+def _stage(stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path) -> dict[str, Any]:
     words = ["python", "-m", "mathrl.stages.recipe_step", stage, out]
     for option, value in [*options, *(("set", each) for each in overrides)]:
         words += [f"--{option}", value]
     inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
     made = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
-        "wdir": "../..",
+        "wdir": "../../..",
         "cmd": shlex.join(words).replace("${", r"\${"),  # in a value it is no template of DVC's
-        "deps": [*inputs, *code],
+        "deps": [*inputs, *watched_code(stage, checkout)],
         "params": [{f"params/{section}.yaml": None} for section in READS[stage]],
         **made,
     }
-
-
-def _code_of_the_pipeline(folder: Path) -> dict[str, tuple[str, ...]]:
-    """What the root's dvc.yaml says of each stage's code."""
-    stages = parse_yaml((folder / "dvc.yaml").read_text(encoding="utf-8"), "dvc.yaml")["stages"]
-    return {name: tuple(dep for dep in stage["deps"] if dep.startswith("mathrl/")) for name, stage in stages.items()}

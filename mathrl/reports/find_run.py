@@ -1,6 +1,6 @@
 """What RUN means in `mathrl health` and `mathrl report`: a folder, a stage, a step, an MLflow run.
 
-The files of a stage (reports/rl, recipes/NAME/STEP/report) have the numbers; its record, found by the
+The files of a stage (reports/rl, pipelines/recipes/NAME/STEP/report) have the numbers; its record, found by the
 digest of what it made, has the parameters, the commit and the inputs.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import home
+from mathrl.core.paths import RECIPES, home
 from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
@@ -86,7 +86,7 @@ def folders(text: str) -> list[Path]:
         here / "report",
         here / "reports" / "rl",
         Path("reports") / text,
-        Path("recipes") / text / "report",
+        RECIPES / text / "report",
         Path("runs") / text / "reports" / "rl",
         home() / "records" / text,
     ]

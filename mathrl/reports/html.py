@@ -1,6 +1,6 @@
 """One HTML file about a run: verdict, curves, examples before and after, health, lineage, how to reproduce.
 
-Nothing in it is loaded from anywhere. It is made from what the stages left (reports/, recipes/NAME/STEP/) and
+Nothing in it is loaded from anywhere. It is made from what the stages left (reports/, pipelines/recipes/NAME/STEP/) and
 from their records; `mathrl report` writes it, and the stage register keeps one with its MLflow run.
 """
 
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import WORKTREE_NOTE
+from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.evaluation.responses import common_problems, read_run
 from mathrl.evaluation.runs import compare_runs
 from mathrl.evaluation.summary import values_of
@@ -79,7 +79,7 @@ def pipeline_material(root: Path) -> Material:
 
 def step_material(root: Path, recipe: str, step: str) -> Material:
     """Of a recipe's step: an evaluation with the models that it compares, or a model that was trained."""
-    folder = root / "recipes" / recipe
+    folder = root / RECIPES / recipe
     summary = folder / step / "summary.json"
     found = read_json(summary) if summary.is_file() else None
     names = list(found["models"]) if found and "models" in found else [step]
@@ -91,7 +91,7 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
         [of_folder(each) for each in reports if (each / METRICS).is_file()],
         found if found and "models" in found else None,
         responses if responses.is_file() else None,
-        [f"recipes/{recipe}/{step}"],
+        [f"pipelines/recipes/{recipe}/{step}"],
         f"mathrl recipe {recipe}",
     )
 

@@ -11,11 +11,11 @@ from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.data import curation
+from mathrl.data import curation_account as curation_report
 from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sources import resolve_benchmark
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
-from mathrl.reports import curation_account as curation_report
 from mathrl.stages.stage_run import StageRun, run_stage
 
 CURATED, REPORT = Path("data/curated"), Path("reports/curate")

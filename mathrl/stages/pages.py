@@ -8,12 +8,12 @@ from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
+from mathrl.data.corpus import account as pages_report
 from mathrl.data.corpus.page_files import evaluation_sets, page_files, read_evaluation, read_pages, read_seeds
 from mathrl.data.corpus.rounds import clean, collect, domains
 from mathrl.data.inputs import INPUTS, link, of_pages
 from mathrl.data.row_files import labels
 from mathrl.params import Params
-from mathrl.reports import corpus_account as pages_report
 from mathrl.stages.stage_run import StageRun, run_stage
 
 PAGES, REPORT = Path("data/pages"), Path("reports/pages")

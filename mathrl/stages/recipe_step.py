@@ -1,6 +1,6 @@
 """A stage at other places: any start, data and output. `python -m mathrl.stages.recipe_step rl FOLDER --start …`.
 
-How the steps of recipes are run (recipes/<name>/dvc.yaml). What a step makes lies in FOLDER: model/, report/,
+How the steps of recipes are run (pipelines/recipes/<name>/dvc.yaml). What a step makes lies in FOLDER: model/, report/,
 summary.json, or files of rows. Each branch imports its own stage alone, so that a step starts quickly.
 """
 

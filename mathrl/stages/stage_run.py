@@ -167,7 +167,7 @@ def _run(
 
 def _digests(outputs: list[Path]) -> dict[str, str]:
     """Of every output, and of what a data or step folder holds, which later stages name as their inputs."""
-    folders = [path for path in outputs if path.parts[0] in ("data", "recipes") and path.is_dir()]
+    folders = [path for path in outputs if path.parts[0] in ("data", "pipelines") and path.is_dir()]
     parts = [part for folder in folders for part in folder.iterdir()]
     return {str(path): digest_path(path) for path in [*outputs, *sorted(parts)]}
 

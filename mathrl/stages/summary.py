@@ -1,4 +1,4 @@
-"""The last step of a recipe: its evaluations, one seed or several, as recipes/<name>/summary.json."""
+"""The last step of a recipe: its evaluations, one seed or several, as pipelines/recipes/<name>/summary.json."""
 
 from collections.abc import Sequence
 from pathlib import Path

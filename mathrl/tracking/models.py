@@ -23,17 +23,17 @@ TEXT = 250  # MLflow's limit of a logged model's parameter is 500
 def model_paths(paths: Mapping[str, str]) -> dict[str, str]:
     """Those of a stage's inputs or outputs that are model folders, with their digests.
 
-    >>> model_paths({"models/rl": "77", "reports/rl": "1", "recipes/a/b/model": "9", "recipes/a/b": "2"})
-    {'models/rl': '77', 'recipes/a/b/model': '9'}
+    >>> model_paths({"models/rl": "77", "reports/rl": "1", "pipelines/recipes/a/b/model": "9"})
+    {'models/rl': '77', 'pipelines/recipes/a/b/model': '9'}
     """
     return {path: digest for path, digest in paths.items() if re.fullmatch(r"models/[^/]+|.*/model", path)}
 
 
 def model_name(path: str) -> str:
-    """>>> model_name("models/rl"), model_name("recipes/study/grpo-s0/model")
+    """>>> model_name("models/rl"), model_name("pipelines/recipes/study/grpo-s0/model")
     ('rl', 'study-grpo-s0')
     """
-    words = path.removeprefix("models/").removeprefix("recipes/").removesuffix("/model")
+    words = path.removeprefix("models/").removeprefix("pipelines/recipes/").removesuffix("/model")
     return re.sub(r"[/:.%\"']", "-", words)
 
 

@@ -44,7 +44,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "reports/evaluate/responses.jsonl", [*rows("sft", 0.4, 1), *rows("rl", 0.7, 2)])
     for seed in range(3):
         for step, mean in (("sft", 0.45), ("rl", 0.5)):
-            file = folder / f"recipes/study/{step}_test-s{seed}/report/responses.jsonl"
+            file = folder / f"pipelines/recipes/study/{step}_test-s{seed}/report/responses.jsonl"
             write_jsonl(file, rows(step, mean + 0.02 * seed, 10 * seed + len(step)))
     write_jsonl(folder / "few.jsonl", rows("few", 0.5, 3, problems=59))
     write_jsonl(folder / "gsm.jsonl", rows("sft", 0.5, 3, benchmark="gsm8k"))
@@ -137,7 +137,7 @@ def test_problems_in_common_by_choice(checkout: Path) -> None:
 def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> None:
     base = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, alphabet="arithmetic")
     for seed in range(2):
-        make_base(Model(base=base), checkout / f"recipes/study/step-s{seed}/model", seed)
+        make_base(Model(base=base), checkout / f"pipelines/recipes/study/step-s{seed}/model", seed)
     problems = [
         Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="test", level=1)
         for n in range(8)
@@ -145,7 +145,7 @@ def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> Non
     write_problems(checkout / "data/curated/test.jsonl", problems)
     write_problems(checkout / "data/curated/sft.jsonl", problems)
     options = ["--set", "evaluate.samples=2", "--set", "evaluate.max_tokens=4", "--set", "run.device=cpu"]
-    words = ["study/step-s0", "recipes/study/step-s1/model", *options]
+    words = ["study/step-s0", "pipelines/recipes/study/step-s1/model", *options]
     done = compare(checkout, *words)
     assert done.returncode == 0, done.stderr
     assert "no difference shown between" in done.stdout and "test: 8 problems" in done.stdout

@@ -8,10 +8,10 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
+from mathrl.data.corpus import account as pages_report
 from mathrl.data.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_pages, read_seeds
 from mathrl.data.corpus.rounds import Collected, clean, collect, domains, features, measure, promote, top_count
 from mathrl.params.pages import Pages, PagesClean, Seeds
-from mathrl.reports import corpus_account as pages_report
 
 # Two dialects of mathematics on one host: the seeds speak the first. Pages of the second have a word of
 # prose, so the first round ranks them below the twenty pages on engines, of which neither seeds nor

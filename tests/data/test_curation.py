@@ -10,10 +10,10 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data import curation
+from mathrl.data import curation_account as curation_report
 from mathrl.data.deduplicate import deduplicate
 from mathrl.data.minhash import band_shape, jaccard, shingles, sign
 from mathrl.params.data import Curate, Deduplicate, NearDuplicates
-from mathrl.reports import curation_account as curation_report
 
 
 def row(id: str, question: str, answer: str = "1", split: str = "rl") -> Problem:

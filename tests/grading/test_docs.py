@@ -1,4 +1,4 @@
-"""The examples in the docstrings run."""
+"""The examples in the docstrings of grading and rewards run."""
 
 import doctest
 import importlib
@@ -6,13 +6,16 @@ import pkgutil
 
 import pytest
 
+import mathrl.grading
 import mathrl.rewards
 
-MODULES = [module.name for module in pkgutil.iter_modules(mathrl.rewards.__path__)]
+MODULES = [
+    f"{room.__name__}{name}"
+    for room in (mathrl.grading, mathrl.rewards)
+    for name in ["", *(f".{module.name}" for module in pkgutil.iter_modules(room.__path__))]
+]
 
 
-@pytest.mark.parametrize("name", ["", *MODULES])
+@pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str) -> None:
-    module = importlib.import_module(f"mathrl.rewards.{name}" if name else "mathrl.rewards")
-    result = doctest.testmod(module)
-    assert result.failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

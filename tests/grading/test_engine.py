@@ -158,7 +158,7 @@ def test_after_a_fork_and_at_the_end_nothing_is_left(end: str) -> None:
 
 def test_the_import_is_light() -> None:
     code = (
-        "import sys, mathrl.rewards as r; r.grade('\\\\boxed{\\\\frac12}', '0.5'); "
+        "import sys, mathrl.grading as r; r.grade('\\\\boxed{\\\\frac12}', '0.5'); "
         "print([m for m in ('sympy', 'math_verify', 'torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -14,10 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
-PARTS = ("mathrl", "flows", "tasks", "params", "controls", "suite", "recipes", "dvc.yaml", "prefect.yaml",
+PARTS = ("mathrl", "flows", "tasks", "params", "dvc.yaml", "prefect.yaml", "pyproject.toml", "constraints.txt",
+         "pipelines/controls", "pipelines/suite", "pipelines/pages", "pipelines/recipes",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
-         "pages", ".dvcignore", ".gitignore", "pyproject.toml", "constraints.txt",
-         ".dvc/config", ".dvc/.gitignore")  # fmt: skip
+         ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
 REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "controls")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -122,7 +122,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
     for part in PARTS:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
-        if part == "recipes":  # without what a person's own runs left there
+        if part == "pipelines/recipes":  # without what a person's own runs left there
             for file in source.glob("*/dvc.yaml"):
                 shutil.copytree(file.parent, target / file.parent.name, ignore=_all_but_the_graph)
         elif source.is_dir():

@@ -126,9 +126,9 @@ def test_a_password_in_the_address_of_mlflow_stands_in_no_error(
 
 def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert "up to date" in checkout.repro().stdout
-    assert "up to date" in checkout.repro("controls/dvc.yaml:controls").stdout
+    assert "up to date" in checkout.repro("pipelines/controls/dvc.yaml:controls").stdout
     status = checkout.git("status", "--porcelain").splitlines()
-    new = {"data/.gitignore", "models/", "reports/", "dvc.lock", "controls/dvc.lock"}
+    new = {"data/.gitignore", "models/", "reports/", "dvc.lock", "pipelines/controls/dvc.lock"}
     assert {line[3:] for line in status} == new
 
 

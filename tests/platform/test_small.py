@@ -109,11 +109,11 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
         "write_params(load_params(), load_params(overrides=['suite.models=[sft]', 'evaluate.samples=2', "
         "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6', 'evaluate.resamples=100']))"
     )
-    assert "Running stage 'suite/dvc.yaml:suite@test-sft'" in tiny.repro("suite/dvc.yaml").stdout
-    shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "suite/test-sft/summary.json").stdout)
-    figures = shown[""]["data"]["suite/test-sft/summary.json"]["data"]
+    assert "Running stage 'pipelines/suite/dvc.yaml:suite@test-sft'" in tiny.repro("pipelines/suite/dvc.yaml").stdout
+    shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "pipelines/suite/test-sft/summary.json").stdout)
+    figures = shown[""]["data"]["pipelines/suite/test-sft/summary.json"]["data"]
     assert figures["models"]["sft"]["problems"] == 8
     tiny.set_param("suite.yaml", "- test", "- test\n- gsm8k")
-    would = tiny.repro("--dry", "suite/dvc.yaml").stdout
-    assert "'suite/dvc.yaml:suite@test-sft' didn't change" in would
-    assert "Running stage 'suite/dvc.yaml:suite@gsm8k-sft'" in would
+    would = tiny.repro("--dry", "pipelines/suite/dvc.yaml").stdout
+    assert "'pipelines/suite/dvc.yaml:suite@test-sft' didn't change" in would
+    assert "Running stage 'pipelines/suite/dvc.yaml:suite@gsm8k-sft'" in would

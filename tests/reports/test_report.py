@@ -171,8 +171,8 @@ def test_what_was_made_elsewhere_is_said(workspace: Path) -> None:
 
 def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) -> None:
     for name in ("rl", "sft"):
-        shutil.copytree(f"reports/{name}", f"recipes/demo/{name}-s0/report")
-    step = Path("recipes/demo/test-s0")
+        shutil.copytree(f"reports/{name}", f"pipelines/recipes/demo/{name}-s0/report")
+    step = Path("pipelines/recipes/demo/test-s0")
     shutil.copytree("reports/evaluate", step / "report")
     summary = json.loads(Path("reports/summary.json").read_text())
     wide = {f"{name}-s0": summary["models"][name] for name in ("sft", "rl")}
@@ -182,7 +182,7 @@ def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) ->
     report("demo/test-s0", Path("step.html"))
     text = Reader(Path("step.html").read_text(encoding="utf-8")).text
     assert "no difference shown between sft-s0 and rl-s0: +0.500" in text
-    assert "mathrl recipe demo" in text and "Training: recipes/demo/rl-s0" in text
+    assert "mathrl recipe demo" in text and "Training: pipelines/recipes/demo/rl-s0" in text
 
 
 def test_health_of_a_run_afterwards(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,16 @@ class Place:
             "MATHRL_MIRROR": "none",
             "PYTHONPATH": str(ROOT),
         }
-        words = ["sample", "recipes/r/samples", "--start", "start", "--data", "rl.jsonl", "--examples", "rl.jsonl"]
+        words = [
+            "sample",
+            "pipelines/recipes/r/samples",
+            "--start",
+            "start",
+            "--data",
+            "rl.jsonl",
+            "--examples",
+            "rl.jsonl",
+        ]
         sets = [word for setting in SETTINGS for word in ("--set", setting)]
         command = [sys.executable, "-m", "mathrl.stages.recipe_step", *words, *sets]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=150)
@@ -163,7 +172,7 @@ class Place:
 
 def test_two_processes_label_the_steps_that_rank_0_chose(tmp_path: Path) -> None:
     Place(tmp_path).run()
-    out = tmp_path / "recipes/r/samples"
+    out = tmp_path / "pipelines/recipes/r/samples"
     rows = list(read_jsonl(out / "steps.jsonl"))
     halves = []
     lengths = set()

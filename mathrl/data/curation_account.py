@@ -10,8 +10,8 @@ from mathrl.core.files import write_text
 from mathrl.core.types import Problem
 from mathrl.data.curation import SPLITS, TRAINED, Curated, Plan
 from mathrl.data.grams import grams
+from mathrl.data.markdown import cell, table
 from mathrl.params.data import Curate, Decontaminate
-from mathrl.reports.markdown import cell, table
 
 EXAMPLES = 3
 CHANCE_SHARE = 0.1  # of a source, from which hits of short texts are pointed out

@@ -9,8 +9,8 @@ import numpy as np
 from mathrl.core.files import write_text
 from mathrl.data.corpus.page_files import Page
 from mathrl.data.corpus.rounds import Collected, domains
+from mathrl.data.markdown import cell, table
 from mathrl.params.pages import Pages
-from mathrl.reports.markdown import cell, table
 
 EXAMPLES = 5  # pages shown on either side of the boundary
 SHOWN = 20  # domains in the table and the picture

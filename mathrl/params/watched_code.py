@@ -1,0 +1,99 @@
+"""The code that determines a stage's numbers: what its module imports, as DVC's dependencies.
+
+`python -m mathrl.params.watched_code` writes it into dvc.yaml and pipelines/*/dvc.yaml; recipes read it from here.
+"""
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+# Imported by every stage, so a change to one of these would rerun everything: they are kept stable and not watched.
+# Reports draw what was computed; a new colour is no reason to train again.
+UNWATCHED = (
+    "mathrl/__init__.py",
+    "mathrl/core/",
+    "mathrl/params/",
+    "mathrl/tracking/",
+    "mathrl/reports/",
+    "mathrl/stages/stage_run.py",
+)
+MOST_IDLE, MOST_IDLE_SHARE = 3, 0.25  # files of a folder watched as a whole that the stage does not import
+# Where a stage's work is not in mathrl/stages/<stage>.py.
+MODULES = {
+    "base": "mathrl.models.load",
+    "process_reward_model": "mathrl.stages.reward_model",
+    "suite": "mathrl.stages.evaluate",
+}
+FILES = ("dvc.yaml", "pipelines/controls/dvc.yaml", "pipelines/pages/dvc.yaml", "pipelines/suite/dvc.yaml")
+
+
+def watched_code(stage: str, checkout: Path) -> list[str]:
+    """The files and folders of `checkout` that a change to reruns `stage`, in alphabetical order.
+
+    Example: ["mathrl/learners", "mathrl/models", "mathrl/stages/sft.py", "mathrl/trainers/sft.py"].
+    """
+    imported = imported_files(MODULES.get(stage, f"mathrl.stages.{stage}"), checkout)
+    files = {file for file in imported if not file.endswith("__init__.py")}
+    watched: set[str] = set()
+    for folder in {str(Path(file).parent) for file in files}:
+        mine = {file for file in files if str(Path(file).parent) == folder}
+        there = {f"{folder}/{file.name}" for file in (checkout / folder).glob("*.py") if file.name != "__init__.py"}
+        inner = any(path.is_dir() and path.name != "__pycache__" for path in (checkout / folder).iterdir())
+        whole = len(mine) > 1 and len(there - mine) <= max(MOST_IDLE, MOST_IDLE_SHARE * len(there)) and not inner
+        watched |= {folder} if whole else mine
+    return sorted(watched)
+
+
+def imported_files(module: str, checkout: Path) -> set[str]:
+    """The files that importing `module` reaches, imports within functions too."""
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for file, imports in _imports(waiting.pop(), checkout).items():
+            if file not in reached and not file.startswith(UNWATCHED):
+                reached.add(file)
+                waiting += imports
+    return reached
+
+
+@cache
+def _imports(module: str, checkout: Path) -> dict[str, tuple[str, ...]]:
+    """The module's file with what it imports of mathrl, names of modules or of things in them."""
+    path = checkout / Path(*module.split("."))
+    file = next((f for f in (path.with_suffix(".py"), path / "__init__.py") if f.exists()), None)
+    if file is None:
+        return {}
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mathrl"):
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names if alias.name.startswith("mathrl")]
+    return {file.relative_to(checkout).as_posix(): tuple(names)}
+
+
+def with_watched_code(file: Path, checkout: Path) -> Any:
+    """The DVC file with each stage's code as it should be, comments kept."""
+    yaml = YAML()
+    yaml.width, yaml.preserve_quotes = 120, True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    content = yaml.load(file.read_text(encoding="utf-8"))
+    for name, stage in content["stages"].items():
+        data = [dep for dep in stage["deps"] if not dep.startswith("mathrl/")]
+        stage["deps"] = [*data, *watched_code(name, checkout)]
+    return yaml, content
+
+
+def main(checkout: Path) -> None:
+    for name in FILES:
+        yaml, content = with_watched_code(checkout / name, checkout)
+        with (checkout / name).open("w", encoding="utf-8") as stream:
+            yaml.dump(content, stream)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
