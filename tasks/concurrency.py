@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from prefect.concurrency.sync import concurrency
+from mathrl.core.environment import Variable
 
 SLOTS = "mathrl-slots"
 SILENT_SECONDS = 1
@@ -18,8 +18,10 @@ SILENT_SECONDS = 1
 def slot(show: Callable[[str], None]) -> Iterator[None]:
     """Wait until a slot is free, which is said, and hold it; a flow that dies gives it back when its lease
     ends."""
+    from prefect.concurrency.sync import concurrency  # 1 s, and the command line needs the name alone
+
     with ExitStack() as held:
-        if os.environ.get("PREFECT_API_URL") and not os.environ.get("MATHRL_OWN_SERVER"):
+        if os.environ.get("PREFECT_API_URL") and not Variable.OWN_SERVER.get():
             try:
                 held.enter_context(concurrency(SLOTS, timeout_seconds=SILENT_SECONDS))
             except TimeoutError:

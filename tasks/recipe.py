@@ -10,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe_graph import ROOT, bring_up_to_date
@@ -49,7 +50,7 @@ def run_recipe(
         running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
     ):
         while (step := repro.upcoming()) is not None:
-            outcome = run_stage.with_options(task_run_name=step)(step, repro, env["MATHRL_PROGRESS"])
+            outcome = run_stage.with_options(task_run_name=step)(step, repro, env[Variable.PROGRESS])
             if outcome == "ran":
                 say_model_made(step, made / step / "model", workspace)
                 show_pictures(step, (made / step / "report").glob("*.png"))

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_STOPPED, EXIT_TERMINATED
 from mathrl.core.paths import home, state_root, tracking_uri
 
 STARTED = re.compile(r"Running stage '(?:[^':]*:)?([\w-]+)'")
 SKIPPED = re.compile(r"Stage '(?:[^':]*:)?([\w-]+)' (?:didn't change|is cached)")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")  # the last line of a traceback
 # A stage that wrote a checkpoint since it was told to stop, or was told so (SIGTERM) before it could listen.
-STOPPED = re.compile(r"failed to run: .*, exited with (75|143|-15)$")
+STOPPED = re.compile(rf"failed to run: .*, exited with ({EXIT_STOPPED}|{EXIT_TERMINATED}|-15)$")
 LAST_LINES = 25
 
 
@@ -35,11 +37,11 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
     given |= {
         "PATH": bin_folder + os.pathsep + given.get("PATH", ""),
         "PYTHONUNBUFFERED": "1",
-        "MATHRL_HOME": str(home()),
-        "MATHRL_STATE": str(state_root()),
+        Variable.HOME: str(home()),
+        Variable.STATE: str(state_root()),
         "MLFLOW_TRACKING_URI": tracking_uri(),
-        "MATHRL_FLOW_RUN": flow_run,
-        "MATHRL_PROGRESS": str(progress),
+        Variable.FLOW_RUN: flow_run,
+        Variable.PROGRESS: str(progress),
         "DVC_NO_ANALYTICS": "1",
     }
     given.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it

@@ -11,6 +11,7 @@ from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
+from mathrl.core.environment import Variable
 from tasks.workspace import Workspace
 
 GENERATED = re.compile(r"[a-z]+\d*-[a-z]+(-[a-z])?")  # by Prefect: spotted-hare, kappa2-ledos-x
@@ -65,7 +66,7 @@ def say_model_made(step: str, model: Path, workspace: Workspace) -> None:
     The payload has the model's folder and what the run was started with, so that an automation can start
     another flow with the same.
     """
-    served = os.environ.get("PREFECT_API_URL") and not os.environ.get("MATHRL_OWN_SERVER")
+    served = os.environ.get("PREFECT_API_URL") and not Variable.OWN_SERVER.get()
     if not served or not model.is_dir():
         return
     emit_event(

@@ -1,17 +1,15 @@
 """Where the lines of a running stage go: to the terminal as they come, or to the flow run's log."""
 
-import os
 import sys
 
 from prefect import get_run_logger
 
+from mathrl.core.environment import Variable
 from tasks.workspace import Workspace
-
-CONSOLE = "MATHRL_CONSOLE"  # set by the command line: output goes to the terminal as it comes
 
 
 def shower(name: str, workspace: Workspace) -> "Console | Logged":
-    if os.environ.get(CONSOLE):
+    if Variable.CONSOLE.get():
         if workspace.said:
             print(f"{', '.join(workspace.said)}: in {workspace.folder}", file=sys.stderr)
         return Console()

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
@@ -51,7 +52,7 @@ def run_stages(
         link_inputs(workspace.folder, chain, workspace.params, env)
         with running(Repro(workspace.folder, last, env, show)) as repro:
             for stage in chain:
-                outcome = run_stage(stage, repro, env["MATHRL_PROGRESS"])
+                outcome = run_stage(stage, repro, env[Variable.PROGRESS])
                 if outcome == "ran":
                     say_model_made(stage, workspace.folder / "models" / stage, workspace)
             repro.finish(last)
@@ -83,7 +84,7 @@ def run_beside(
 
 def _beside(stage: str, workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
     with running(Repro(workspace.folder, BESIDE[stage], env, show, single=True)) as repro:
-        run_stage(stage, repro, env["MATHRL_PROGRESS"])
+        run_stage(stage, repro, env[Variable.PROGRESS])
         repro.finish(stage)
 
 

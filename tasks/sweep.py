@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, main_checkout
@@ -68,7 +69,7 @@ def follow(
     )
     assert child.stdin is not None and child.stdout is not None
     lines: list[str] = []
-    live = Live("sweep", Path(env["MATHRL_PROGRESS"]))
+    live = Live("sweep", Path(env[Variable.PROGRESS]))
     try:
         while True:
             if not select.select([child.stdout], [], [], REFRESH_SECONDS)[0]:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from mathrl.cli.sweep import sweep
-from mathrl.core.errors import EXIT_USER_ERROR, UserError, without_logins
+from mathrl.core.errors import UserError, without_logins
+from mathrl.core.exit_status import EXIT_USER_ERROR
 
 app = typer.Typer(
     name="mathrl",

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home
 
-OWN = "MATHRL_OWN_SERVER"  # set for the flow: nobody else is there to share slots with
 START_SECONDS = 120.0  # the first start makes a database; a busy machine takes long
 # As Prefect's own temporary server has it.
 SETTINGS = {
@@ -53,11 +53,11 @@ def own_server() -> Iterator[Callable[[], None]]:
             start_new_session=True,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}/api"
-    os.environ |= {"PREFECT_API_URL": url, OWN: "1"}
+    os.environ |= {"PREFECT_API_URL": url, Variable.OWN_SERVER: "1"}
     try:
         yield lambda: _wait(url, child, log)
     finally:
-        for name in ("PREFECT_API_URL", OWN):
+        for name in ("PREFECT_API_URL", Variable.OWN_SERVER):
             del os.environ[name]
         assert child.stdin is not None
         child.stdin.close()  # the guard ends the server; nothing waits for that

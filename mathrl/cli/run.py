@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.cli.own_server import own_server
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.params import Params, load_params
@@ -52,7 +53,7 @@ def start(stage: str, preset: str | None, overrides: Sequence[str], *, controls:
 def call_flow(module: str, name: str | None = None, **given: Any) -> str:
     """Call a flow in this terminal, with the servers of `mathrl ui` where they answer; what it returns."""
     os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
-    os.environ["MATHRL_CONSOLE"] = "1"
+    os.environ[Variable.CONSOLE] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends what it started
     _use_running_servers()
     home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents

@@ -15,15 +15,17 @@ from pathlib import Path
 
 import psutil
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
+from tasks.concurrency import SLOTS
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"
 START_SECONDS = 120.0
 SERVERS = "servers.json"
-SLOTS, DEFAULT_SLOTS = "mathrl-slots", 2
+DEFAULT_SLOTS = 2
 
 
 def serve(
@@ -135,9 +137,9 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
             # Judges of GenAI traces, eight processes of 245 MB each that nothing here gives work.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_TRACKING_URI": f"http://{own}:{mlflow_port}",
-            "MATHRL_WORKSPACE": str(root),
-            "MATHRL_HOME": str(home()),
-            "MATHRL_STATE": str(state_root()),
+            Variable.WORKSPACE: str(root),
+            Variable.HOME: str(home()),
+            Variable.STATE: str(state_root()),
             # By the environment and not as an option: what is in a command line, every user can read.
             "MLFLOW_BACKEND_STORE_URI": _store(),
         }

@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 
-EXIT_USER_ERROR = 2
+from mathrl.core.environment import rank
+from mathrl.core.exit_status import EXIT_USER_ERROR
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OTHER_RANKS_WAIT_SECONDS = 5.0
 LOGIN = re.compile(r"(?<=://)[^\s/?#]*@")  # of an address: user and password, up to the last @
@@ -27,7 +29,7 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
     except Exception as error:
         if not isinstance(error, UserError) and not is_disk_full(error):
             raise
-        if os.environ.get("RANK", "0") != "0":
+        if rank() != 0:
             # Rank 0 most often meets the same error, says it, ends, and this process with it: say it once.
             time.sleep(OTHER_RANKS_WAIT_SECONDS)
         said = str(error) if isinstance(error, UserError) else _disk_full(error)

@@ -1,6 +1,7 @@
 """Files that are either whole or absent: written aside, flushed, then renamed."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
+
+ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrogate becomes \ud83d
 
 
 @contextmanager
@@ -59,14 +62,28 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def encodable(text: str) -> str:
+    r"""The text with its lone surrogates, which UTF-8 does not have, as backslash escapes.
+
+    In JSON these are the escapes from which `json.loads` makes the same string again.
+
+    >>> encodable('{"emoji": "\ud83d"}')
+    '{"emoji": "\\ud83d"}'
+    """
+    return text.encode("utf-8", errors=ESCAPE).decode("utf-8")
+
+
 def write_text(path: Path, text: str) -> None:
+    """Write the text as UTF-8, lone surrogates as in `encodable`."""
     with written_aside(path) as aside:
-        # A path that the locale could not decode goes back to the bytes that it was.
-        aside.write_text(text, encoding="utf-8", errors="surrogateescape")
+        aside.write_text(text, encoding="utf-8", errors=ESCAPE)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON with sorted keys, so that equal values are equal bytes."""
+    """Write `value` as JSON with sorted keys, so that equal values are equal bytes.
+
+    `read_json` gives the same strings back, lone surrogates too.
+    """
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
@@ -80,7 +97,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write one JSON object a line (gzip when the name ends in .gz) and return their number."""
+    """Write one JSON object per line (gzip if the name ends in .gz) and return their number."""
     count = 0
     with written_aside(path) as aside, _open_write(aside, gz=path.suffix == ".gz") as stream:
         for row in rows:
@@ -92,16 +109,14 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 @contextmanager
 def _open_write(path: Path, *, gz: bool) -> Iterator[Any]:
     if not gz:
-        with path.open("w", encoding="utf-8") as stream:
+        with path.open("w", encoding="utf-8", errors=ESCAPE) as stream:
             yield stream
         return
-    import io
-
     # mtime 0: equal rows are equal bytes.
     with (
         path.open("wb") as raw,
         gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed,
-        io.TextIOWrapper(packed, encoding="utf-8") as stream,
+        io.TextIOWrapper(packed, encoding="utf-8", errors=ESCAPE) as stream,
     ):
         yield stream
 

@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 
+from mathrl.core.parent import at_end_of_input
+
 SIGINT_SECONDS, SIGTERM_SECONDS = 10.0, 5.0
 
 
@@ -22,7 +24,7 @@ def main(command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     child = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
+    at_end_of_input(stop.set)
     while child.poll() is None:
         if stop.wait(0.05):
             end_group(child)
@@ -58,12 +60,6 @@ def _signal(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _wait_for_end_of_input(stop: threading.Event) -> None:
-    while os.read(0, 4096):
-        pass
-    stop.set()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def digest(value: Any) -> str:
     True
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+    return hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).hexdigest()[:LENGTH]
 
 
 def digest_path(path: Path) -> str:

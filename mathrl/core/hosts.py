@@ -20,12 +20,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_STOPPED
 from mathrl.core.files import read_json, write_json
-from mathrl.core.launch import SHARED
 from mathrl.core.paths import state_root
 
-EXIT_STOPPED = 75
 ENVIRONMENT = "environment.json"
 HANDED_DOWN = ("MATHRL_", "MLFLOW_", "HF_", "DS_", "AWS_")
 
@@ -84,7 +84,7 @@ def main() -> None:
     """A rank: the variables of whoever started the stage, then the stage."""
     folder, module, *arguments = sys.argv[1:]
     os.environ.update(read_json(Path(folder) / ENVIRONMENT))
-    os.environ[SHARED] = folder
+    os.environ[Variable.HOSTS_FOLDER] = folder
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -5,7 +5,6 @@ the deepspeed launcher (WORLD_SIZE is set) nothing is started: the launcher did 
 """
 
 import atexit
-import ctypes
 import json
 import os
 import shutil
@@ -19,32 +18,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import Variable
+from mathrl.core.environment import rank as rank
+from mathrl.core.environment import world_size as world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
+from mathrl.core.parent import die_with_parent
 
-RENDEZVOUS = "MATHRL_RENDEZVOUS"  # a folder that all ranks of a stage share, on one machine
-SHARED = "MATHRL_HOSTS_FOLDER"  # one that those of a hostfile's machines share
-PLACES_A_CORE = 4
+SLOTS_PER_CORE = 4
 ONE_MACHINE = 8  # more processes than that are meant for several
 DRIVER = Path("/proc/driver/nvidia/gpus")
-PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 10.0
 
 _children: list[subprocess.Popen[bytes]] = []
 _failed: list[str] = []
 
 
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def rendezvous() -> Path | None:
     """The folder that the ranks share, where `launch_ranks` made one; None under another launcher."""
-    folder = os.environ.get(RENDEZVOUS)
+    folder = Variable.RENDEZVOUS.get()
     return Path(folder) if folder else None
 
 
@@ -69,8 +61,8 @@ def launch_ranks(processes: int, device: str = "auto", *, fewer: bool = False) -
         "LOCAL_WORLD_SIZE": str(processes),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        RENDEZVOUS: str(folder),
-        "MATHRL_PARENT": str(os.getpid()),
+        Variable.RENDEZVOUS: str(folder),
+        Variable.PARENT: str(os.getpid()),
     }
     os.environ.update(shared)
     main = sys.modules["__main__"].__spec__
@@ -150,50 +142,53 @@ def from_rank_0(make: Callable[[], Any], name: str, timeout: float = 3600.0) -> 
 
 
 def fitting(processes: int, device: str, *, fewer: bool) -> int:
-    """How many of `processes` (`run.processes`) this machine has a place for; said where it has not for all.
+    """Clamp `processes` (`run.processes`) to the slots of this machine, with a notice if it was lowered.
 
-    A stage that only samples takes `fewer` also where they are meant for several machines.
+    More than `ONE_MACHINE` are meant for several machines; only a stage that allows `fewer` then runs on one.
 
     Raises:
-        UserError: it is another stage, and they are.
+        UserError: the processes are meant for several machines, and the stage does not allow fewer.
     """
-    places, what = places_here(device)
-    if processes <= places:
+    slots, hardware = local_slots(device)
+    if processes <= slots:
         return processes
     if processes > ONE_MACHINE and not fewer:
         raise UserError(
-            f"run.processes is {processes}, but this machine has {what}: name the machines in "
+            f"run.processes={processes} but this machine has {hardware}: name the machines in "
             "training.deepspeed.hostfile (with training.backend deepspeed), start the stage by a launcher of "
             "your own such as torchrun, or lower run.processes"
         )
-    print(f"run.processes is {processes}, this machine has {what}: {places} here", file=sys.stderr)
-    return places
+    using = f"{slots} process" if slots == 1 else f"{slots} processes"
+    print(f"run.processes={processes} but this machine has {hardware}; using {using}", file=sys.stderr)
+    return slots
 
 
-def places_here(device: str) -> tuple[int, str]:
-    """How many processes of a stage this machine takes, and why: one a GPU, or four a core without one.
+def local_slots(device: str) -> tuple[int, str]:
+    """The number of processes that a stage may start on this machine, and the hardware that sets it.
 
-    Without torch: by CUDA_VISIBLE_DEVICES, or by what NVIDIA's driver lists.
+    One process per GPU, or `SLOTS_PER_CORE` per core without a GPU. GPUs are counted without torch: by
+    CUDA_VISIBLE_DEVICES, or by what NVIDIA's driver lists.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = len(list(DRIVER.glob("*")))
-    gpus = listed if visible is None else len([each for each in visible.split(",") if each.strip()])
-    if device != "cpu" and listed and gpus:
+    installed = len(list(DRIVER.glob("*")))
+    gpus = installed if visible is None else len([gpu for gpu in visible.split(",") if gpu.strip()])
+    if device != "cpu" and installed and gpus:
         return gpus, f"{gpus} GPU{'s' if gpus > 1 else ''}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return PLACES_A_CORE * cores, f"{cores} cores and no GPU"
+    return SLOTS_PER_CORE * cores, f"{cores} cores and no GPU"
 
 
 def _launcher_folder() -> Path:
     """Where the ranks of another launcher meet: the processes of one machine have one parent."""
-    shared = os.environ.get(SHARED)
+    shared = Variable.HOSTS_FOLDER.get()
     if shared:
         return Path(shared)
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size()
     if int(here) != world_size():
         raise UserError(
             "this stage exchanges files between its processes, which are on several machines: start it with "
-            f"training.deepspeed.hostfile, or set {SHARED} at every process to a new folder that all share"
+            f"training.deepspeed.hostfile, or set {Variable.HOSTS_FOLDER} at every process to a new folder that all "
+            "of them share"
         )
     parent = os.getppid()
     stat = Path(f"/proc/{parent}/stat")
@@ -209,10 +204,10 @@ def _die_with_parent() -> None:
         # Rank 0 alone decides when to stop; the others follow it or die with it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent = os.environ.get("MATHRL_PARENT")
-    if not sys.platform.startswith("linux") or parent is None:
+    parent = Variable.PARENT.get()
+    if not parent:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != int(parent):  # it died before the request was made
         os._exit(1)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-MIRROR = "MATHRL_MIRROR"  # set by whoever already runs a mirror process
+from mathrl.core.environment import Variable
+
 PATIENCE_SECONDS = 60.0
 
 
@@ -17,7 +18,7 @@ def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = 
 
     `env` says so meanwhile, to the stages that are started with it. At the end the mirror uploads the rest.
     """
-    if env.get(MIRROR):
+    if env.get(Variable.MIRROR):
         yield
         return
     mirror = subprocess.Popen(
@@ -27,11 +28,11 @@ def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = 
         env={key: value for key, value in env.items() if key not in ("RANK", "WORLD_SIZE")},
         start_new_session=True,
     )
-    env[MIRROR] = str(mirror.pid)
+    env[Variable.MIRROR] = str(mirror.pid)
     try:
         yield
     finally:
-        del env[MIRROR]
+        del env[Variable.MIRROR]
         assert mirror.stdin is not None
         mirror.stdin.close()  # the signal to upload the rest and end
         try:

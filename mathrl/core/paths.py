@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and what its steps make
@@ -61,13 +62,13 @@ def workspace_preset() -> str:
 
 
 def home() -> Path:
-    given = os.environ.get("MATHRL_HOME")
+    given = Variable.HOME.get()
     return Path(given).absolute() if given else main_checkout() / ".mathrl"
 
 
 def state_root() -> Path:
     """Where resume state is kept, outside DVC outputs: $MATHRL_STATE or home()/state."""
-    given = os.environ.get("MATHRL_STATE")
+    given = Variable.STATE.get()
     return Path(given).absolute() if given else home() / "state"
 
 

@@ -1,13 +1,14 @@
 """A progress bar with the time left, also written where the Prefect task can read it."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
+
+from mathrl.core.environment import Variable, rank
 
 
 def pause(age: float) -> float:
@@ -25,13 +26,13 @@ class Progress:
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
         self.title, self.total = title, total
-        quiet = os.environ.get("RANK", "0") != "0"
+        quiet = rank() != 0
         # On a terminal the bar redraws itself; in a log it prints a line every few seconds.
         every = 0.2 if sys.stderr.isatty() else 5.0
         self.bar = tqdm(
             total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=every, dynamic_ncols=True
         )
-        target = os.environ.get("MATHRL_PROGRESS")
+        target = Variable.PROGRESS.get()
         self.file = Path(target) if target and not quiet else None
 
     def advance(self, count: int = 1, **figures: float) -> None:
@@ -44,7 +45,7 @@ class Progress:
             left = (self.total - self.bar.n) / rate if rate else None
             aside = self.file.with_name(self.file.name + ".partial")
             state = {"title": self.title, "done": self.bar.n, "total": self.total, "seconds_left": left}
-            record = os.environ.get("MATHRL_RECORD", "")
+            record = Variable.RECORD.get()
             aside.write_text(json.dumps(state | {"figures": figures, "record": record}))
             aside.replace(self.file)
 

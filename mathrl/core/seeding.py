@@ -12,4 +12,4 @@ def derive_seed(seed: int, *names: str | int) -> int:
     False
     """
     text = "/".join(str(part) for part in (seed, *names))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).digest()[:8], "big") >> 1

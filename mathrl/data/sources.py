@@ -1,9 +1,9 @@
 """Sources of params/curate.yaml → what will be read: local files first, the hub second, or a generator."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.data.generators import make_generator
@@ -110,12 +110,12 @@ def resolve_benchmark(name: str, data_folder: str | None) -> Resolved:
 
 def data_root(data_folder: str | None) -> Path | None:
     """curate.data_folder, or $MATHRL_DATA, or none."""
-    given = data_folder or os.environ.get("MATHRL_DATA")
+    given = data_folder or Variable.DATA.get()
     if not given:
         return None
     folder = _absolute(given)
     if not folder.is_dir():
-        origin = "curate.data_folder" if data_folder else "MATHRL_DATA"
+        origin = "curate.data_folder" if data_folder else Variable.DATA
         raise UserError(f"{origin}: {folder} is no folder; name the folder that holds gsm8k_train.jsonl and the like")
     return folder
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mathrl.core.seeding import derive_seed
-from mathrl.data.difficulty import wilson
+from mathrl.core.statistics import wilson
 
 TINY = 1e-9  # spreads below are of rounding
 ROWS = 256  # resampled sets of problems held at a time

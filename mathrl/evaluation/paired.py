@@ -10,7 +10,7 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
-from mathrl.data.difficulty import wilson
+from mathrl.core.statistics import wilson
 from mathrl.evaluation.intervals import ROWS, TINY, bootstrap_means
 
 POWER = 0.8

@@ -18,18 +18,9 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
+from mathrl.core.parent import die_with_parent
+
 ADDRESS_SPACE = 4 << 30
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (Linux; elsewhere the closing pipe does)."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return
 
 
 class _Worker:

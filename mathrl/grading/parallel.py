@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.parent import die_with_parent
 from mathrl.grading.engine import default_engine
-from mathrl.grading.engine_process import die_with_parent
 from mathrl.grading.extract import ExtractionMode
 from mathrl.grading.grade import grade
 from mathrl.grading.verdict import Verdict

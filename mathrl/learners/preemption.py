@@ -12,9 +12,10 @@ from types import FrameType
 
 import torch
 
+from mathrl.core.environment import rank
+from mathrl.core.exit_status import EXIT_STOPPED
 from mathrl.learners.distributed import Backend
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL: start it again and it goes on
 SAVE_SECONDS, GRACE_SECONDS = 4.0, 8.0  # of the ten that a cluster's preemption leaves
 
 
@@ -37,7 +38,7 @@ class StopRequest:
         self._before = {}
         self._save: Callable[[], None] | None = None
         self._unchanged = threading.Lock()
-        if threading.current_thread() is threading.main_thread() and os.environ.get("RANK", "0") == "0":
+        if threading.current_thread() is threading.main_thread() and rank() == 0:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
 

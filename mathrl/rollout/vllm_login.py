@@ -3,12 +3,13 @@
 vLLM's own `--api-key` leaves the endpoints open through which weights are replaced.
 """
 
-import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-KEY = "MATHRL_SERVE_KEY"  # in the environment of `mathrl serve` and of the runs that sample from it
+from mathrl.core.environment import Variable
+
+KEY = Variable.SERVE_KEY  # set for `mathrl serve` and for the runs that sample from it
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -16,7 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 def login_headers() -> dict[str, str]:
     """What a run sends with each request; empty without a key."""
-    key = os.environ.get(KEY, "")
+    key = KEY.get()
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
+from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
 from mathrl.core.files import remove_leftovers, write_json
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.hosts import launch_on_hosts
@@ -30,8 +32,6 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import code_version, home, state_root, workspace_preset
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.schema import READS, STAGES
-
-EXIT_STOPPED, EXIT_INTERRUPTED = 75, 130
 
 
 @dataclass
@@ -133,13 +133,13 @@ def _run(
     state.mkdir(parents=True, exist_ok=True)
     if rank() != 0:
         # Rank 0 writes the record; under another launcher its place is not told.
-        work(StageRun(name, params, state, Path(os.environ.get("MATHRL_RECORD", os.devnull))))
+        work(StageRun(name, params, state, Path(Variable.RECORD.get() or os.devnull)))
         return
     with _only_one(state, name):
         for path in outputs:
             remove_leftovers(path)
         record = _open_record(label, key)
-        os.environ["MATHRL_RECORD"] = str(record)
+        os.environ[Variable.RECORD] = str(record)
         run = StageRun(name, params, state, record)
         recipe = step.split("/")[0] if step else None
         every = load_params().model_dump(mode="json", by_alias=True) if step else shown
@@ -149,8 +149,8 @@ def _run(
             status="running", pid=os.getpid(), host=socket.gethostname(), started=time.time(), params=own,
             pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=code_version(),
             inputs=given, outputs={}, workspace=str(Path.cwd()),
-            prefect_flow_run=os.environ.get("MATHRL_FLOW_RUN", ""),
-            sweep=os.environ.get("MATHRL_SWEEP", ""), trial=os.environ.get("MATHRL_TRIAL", ""),
+            prefect_flow_run=Variable.FLOW_RUN.get(),
+            sweep=Variable.SWEEP.get(), trial=Variable.TRIAL.get(),
         )  # fmt: skip
         with mirroring():
             try:
@@ -184,7 +184,7 @@ def _only_one(state: Path, name: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        if os.environ.get("MATHRL_FLOW_RUN"):
+        if Variable.FLOW_RUN.get():
             _wait_for_the_other(lock, name)
         raise UserError(
             f"stage {name} with these parameters and inputs is running already ({state}); wait for it or stop it"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import Variable
 from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import JsonlSink
@@ -44,7 +45,7 @@ class TrialRecord:
                 **{section: every[section] for section in STAGES}, "sweep": sweep.model_dump(mode="json")
             }, "git": code_version(), "inputs": {file: digest_path(Path(file)) for file in files},
             "outputs": {}, "workspace": str(Path.cwd()), "sweep": self.opened.tracked,
-            "prefect_flow_run": os.environ.get("MATHRL_FLOW_RUN", ""),
+            "prefect_flow_run": Variable.FLOW_RUN.get(),
         })  # fmt: skip
         self.metrics = JsonlSink(self.folder / "metrics.jsonl", resume_after=sys.maxsize)
 

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 
 from optuna.trial import TrialState
 
-from mathrl.core.errors import EXIT_USER_ERROR, UserError, exit_on_user_error
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
@@ -67,7 +69,7 @@ def _ended(opened: Opened) -> int:
 @contextmanager
 def mirrored() -> Iterator[None]:
     """One process that mirrors all records to MLflow, wherever the trials run."""
-    os.environ |= {"MATHRL_HOME": str(home()), "MATHRL_STATE": str(state_root()), "MLFLOW_TRACKING_URI": tracking_uri()}
+    os.environ |= {Variable.HOME: str(home()), Variable.STATE: str(state_root()), "MLFLOW_TRACKING_URI": tracking_uri()}
     with mirroring():
         yield
 
@@ -93,7 +95,7 @@ def main(verb: str, overrides: Sequence[str]) -> None:
     except Interrupted:
         print("stopped; start it again and it goes on", file=sys.stderr)
     if asked:
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

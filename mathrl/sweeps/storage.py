@@ -1,6 +1,5 @@
 """Where a study is kept: a journal file in its folder, or a PostgreSQL database for several machines."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +12,12 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
 from mathrl.core.paths import home, with_driver
 from mathrl.params.sweep import Sweep
 
-STORAGE = "MATHRL_SWEEP_STORAGE"
 JOURNAL = "journal.log"
 
 
@@ -65,10 +64,11 @@ def alone(sweep: Sweep) -> Iterator[None]:
 
 
 def _url() -> str:
-    url = os.environ.get(STORAGE, "")
+    url = Variable.SWEEP_STORAGE.get()
     if not url.startswith("postgres"):
         raise UserError(
-            f"sweep.storage is environment: put postgresql://USER:PASSWORD@HOST:PORT/DATABASE into ${STORAGE}"
+            "sweep.storage is environment: put postgresql://USER:PASSWORD@HOST:PORT/DATABASE into "
+            f"${Variable.SWEEP_STORAGE}"
         )
     return with_driver(url)
 
@@ -82,5 +82,6 @@ def _in_a_sentence() -> Iterator[None]:
     except SQLAlchemyError as error:
         kind = type(error).__name__  # not its message, which may hold the URL with its password
         raise UserError(
-            f"the database in ${STORAGE} cannot be used ({kind}): is the server there, and the URL right?"
+            f"the database in ${Variable.SWEEP_STORAGE} cannot be used ({kind}): is the server running, and is the "
+            "URL right?"
         ) from None

@@ -16,19 +16,18 @@ from typing import Any
 import psutil
 from optuna.trial import TrialState
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import RESUMABLE
 from mathrl.core.files import write_json
 from mathrl.core.paths import home, state_root
 from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
-from mathrl.sweeps.storage import STORAGE
 from mathrl.sweeps.study import Opened
 from mathrl.sweeps.trial_lease import Held, Known, Lost, fenced, give_back, renew, tree
 
 POLL_SECONDS, RENEW_SECONDS = 0.5, 15.0
 ATTEMPTS = 3
-STOPPED = (75, 130, 137, 143)  # the trainer was stopped or killed, and can go on
-PROGRESS = "MATHRL_PROGRESS"  # the bar there is the study's
 Curve = list[tuple[int, float]]
 
 
@@ -199,7 +198,7 @@ def execute(
             if code is None:
                 clear(run, keep=False)
                 return None
-            if code in STOPPED:
+            if code in RESUMABLE:
                 continue
             if code:
                 raise Failed(_last_words(run.out / "log.txt", code))
@@ -263,16 +262,17 @@ def _attempt(
 
 
 def _environment(opened: Opened, trial: str) -> dict[str, str]:
-    given = {name: value for name, value in os.environ.items() if name not in (STORAGE, PROGRESS)}
+    # The database's password is the worker's, the progress bar the study's.
+    given = {k: v for k, v in os.environ.items() if k not in (Variable.SWEEP_STORAGE, Variable.PROGRESS)}
     threads = max(1, (os.cpu_count() or 1) // opened.sweep.workers)
     return (
         {"OMP_NUM_THREADS": str(threads)}
         | given
         | {
-            "MATHRL_SWEEP": opened.tracked,
-            "MATHRL_TRIAL": trial,
-            "MATHRL_HOME": str(home()),
-            "MATHRL_STATE": str(state_root()),
+            Variable.SWEEP: opened.tracked,
+            Variable.TRIAL: trial,
+            Variable.HOME: str(home()),
+            Variable.STATE: str(state_root()),
             "PYTHONUNBUFFERED": "1",
         }
     )

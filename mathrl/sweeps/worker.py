@@ -4,7 +4,6 @@ Claims and runs trials until none is left. When its standard input is closed (wh
 wants it to stop) or it is signalled, it stops its trainer after a checkpoint, and the trial stays unfinished.
 """
 
-import os
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.parent import at_end_of_input
 from mathrl.params import load_params
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.study import open_study
@@ -45,7 +45,7 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
+    at_end_of_input(stop.set)
     failures = 0
     while not stop.is_set():
         opened = open_study(sweep_section(overrides))  # anew: params/ may have been changed meanwhile
@@ -66,12 +66,6 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
         failures = failures + 1 if last.state == TrialState.FAIL else 0
         if failures == MOST_FAILURES:
             raise UserError(f"{MOST_FAILURES} trials in a row failed; the last: {last.user_attrs['error']}")
-
-
-def _wait_for_end_of_input(stop: threading.Event) -> None:
-    while os.read(0, 4096):
-        pass
-    stop.set()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.files import write_json
+from mathrl.core.parent import at_end_of_input
 from mathrl.core.paths import home
 from mathrl.core.progress import pause
 from mathrl.tracking.client import connect, experiment
@@ -33,12 +34,7 @@ AWAY_SECONDS = 24 * 3600.0  # another machine's run whose record has not changed
 def main() -> None:
     """Follow until end of input. A server that does not answer is said once and tried again."""
     ended = threading.Event()
-
-    def wait_for_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    at_end_of_input(ended.set)
     mirror = Mirror()
     while not ended.wait(EVERY_SECONDS):
         mirror.sweep(patient=True)

@@ -1,10 +1,24 @@
 import gzip
+import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_jsonl, read_numbered_jsonl, write_jsonl, written_aside
+from mathrl.core.files import (
+    read_json,
+    read_jsonl,
+    read_numbered_jsonl,
+    write_json,
+    write_jsonl,
+    write_text,
+    written_aside,
+)
+from mathrl.core.hashing import digest
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -59,3 +73,39 @@ def test_a_cut_gzip_is_one_sentence(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])
     with pytest.raises(UserError, match="cannot be read"):
         list(read_jsonl(file))
+
+
+# Whatever json.loads can give: lone surrogates come from other languages' JSON; a high one before a low one is a pair.
+STRINGS = st.text(st.characters()).map(lambda text: json.loads(json.dumps(text)))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | STRINGS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(STRINGS, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=VALUES)
+@example(value="\ud83d")
+@example(value="\udce9\udc80 and \\ud83d as written")
+@example(value={"\udfff": ["\ud800", "é 请 😀"]})
+def test_what_json_loads_gives_is_written_and_read_back(value: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "value.json"
+        write_json(file, value)
+        assert read_json(file) == value
+        for rows in (Path(name) / "rows.jsonl", Path(name) / "rows.jsonl.gz"):
+            assert write_jsonl(rows, [{"value": value}, {"after": 1}]) == 2
+            assert list(read_jsonl(rows)) == [{"value": value}, {"after": 1}]
+    assert digest(value) == digest(json.loads(json.dumps(value)))
+
+
+def test_lone_surrogates_are_escapes_in_texts_and_all_else_is_as_it_was(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.md", "é 😀 \ud83d \udce9")
+    assert (tmp_path / "a.md").read_bytes() == "é 😀 \\ud83d \\udce9".encode()
+    write_json(tmp_path / "a.json", {"é": "😀"})
+    assert (tmp_path / "a.json").read_bytes() == '{\n  "é": "😀"\n}\n'.encode()
+
+
+def test_digests_tell_a_lone_surrogate_from_its_escape_as_written() -> None:
+    assert len({digest("\ud83d"), digest("\\ud83d"), digest("\ud83e")}) == 3

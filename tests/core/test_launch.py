@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mathrl.core import hosts, launch
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -27,16 +28,16 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "places"),
+    ("device", "visible", "slots"),
     [("auto", None, 4), ("cuda", "1,3", 2), ("auto", "GPU-4a,GPU-4b", 2), ("auto", "", None), ("cpu", None, None)],
 )
-def test_a_gpu_or_a_quarter_of_a_core_is_a_place(
-    gpus: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, places: int | None
+def test_a_gpu_or_a_quarter_of_a_core_is_a_slot(
+    gpus: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, slots: int | None
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    expected = 4 * len(os.sched_getaffinity(0)) if places is None else places
-    assert launch.places_here(device)[0] == expected
+    expected = 4 * len(os.sched_getaffinity(0)) if slots is None else slots
+    assert launch.local_slots(device)[0] == expected
 
 
 def test_processes_for_several_machines_are_refused_on_one_unless_a_stage_only_samples(
@@ -45,19 +46,19 @@ def test_processes_for_several_machines_are_refused_on_one_unless_a_stage_only_s
     assert launch.fitting(4, "auto", fewer=False) == 4 and not capsys.readouterr().err
     assert launch.fitting(8, "auto", fewer=False) == 4, "as the demo's two on one GPU"
     assert launch.fitting(128, "auto", fewer=True) == 4
-    assert "run.processes is 128, this machine has 4 GPUs: 4 here" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"128, but this machine has 4 GPUs: .* training\.deepspeed\.hostfile"):
+    assert "run.processes=128 but this machine has 4 GPUs; using 4 processes" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"128 but this machine has 4 GPUs: .* training\.deepspeed\.hostfile"):
         launch.fitting(128, "auto", fewer=False)
 
 
 def test_ranks_of_another_launcher_meet_where_all_of_them_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.delenv(launch.RENDEZVOUS, raising=False)
-    monkeypatch.delenv(launch.SHARED, raising=False)
+    monkeypatch.delenv(Variable.RENDEZVOUS, raising=False)
+    monkeypatch.delenv(Variable.HOSTS_FOLDER, raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"several machines: .*training\.deepspeed\.hostfile"):
         launch.gather(1, "figures")
-    monkeypatch.setenv(launch.SHARED, str(tmp_path))
+    monkeypatch.setenv(Variable.HOSTS_FOLDER, str(tmp_path))
     for rank in (3, 2, 1, 0):
         monkeypatch.setenv("RANK", str(rank))
         found = launch.gather({"rank": rank}, "figures")
@@ -99,5 +100,5 @@ def test_what_a_stage_was_started_with_reaches_other_machines_past_every_command
     assert hosts.launch_on_hosts(str(tmp_path / "hostfile")) == 3
     (environment, arguments, name), folder = json.loads(seen[0]), seen[1]
     assert environment["MATHRL_SERVE_KEY"] == "secret" and environment["MATHRL_HOME"] == "/shared"
-    assert environment[launch.SHARED] == folder and not Path(folder).exists()
+    assert environment[Variable.HOSTS_FOLDER] == folder and not Path(folder).exists()
     assert arguments[1:] == ["--two", "words here"] and name == "__main__"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mathrl.core.seeding import derive_seed
-from mathrl.data.difficulty import wilson
+from mathrl.core.statistics import wilson
 from mathrl.evaluation.intervals import ROWS, bootstrap_means, cluster_interval
 
 

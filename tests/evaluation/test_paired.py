@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
-from mathrl.data.difficulty import wilson
+from mathrl.core.statistics import wilson
 from mathrl.evaluation.intervals import ROWS, bootstrap_means
 from mathrl.evaluation.paired import Comparison, compare, sign_flip_p
 

@@ -1,0 +1,92 @@
+"""Every environment variable of mathrl in one table, and the rank of this process.
+
+    Variable.HOME.value_or(".mathrl"); os.environ[Variable.RECORD] = "…"; {Variable.STATE: "…"}
+
+A member is its name as a string, so that it stands wherever a variable's name does.
+"""
+
+import os
+from enum import StrEnum
+from typing import Self
+
+
+class Variable(StrEnum):
+    """A variable's name, with what it means and who reads it."""
+
+    meaning: str
+    reader: str
+
+    def __new__(cls, name: str, meaning: str, reader: str) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning, member.reader = meaning, reader
+        return member
+
+    # Set by a person.
+    HOME = (
+        "MATHRL_HOME",
+        "folder of records, state, studies and the local MLflow store; default .mathrl of the main checkout",
+        "core.paths",
+    )
+    STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
+    DATA = (
+        "MATHRL_DATA",
+        "folder with the files of named problem sets; the Hugging Face hub otherwise",
+        "data.sources",
+    )
+    SERVE_KEY = (
+        "MATHRL_SERVE_KEY",
+        "key that `mathrl serve` asks of every request, the same where runs are started",
+        "rollout.vllm_login",
+    )
+    SWEEP_STORAGE = (
+        "MATHRL_SWEEP_STORAGE",
+        "PostgreSQL URL of the studies with sweep.storage=environment",
+        "sweeps.storage",
+    )
+    HOSTS_FOLDER = (
+        "MATHRL_HOSTS_FOLDER",
+        "new folder that the ranks of all machines share, under a launcher of your own",
+        "core.launch",
+    )
+    CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases beside the repository", "tests")
+    # Handed down by mathrl to the processes that it starts.
+    MIRROR = (
+        "MATHRL_MIRROR",
+        "id of the process that mirrors records to MLflow; `none`: do not mirror",
+        "core.mirroring",
+    )
+    PROGRESS = ("MATHRL_PROGRESS", "file in which a stage keeps its progress", "core.progress")
+    RECORD = ("MATHRL_RECORD", "folder of the record of the stage that runs", "core.progress, stages.stage_run")
+    FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "core.records")
+    SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "core.records")
+    TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "core.records")
+    RENDEZVOUS = ("MATHRL_RENDEZVOUS", "folder that the ranks of a stage share on one machine", "core.launch")
+    PARENT = ("MATHRL_PARENT", "process id of rank 0, with which the other ranks end", "core.launch")
+    CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "tasks.stage_output")
+    OWN_SERVER = (
+        "MATHRL_OWN_SERVER",
+        "1: Prefect's server serves this command alone, with no slots to share",
+        "tasks.concurrency, tasks.run_names",
+    )
+    WORKSPACE = ("MATHRL_WORKSPACE", "checkout in which the worker of `mathrl ui` runs flows", "prefect.yaml")
+
+    def get(self) -> str:
+        """The variable's value, empty if it is not set."""
+        return os.environ.get(self, "")
+
+
+def markdown_table() -> str:
+    """All variables as a markdown table."""
+    rows = [f"| `{variable.value}` | {variable.meaning} | {variable.reader} |" for variable in Variable]
+    return "\n".join(["| variable | meaning | read by |", "|---|---|---|", *rows]) + "\n"
+
+
+def rank() -> int:
+    """The number of this process among those of its stage, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes the stage has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

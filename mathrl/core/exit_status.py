@@ -1,0 +1,7 @@
+"""Exit statuses of stages and commands."""
+
+EXIT_USER_ERROR = 2
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped after a checkpoint; started again, the stage resumes
+EXIT_INTERRUPTED = 130  # Ctrl-C
+EXIT_KILLED, EXIT_TERMINATED = 137, 143  # 128 + SIGKILL, 128 + SIGTERM, as shells and guards report them
+RESUMABLE = (EXIT_STOPPED, EXIT_INTERRUPTED, EXIT_KILLED, EXIT_TERMINATED)

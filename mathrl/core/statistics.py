@@ -1,0 +1,18 @@
+"""Statistics that several rooms need."""
+
+from math import sqrt
+from statistics import NormalDist
+
+
+def wilson(correct: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share (JASA 22, 1927); within 0 and 1 also for 0 of k and k of k.
+
+    >>> tuple(round(bound, 4) for bound in wilson(0, 8))
+    (0.0, 0.3244)
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share, z2 = correct / samples, z * z
+    middle = (share + z2 / (2 * samples)) / (1 + z2 / samples)
+    half = z / (1 + z2 / samples) * sqrt(share * (1 - share) / samples + z2 / (4 * samples**2))
+    # At 0 of k and k of k the bound is exactly 0 or 1; rounding must not put it a hair inside.
+    return (0.0 if correct == 0 else middle - half), (1.0 if correct == samples else middle + half)

@@ -1,0 +1,79 @@
+"""The one table of environment variables, and the processes that end with their parent."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.environment import Variable, markdown_table, rank, world_size
+
+ROOT = Path(__file__).parents[2]
+NAME = re.compile(r"MATHRL_[A-Z_]+")
+
+
+def test_no_other_file_of_the_library_spells_a_variable_in_its_code() -> None:
+    elsewhere = []
+    for file in [*ROOT.glob("mathrl/**/*.py"), *ROOT.glob("tasks/*.py"), *ROOT.glob("flows/*.py")]:
+        if file.name == "environment.py":
+            continue
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+        elsewhere += [(file.name, text) for text in constants if isinstance(text, str) and NAME.fullmatch(text)]
+    assert elsewhere == []
+
+
+def test_every_variable_that_is_mentioned_anywhere_is_in_the_table() -> None:
+    files = [*ROOT.glob("**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "prefect.yaml"]
+    files = [file for file in files if not file.relative_to(ROOT).parts[0].startswith(".")]
+    mentioned = {name for file in files for name in NAME.findall(file.read_text(encoding="utf-8"))}
+    assert mentioned - {"MATHRL_"} <= {*Variable}
+    assert all(f"| `{name}` |" in markdown_table() for name in mentioned - {"MATHRL_"})
+
+
+def test_a_member_stands_where_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATHRL_SWEEP", "demo")
+    assert os.environ[Variable.SWEEP] == Variable.SWEEP.get() == "demo" and f"${Variable.SWEEP}" == "$MATHRL_SWEEP"
+    monkeypatch.delenv(Variable.SWEEP)
+    assert Variable.SWEEP.get() == ""
+    seen = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.environ['MATHRL_TRIAL'])"],
+        env={Variable.TRIAL: "t1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout == "t1\n"
+
+
+def test_a_process_alone_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (rank(), world_size()) == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (rank(), world_size()) == (3, 4)
+
+
+def test_the_end_of_input_is_noticed_and_input_before_it_is_not() -> None:
+    code = (
+        "import os, time\n"
+        "from mathrl.core.parent import at_end_of_input\n"
+        "at_end_of_input(lambda: os._exit(7))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(30)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+    )
+    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.stdin.write("a line\n")
+    child.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=0.3)
+    child.stdin.close()
+    assert child.wait(timeout=20) == 7
