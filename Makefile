@@ -19,7 +19,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test lint docs ui engines doctor parity mutants faults lock
+.PHONY: help install demo study test smoke lint docs ui engines doctor parity mutants faults lock
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -46,6 +46,10 @@ demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1
 
 test: $(VENV)/.developing  ## The test suite.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/algorithms tests/grading \
+	    tests/rewards tests/data tests/models tests/evaluation tests/rollout tests/tracking tests/cli
 
 lint: $(VENV)/.developing  ## ruff, mypy strict, import floors.
 	$(BIN)/ruff check .

@@ -28,7 +28,8 @@ Finding = tuple[str, str, str]
 
 def _python() -> list[Finding]:
     said = f"Python {sys.version.split()[0]}"
-    return [("ok", said, "")] if sys.version_info[:2] == (3, 11) else [("missing", said, "install Python 3.11")]
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return [("ok", said, "")] if supported else [("missing", said, "install Python 3.11, 3.12 or 3.13")]
 
 
 def needed() -> list[str]:
