@@ -58,7 +58,7 @@ docs: $(VENV)/.developing  ## The documentation as a site, build/site/index.html
 
 study: install  ## Five questions on the small model, three seeds (an hour); writes docs/study.md.
 	@$(BIN)/mathrl recipe study
-	@$(BIN)/python docs/study_page.py
+	@$(BIN)/python tools/study_page.py
 
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui

@@ -1,8 +1,9 @@
-"""The README's map is up to date, and the house keeps to its own rules."""
+"""The map in docs/house.md is up to date, and the repository keeps to the rules of the house."""
 
 import importlib.util
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 
@@ -12,15 +13,34 @@ def tracked(*patterns: str) -> list[str]:
     return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
 
 
-def test_the_readmes_map_is_what_docs_house_map_writes() -> None:
-    spec = importlib.util.spec_from_file_location("house_map", ROOT / "docs" / "house_map.py")
+def load_house_map() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("house_map", ROOT / "tools" / "house_map.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    readme = (ROOT / "README.md").read_text()
-    assert module.with_map(readme) == readme, "run: python docs/house_map.py"
+    return module
+
+
+def test_the_map_and_the_floors_in_docs_house_are_up_to_date() -> None:
+    house_map = load_house_map()
+    page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+    assert house_map.up_to_date(page) == page, "run: python tools/house_map.py"
+
+
+def test_every_module_begins_with_a_description() -> None:
+    house_map = load_house_map()
     for file in tracked("mathrl/*.py", "flows/*.py", "tasks/*.py"):
-        assert module.caption(ROOT / file), f"{file} says nothing in its first line"
+        assert house_map.caption(ROOT / file), f"{file} has no docstring"
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    rooms = {room for floor in load_house_map().floors() for room in floor}
+    folders = {"/".join(name.split("/")[:2]) for name in tracked("mathrl/*/__init__.py")} | {"flows", "tasks"}
+    assert rooms == folders
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_the_mlflow_folder_does_not_shadow_the_package() -> None:

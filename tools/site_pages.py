@@ -1,6 +1,6 @@
 """The pages of the site that are made while it is built; mkdocs.yml names this file as its hook.
 
-- index.md and reference/house.md are the README, before and from its heading "The house".
+- index.md is the README.
 - reference/parameters.md is written from the schema, reference/commands.md from the command line.
 - A link that leaves docs/ (../params/sweep.yaml) leads to a page of the site that shows that file; a link to
   a folder leads to the README.md in it. So the same link works on the site and beside the files.
@@ -16,7 +16,6 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from parameter_reference import parameter_reference
 
 ROOT = Path(__file__).parents[1]
-HEADING = "\n## The house\n"
 CELL = re.compile(r"<t([dh])[^>]*>.*?(?=</t\1>)", re.S)
 NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)[^<]+$")
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
@@ -25,10 +24,8 @@ SHOWN = "repository"  # the folder of the site with the files of the repository 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here, and those of the linked files."""
-    start, _, house = (ROOT / "README.md").read_text(encoding="utf-8").partition(HEADING)
     made = {
-        "index.md": from_readme(start, "index.md"),
-        "reference/house.md": "# The house\n" + from_readme(house, "reference/house.md"),
+        "index.md": from_readme((ROOT / "README.md").read_text(encoding="utf-8"), "index.md"),
         "reference/parameters.md": parameter_reference(),
         "reference/commands.md": command_reference(),
     }

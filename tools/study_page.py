@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/study.md from what `mathrl recipe study` left: `python docs/study_page.py`.
+"""The tables and pictures of docs/study.md from what `mathrl recipe study` left: `python tools/study_page.py`.
 
 Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are written anew; the sentences
 around them are a person's. Run by `make study` after the recipe.

@@ -1,0 +1,88 @@
+"""The generated parts of docs/house.md, the floors and the map: `python tools/house_map.py` rewrites them.
+
+The floors come from the import contracts of pyproject.toml, the descriptions from the first line of every module.
+"""
+
+import ast
+import subprocess
+import textwrap
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "house.md"
+WIDTH, COLUMN = 112, 30
+
+# What the repository holds beside its rooms.
+OTHERS = {
+    "params/": "the parameters, one YAML file per section, with presets/ and recipes/",
+    "dvc.yaml": "the pipeline: what each stage depends on and what it makes",
+    "pipelines/": "the DVC files beside the main one: controls, pages, suite and one per recipe",
+    "prefect.yaml": "the deployments of the flows",
+    "mlflow/": "scripts that serve MLflow; configuration only, never a package",
+    "benchmarks/": "measurements beside those of a peer, both from one run",
+    "tools/": "scripts that write pages, references and figures",
+    "docs/": "pages and pictures",
+    "tests/": "the same tree as above",
+}
+
+
+def floors() -> list[list[str]]:
+    """The rooms per floor, top floor first, as folders: [["mathrl/cli"], ["flows"], …, ["mathrl/core"]]."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    library, programs = (contract["layers"] for contract in settings["contracts"][:2])
+    top = [[layer.replace(".", "/")] for layer in programs]
+    inner = [[f"mathrl/{room}" for room in layer.split(" | ")] for layer in library]
+    return top + [layer for layer in inner if layer not in top]
+
+
+def caption(file: Path) -> str:
+    """The first sentence or paragraph of a module's docstring."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def floors_table() -> str:
+    lines = ["| floor | room | what it holds |", "|---|---|---|"]
+    layers = floors()
+    for number, rooms in zip(range(len(layers), 0, -1), layers, strict=True):
+        for room in rooms:
+            lines.append(f"| {number} | `{room}` | {caption(ROOT / room / '__init__.py')} |")
+    return "\n".join(lines) + "\n"
+
+
+def rooms_map() -> str:
+    """Every room and module with its description, in the order of the floors."""
+    rooms = [room for layer in floors() for room in layer]
+    listed = subprocess.run(
+        ["git", "ls-files", *rooms], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    files = [ROOT / name for name in listed if name.endswith(".py") and (ROOT / name).exists()]
+    lines: list[str] = []
+    for room in rooms:
+        lines += _line(room + "/", caption(ROOT / room / "__init__.py"), 0)
+        for file in files:
+            if file.is_relative_to(ROOT / room) and file.name != "__init__.py":
+                lines += _line(file.relative_to(ROOT / room).as_posix(), caption(file), 2)
+    for name, text in OTHERS.items():
+        lines += _line(name, text, 0)
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
+def _line(name: str, text: str, indent: int) -> list[str]:
+    head = " " * indent + name
+    start = head.ljust(COLUMN) if len(head) < COLUMN else head + "  "
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * COLUMN, break_on_hyphens=False)
+
+
+def up_to_date(page: str) -> str:
+    """The page with its generated parts written from the code as it is now."""
+    for name, text in (("floors", floors_table()), ("map", rooms_map())):
+        before, start, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        page = before + start + text + end + after
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(up_to_date(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
