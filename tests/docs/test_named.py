@@ -26,7 +26,7 @@ INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n)+")
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PARAMETER = re.compile(rf"(?<![\w./-])(?:{'|'.join(SECTIONS)})\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w/(])")
 FILES = ("py", "yaml", "json", "jsonl", "md", "png", "svg", "txt", "html", "log")
-PLACE = re.compile(r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|docs|tools|pipelines)(?:/[\w.-]+)+\.[a-z]+")
+PLACE = re.compile(r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|docs|tools)(?:/[\w.-]+)+\.[a-z]+")
 
 
 def blocks(text: str) -> Iterator[str]:
