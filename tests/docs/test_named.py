@@ -17,9 +17,10 @@ from mathrl.params.schema import Params
 from mathrl.params.section import Section
 
 ROOT = Path(__file__).parents[2]
+TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "mlflow" / "README.md"]
 PAGES = {
     file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
-    for file in (*ROOT.glob("[RC]*.md"), ROOT / "mlflow" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for file in (*TOP, *sorted((ROOT / "docs").rglob("*.md")))
 }
 FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.M | re.S)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n)+")
