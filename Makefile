@@ -19,7 +19,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test smoke lint docs ui engines doctor parity mutants faults lock
+.PHONY: help install demo study test lint docs generate ui engines doctor parity mutants faults lock
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -59,6 +59,9 @@ lint: $(VENV)/.developing  ## ruff, mypy strict, import floors.
 
 docs: $(VENV)/.developing  ## The documentation as a site, build/site/index.html; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+generate: install  ## Rewrite the generated files: watched code, recipes' graphs, map of the house.
+	@$(BIN)/python tools/generate.py
 
 study: install  ## Five questions on the small model, three seeds (an hour); writes docs/study.md.
 	@$(BIN)/mathrl recipe study

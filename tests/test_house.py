@@ -13,8 +13,8 @@ def tracked(*patterns: str) -> list[str]:
     return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
 
 
-def load_house_map() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house_map", ROOT / "tools" / "house_map.py")
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -22,25 +22,49 @@ def load_house_map() -> ModuleType:
 
 
 def test_the_map_and_the_floors_in_docs_house_are_up_to_date() -> None:
-    house_map = load_house_map()
+    house_map = load_tool("house_map")
     page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     assert house_map.up_to_date(page) == page, "run: python tools/house_map.py"
 
 
 def test_every_module_begins_with_a_description() -> None:
-    house_map = load_house_map()
+    house_map = load_tool("house_map")
     for file in tracked("mathrl/*.py", "flows/*.py", "tasks/*.py"):
         assert house_map.caption(ROOT / file), f"{file} has no docstring"
 
 
 def test_every_room_stands_on_a_floor() -> None:
-    rooms = {room for floor in load_house_map().floors() for room in floor}
+    rooms = {room for floor in load_tool("house_map").floors() for room in floor}
     folders = {"/".join(name.split("/")[:2]) for name in tracked("mathrl/*/__init__.py")} | {"flows", "tasks"}
     assert rooms == folders
 
 
 def test_the_readme_fits_on_two_screens() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_figures_of_a_small_house(tmp_path: Path) -> None:
+    room = tmp_path / "mathrl" / "core"
+    room.mkdir(parents=True)
+    room.joinpath("paths.py").write_text(
+        "import os\n\n\n"
+        "def home(given: str, root: str) -> str:\n"
+        "    from mathrl.core import files\n\n"
+        "    def inner(found):\n"
+        "        return found\n\n"
+        "    return inner(files)\n"
+    )
+    layers = '[[tool.importlinter.contracts]]\nlayers = ["cli", "data | models", "core"]\n'
+    tmp_path.joinpath("pyproject.toml").write_text(layers)
+    tmp_path.joinpath("README.md").write_text("# One\n\ntwo\n")
+    rows = load_tool("house_figures").figures(tmp_path)
+    assert rows["lines of the library"] == "10" and rows["lines of the README"] == "3"
+    assert rows["longest function, in lines"] == "7 (`paths.home`)"
+    assert rows["most parameters of a function"] == "2 (`paths.home`)"
+    assert rows["functions with all types"] == "50.0 %" and rows["own imports inside functions"] == "1"
+    assert rows["rooms of mathrl, floors"] == "4, 3"
+    (vague,) = [value for label, value in rows.items() if "`each`" in label]
+    assert vague == "0, 1, 0, 1, 0, 0, 0, 0"  # found in inner, given in home
 
 
 def test_the_mlflow_folder_does_not_shadow_the_package() -> None:

@@ -84,5 +84,9 @@ def up_to_date(page: str) -> str:
     return page
 
 
-if __name__ == "__main__":
+def main() -> None:
     PAGE.write_text(up_to_date(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """The pages of the site that are made while it is built; mkdocs.yml names this file as its hook.
 
-- index.md is the README.
+- README.md, CONTRIBUTING.md and CHANGELOG.md are pages of the site.
 - reference/parameters.md is written from the schema, reference/commands.md from the command line.
 - A link that leaves docs/ (../params/sweep.yaml) leads to a page of the site that shows that file; a link to
   a folder leads to the README.md in it. So the same link works on the site and beside the files.
@@ -18,6 +18,7 @@ from parameter_reference import parameter_reference
 ROOT = Path(__file__).parents[1]
 CELL = re.compile(r"<t([dh])[^>]*>.*?(?=</t\1>)", re.S)
 NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)[^<]+$")
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 SHOWN = "repository"  # the folder of the site with the files of the repository that pages link to
 
@@ -25,7 +26,7 @@ SHOWN = "repository"  # the folder of the site with the files of the repository 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made here, and those of the linked files."""
     made = {
-        "index.md": from_readme((ROOT / "README.md").read_text(encoding="utf-8"), "index.md"),
+        **{page: from_top((ROOT / name).read_text(encoding="utf-8"), page) for name, page in TOP.items()},
         "reference/parameters.md": parameter_reference(),
         "reference/commands.md": command_reference(),
     }
@@ -48,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         before, link, anchor, after = found.groups(default="")
         target = resolved(page.file.src_uri, link)
         if target.startswith("../"):
-            target = f"{SHOWN}/{target[3:]}.md"
+            target = TOP.get(target[3:], f"{SHOWN}/{target[3:]}.md")
         elif (ROOT / "docs" / target).is_dir():
             target += "/README.md"
         else:
@@ -68,8 +69,8 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return CELL.sub(lambda cell: NAME.sub(name, cell.group()), output)
 
 
-def from_readme(text: str, page: str) -> str:
-    """A part of the README as a page: its links start at the repository's top, a page's where the page is."""
+def from_top(text: str, page: str) -> str:
+    """A file of the repository's top folder as a page: its links start there, a page's where the page is."""
 
     def moved(found: "re.Match[str]") -> str:
         before, link, anchor, after = found.groups(default="")
@@ -82,7 +83,7 @@ def from_readme(text: str, page: str) -> str:
 def linked_outside(page: str, text: str) -> list[str]:
     """The files outside docs/ that a page links to, by their path from the repository's top."""
     targets = [resolved(page, found.group(2)) for found in LINK.finditer(text)]
-    return [target[3:] for target in targets if target.startswith("../")]
+    return [target[3:] for target in targets if target.startswith("../") and target[3:] not in TOP]
 
 
 def resolved(page: str, link: str) -> str:

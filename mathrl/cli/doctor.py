@@ -27,9 +27,10 @@ Finding = tuple[str, str, str]
 
 
 def _python() -> list[Finding]:
-    said = f"Python {sys.version.split()[0]}"
-    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    return [("ok", said, "")] if supported else [("missing", said, "install Python 3.11, 3.12 or 3.13")]
+    version_line = f"Python {sys.version.split()[0]}"
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return [("ok", version_line, "")]
+    return [("missing", version_line, "install Python 3.11, 3.12 or 3.13")]
 
 
 def needed() -> list[str]:
@@ -113,7 +114,8 @@ def _servers() -> list[Finding]:
 
 
 def _pins() -> dict[str, str]:
-    lines = (PROJECT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lock = "constraints-gpu.txt" if shutil.which("nvidia-smi") else "constraints.txt"
+    lines = (PROJECT / lock).read_text(encoding="utf-8").splitlines()
     return {_normalized(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
 
 

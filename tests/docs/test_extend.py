@@ -5,48 +5,59 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / "extend" / f"{name}.md" for name in ("source", "reward", "algorithm", "engine")]
+EXTEND = ROOT / "docs" / "extend"
+PAGES = [EXTEND / f"{name}.md" for name in ("parameter", "source", "reward", "algorithm", "engine")]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.M | re.S)
 
 
-def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "mathrl", "params"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in listed:
+def copy_repository(to: Path, *paths: str) -> None:
+    """The files under `paths` that git tracks, as they are now, in a repository of their own."""
+    listed = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
         if (ROOT / name).exists():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    checks: list[str] = []
-    for page in PAGES:
-        found = BLOCK.findall(page.read_text(encoding="utf-8"))
-        assert {"python", "diff"} & {language for language, _, _ in found}, page
-        for language, title, code in found:
-            if title:
-                assert not (tmp_path / title).exists(), f"{page.name}: {title} is there already"
-                (tmp_path / title).write_text(code, encoding="utf-8")
-            elif language == "diff":
-                done = subprocess.run(
-                    ["git", "apply", "-C1", "-"], cwd=tmp_path, input=code, text=True, capture_output=True, check=False
-                )
-                assert done.returncode == 0, f"{page.name}: {done.stderr}"
-            elif language == "python":
-                checks.append(f"# {page.name}\n{code}")
-    assert len(checks) == 6
-    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
-        for language, _, code in BLOCK.findall(page.read_text(encoding="utf-8")):
-            checks += [f"# {page.name}\n{code}"] * (language == "python")
-    assert len(checks) == 7
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(checks)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            (to / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run(["git", "init", "-q"], cwd=to, check=True)
+
+
+def follow(page: Path, folder: Path) -> str:
+    """Write the files and apply the diffs of a page in `folder`; its checks as a program."""
+    program = f"# {page.name}\n"
+    for language, title, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if title:
+            assert not (folder / title).exists(), f"{page.name}: {title} exists already"
+            (folder / title).write_text(code, encoding="utf-8")
+        elif language == "diff":
+            patched = subprocess.run(
+                ["git", "apply", "-C1", "-"], cwd=folder, input=code, text=True, capture_output=True, check=False
+            )
+            assert patched.returncode == 0, f"{page.name}: {patched.stderr}"
+        elif language == "python":
+            program += code
+    return program
+
+
+def run_checks(program: str, folder: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False, timeout=200
     )
-    assert done.returncode == 0, done.stderr
-    tested = "import doctest, sys, mathrl.rewards.right_steps as m; sys.exit(doctest.testmod(m).failed)"
-    assert subprocess.run([sys.executable, "-c", tested], cwd=tmp_path, check=False).returncode == 0
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
+    copy_repository(tmp_path, "mathrl", "params")
+    programs = {page: follow(page, tmp_path) for page in PAGES}
+    assert all("assert" in program for program in programs.values())
+    for page in TUTORIALS:
+        programs[page] = "".join(code for language, _, code in BLOCK.findall(page.read_text()) if language == "python")
+    run_checks("\n".join(programs.values()), tmp_path)
+    run_checks("import doctest, sys, mathrl.rewards.right_steps as m; sys.exit(doctest.testmod(m).failed)", tmp_path)
+
+
+def test_a_check_that_fails_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        run_checks("1 / 0", tmp_path)

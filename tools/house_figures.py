@@ -1,0 +1,105 @@
+"""Figures of the house: `python tools/house_figures.py [CHECKOUT …]` prints a table with a column per checkout."""
+
+import argparse
+import ast
+import statistics
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+LIBRARY = ("mathrl", "flows", "tasks")
+# Names that say what a word does in a sentence and not what the value holds.
+VAGUE = ("each", "found", "how", "given", "own", "said", "known", "told")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def figures(checkout: Path) -> dict[str, str]:
+    """What the table shows of a checkout, by the label of its row."""
+    texts = {file: file.read_text(encoding="utf-8") for folder in LIBRARY for file in (checkout / folder).rglob("*.py")}
+    trees = {file: ast.parse(text) for file, text in texts.items()}
+    lengths = sorted(len(text.splitlines()) for text in texts.values())
+    functions = [(node, file) for file, tree in trees.items() for node in ast.walk(tree) if isinstance(node, Function)]
+    longest, in_file = max(functions, key=lambda item: lines(item[0]))
+    widest, its_file = max(functions, key=lambda item: len(parameters(item[0])))
+    typed = sum(is_typed(function) for function, _ in functions)
+    rows = {
+        "files of the library": f"{len(texts):,}",
+        "lines of the library": f"{sum(lengths):,}",
+        "lines per file: median, 90th percentile, maximum": (
+            f"{statistics.median(lengths):.0f}, {lengths[int(0.9 * len(lengths))]}, {lengths[-1]}"
+        ),
+        "longest function, in lines": f"{lines(longest)} (`{in_file.stem}.{longest.name}`)",
+        "functions of more than 120 lines": str(sum(lines(function) > 120 for function, _ in functions)),
+        "most parameters of a function": f"{len(parameters(widest))} (`{its_file.stem}.{widest.name}`)",
+        "functions with more than 8 parameters": str(sum(len(parameters(node)) > 8 for node, _ in functions)),
+        "functions with all types": f"{100 * typed / len(functions):.1f} %",
+        "own imports inside functions": str(sum(len(list(late_imports(tree))) for tree in trees.values())),
+        "`# fmt: skip`": str(sum(text.count("# fmt: skip") for text in texts.values())),
+    }
+    uses = {name: sum(name in variables(function) for function, _ in functions) for name in VAGUE}
+    rows["functions with a variable " + ", ".join(f"`{name}`" for name in VAGUE)] = ", ".join(map(str, uses.values()))
+    floors = import_floors(checkout)
+    rows["rooms of mathrl, floors"] = f"{sum(len(floor) for floor in floors)}, {len(floors)}"
+    rows["lines of the README"] = str(len((checkout / "README.md").read_text(encoding="utf-8").splitlines()))
+    return rows
+
+
+def lines(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def parameters(function: Function) -> list[ast.arg]:
+    arguments = function.args
+    return [arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if arg.arg != "self"]
+
+
+def is_typed(function: Function) -> bool:
+    arguments = [arg for arg in parameters(function) if arg.arg != "cls"]
+    arguments += [arg for arg in (function.args.vararg, function.args.kwarg) if arg]
+    return function.returns is not None and all(arg.annotation for arg in arguments)
+
+
+def late_imports(tree: ast.AST) -> Iterator[ast.AST]:
+    """Imports of the library that stand inside a function."""
+    for function in ast.walk(tree):
+        if isinstance(function, Function):
+            for node in own_nodes(function):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                yield from (node for name in names if name.split(".")[0] in LIBRARY)
+
+
+def variables(function: Function) -> set[str]:
+    """The names that a function binds: parameters, assignments, loops."""
+    bound = {node.id for node in own_nodes(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return bound | {arg.arg for arg in parameters(function)}
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions inside it."""
+    stack: list[ast.AST] = list(function.body)
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, Function):
+            stack += ast.iter_child_nodes(node)
+
+
+def import_floors(checkout: Path) -> list[list[str]]:
+    """The rooms of mathrl per floor, from the first import contract of pyproject.toml."""
+    settings = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    return [layer.split(" | ") for layer in layers]
+
+
+def table(checkouts: list[Path]) -> str:
+    columns = [figures(checkout) for checkout in checkouts]
+    head = [checkout.resolve().name for checkout in checkouts]
+    rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [["", *head], ["---"] * (len(head) + 1), *rows])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).parents[1]])
+    print(table(parser.parse_args().checkouts))
