@@ -19,7 +19,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test lint docs generate ui engines doctor parity mutants faults lock
+.PHONY: help install demo study test smoke lint docs generate ui engines doctor parity mutants faults lock
 
 help:  ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
