@@ -75,12 +75,13 @@ def grade(
     """
     started = time.perf_counter()
     truths = (ground_truth,) if isinstance(ground_truth, str) else tuple(ground_truth)
-    text = _encodable(response)
+    text = _without_surrogates(response)
     found = extract(text, extraction)
     result = Comparison(False, "", "no accepted answer")
     for truth in truths:
         hurried = time.perf_counter() - started > ENGINE_BUDGET
-        result, found = _judge(text, found, str(truth), extraction, False if hurried else engine)
+        accepted = _without_surrogates(str(truth))
+        result, found = _judge(text, found, accepted, extraction, False if hurried else engine)
         if result.equal:
             break
     rule = f"{found.rule}; {result.rule}" if result.rule else found.rule
@@ -88,11 +89,11 @@ def grade(
     return Verdict(bool(result.equal), found.text, rule, reason, time.perf_counter() - started)
 
 
-def _encodable(response: object) -> str:
-    """The response as text that any log and pipe can carry: no string is empty, lone surrogates go."""
-    if not isinstance(response, str):
+def _without_surrogates(text: object) -> str:
+    """The text with a question mark for each lone surrogate, which UTF-8 does not have; "" if it is no string."""
+    if not isinstance(text, str):
         return ""
-    return response if response.isascii() else response.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _judge(

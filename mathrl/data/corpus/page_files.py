@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_numbered_jsonl
+from mathrl.core.files import encodable, read_numbered_jsonl
 from mathrl.core.paths import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
@@ -116,7 +116,7 @@ def host_and_path(url: str, where: str) -> tuple[str, str]:
         host = ""
     if not host:
         raise UserError(f"{where}: {url!r} has no host name; write an address such as https://host/path")
-    return host, parts.path or "/"
+    return encodable(host), encodable(parts.path) or "/"
 
 
 def evaluation_sets(how: PagesClean) -> list[Resolved]:
