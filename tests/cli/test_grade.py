@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mathrl.cli.grade import grade_file
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
@@ -79,11 +78,9 @@ any_rows = st.lists(
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(any_rows, st.sampled_from(["graded.jsonl", "graded.jsonl.gz"]))
-def test_rows_of_any_text_are_graded_and_kept(tmp_path: Path, rows: list[dict[str, Any]], name: str) -> None:
-    file, output = tmp_path / "any.jsonl", tmp_path / name
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    grade_file(file, "text", "gold", output, "lenient")
+@given(any_rows)
+def test_rows_of_any_text_are_graded_and_kept(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    output, _ = grade(tmp_path, rows)
     for row, graded in zip(rows, read_jsonl(output), strict=True):
         gold = [str(answer) for answer in row["gold"]] if isinstance(row["gold"], list) else str(row["gold"])
         verdict = verdict_on(row["text"], gold)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mathrl.grading import grade, grade_batch
-from mathrl.grading.engine import Engine
+from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.exact import Refused, exact
 from mathrl.grading.extract import extract
 from mathrl.grading.matching import compare
@@ -36,8 +36,8 @@ any_text = st.lists(st.sampled_from(ODD) | st.text(), max_size=5).map(
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    started = Engine(limit=10.0)
+def engine() -> Iterator[SymbolicEngine]:
+    started = SymbolicEngine(limit=10.0)
     assert started.warm_up()
     yield started
     started.close()
@@ -221,7 +221,7 @@ def test_lone_surrogates_in_response_and_truth() -> None:
     assert grade("x" * 1_000_000 + "\ud83d \\boxed{7}", "7").correct
 
 
-def test_the_engine_takes_lone_surrogates_and_lives(engine: Engine) -> None:
+def test_the_engine_takes_lone_surrogates_and_lives(engine: SymbolicEngine) -> None:
     process = engine._process
     assert not engine.ask("x^2\ud83d", "\udc80y").equal
     assert engine.ask("x^2-1", "(x-1)(x+1)").equal

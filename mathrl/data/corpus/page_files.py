@@ -13,7 +13,7 @@ from mathrl.core.paths import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.reading import Read, Rejected, input_row, read_source
-from mathrl.data.sources import Resolved, resolve_benchmark, resolve_source
+from mathrl.data.sources import ResolvedSource, resolve_benchmark, resolve_source
 from mathrl.params.data import FileSource
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
@@ -119,7 +119,7 @@ def host_and_path(url: str, where: str) -> tuple[str, str]:
     return encodable(host), encodable(parts.path) or "/"
 
 
-def evaluation_sets(how: PagesClean) -> list[Resolved]:
+def evaluation_sets(how: PagesClean) -> list[ResolvedSource]:
     """The sets that no kept page may share an n-gram with.
 
     Raises:
