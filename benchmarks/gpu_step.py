@@ -142,7 +142,7 @@ def run(given: argparse.Namespace) -> None:
     from mathrl.params.load import load_params
     from mathrl.planning.memory import GIB, RUNTIME, plan_memory
     from mathrl.planning.model_shape import shape_of
-    from mathrl.rewards.compose import Reward, RewardFunction
+    from mathrl.rewards.compose import RewardFunction, RewardResult
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.rl import train_rl
@@ -150,9 +150,9 @@ def run(given: argparse.Namespace) -> None:
     class Chance(RewardFunction):
         draw = random.Random(0)
 
-        def score(self, items: Any) -> list[Reward]:
+        def score(self, items: Any) -> list[RewardResult]:
             verdict = Verdict(False, None, "none", "", 0.0)
-            return [Reward(self.draw.random(), False, {}, verdict) for _ in items]
+            return [RewardResult(self.draw.random(), False, {}, verdict) for _ in items]
 
     device = choose_device("auto")
     if device.type == "cpu":

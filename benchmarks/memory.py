@@ -33,7 +33,7 @@ from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
 from mathrl.planning.memory import GIB, plan_memory
 from mathrl.planning.model_shape import shape_of
-from mathrl.rewards.compose import Reward, RewardFunction
+from mathrl.rewards.compose import RewardFunction, RewardResult
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
@@ -93,7 +93,7 @@ class Lengths(RewardFunction):
 
     def score(self, items):  # type: ignore[no-untyped-def]
         verdict = Verdict(False, None, "none", "", 0.0)
-        return [Reward(sum(map(ord, item.response)) % 7 / 7, False, {}, verdict) for item in items]
+        return [RewardResult(sum(map(ord, item.response)) % 7 / 7, False, {}, verdict) for item in items]
 
 
 def run(case: str) -> None:

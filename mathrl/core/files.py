@@ -144,8 +144,8 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from None
+                except (ValueError, RecursionError) as error:  # also a number of over 4300 digits, or deep nesting
+                    raise UserError(f"{path}, line {number}: not JSON ({getattr(error, 'msg', error)})") from None
                 if not isinstance(row, dict):
                     raise UserError(f"{path}, line {number}: a JSON object is wanted, found {line.strip()[:40]!r}")
                 yield number, row

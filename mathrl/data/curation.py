@@ -17,7 +17,7 @@ from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.deduplicate import Dropped, deduplicate
 from mathrl.data.grams import exact_key
 from mathrl.data.reading import Read, Rejected, input_row, read_source
-from mathrl.data.sources import Resolved, resolve_benchmark, resolve_source
+from mathrl.data.sources import ResolvedSource, resolve_benchmark, resolve_source
 from mathrl.params.data import Curate, Decontaminate, FileSource
 
 SPLITS = ("sft", "rl", "dev", "test")
@@ -25,18 +25,18 @@ TRAINED = ("sft", "rl")
 
 
 @dataclass(frozen=True)
-class Plan:
+class CurationPlan:
     """What would be read: the sources, and the further evaluation sets of decontamination."""
 
-    sources: tuple[Resolved, ...]
-    evaluation: tuple[Resolved, ...]
+    sources: tuple[ResolvedSource, ...]
+    evaluation: tuple[ResolvedSource, ...]
 
     def describe(self) -> list[str]:
         return [r.describe() for r in self.sources] + [f"against {r.describe()}" for r in self.evaluation]
 
 
 @dataclass
-class Step:
+class CurationStep:
     """Rows in and out of one step."""
 
     name: str
@@ -53,7 +53,7 @@ class Curated:
     dropped: list[Dropped]
     rejected: list[Rejected]
     hits: list[Hit]
-    steps: list[Step]
+    steps: list[CurationStep]
     too_short: list[str]
     evaluation_sizes: dict[str, int]
     generated: frozenset[str]
@@ -62,7 +62,7 @@ class Curated:
     evaluation_inputs: list[dict[str, Any]] = field(default_factory=list)
 
 
-def plan(curate: Curate) -> Plan:
+def plan(curate: Curate) -> CurationPlan:
     """Find every file, or the hub id where no local file is.
 
     Raises:
@@ -70,16 +70,16 @@ def plan(curate: Curate) -> Plan:
     """
     sources = tuple(resolve_source(source, curate.data_folder) for source in curate.sources)
     clean = curate.decontaminate
-    further: list[Resolved] = []
+    further: list[ResolvedSource] = []
     if clean:
         further += [resolve_benchmark(name, curate.data_folder) for name in clean.benchmarks]
         for path in clean.files:
             source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
             further.append(resolve_source(source, curate.data_folder))
-    return Plan(sources, tuple(further))
+    return CurationPlan(sources, tuple(further))
 
 
-def run(curate: Curate, seed: int, planned: Plan | None = None) -> Curated:
+def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curated:
     """Curate.
 
     Raises:
@@ -154,7 +154,7 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
             raise UserError(f"curate: the id {problem.id} stands twice; give its source an id_key that is unique")
 
 
-def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> list[Problem]:
+def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, out: Curated) -> list[Problem]:
     problems: list[Problem] = []
     ids: set[str] = set()
     for resolved in sources:
@@ -168,7 +168,7 @@ def _read(sources: Iterable[Resolved], seed: int, stop: bool, out: Curated) -> l
         out.rejected += bad
         name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
         reasons = +Counter({"bad row": len(bad), **read.left_out})
-        out.steps.append(Step(name, len(found) + reasons.total(), len(found), reasons))
+        out.steps.append(CurationStep(name, len(found) + reasons.total(), len(found), reasons))
     return problems
 
 
@@ -218,5 +218,5 @@ def _decontaminate(
 
 
 def _account(out: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]) -> None:
-    out.steps.append(Step(name, len(before), len(after), Counter(row.reason for row in dropped)))
+    out.steps.append(CurationStep(name, len(before), len(after), Counter(row.reason for row in dropped)))
     out.dropped += dropped

@@ -8,7 +8,7 @@ from typing import Any
 
 from mathrl.core.files import write_text
 from mathrl.core.types import Problem
-from mathrl.data.curation import SPLITS, TRAINED, Curated, Plan
+from mathrl.data.curation import SPLITS, TRAINED, Curated, CurationPlan
 from mathrl.data.grams import grams
 from mathrl.data.markdown import cell, table
 from mathrl.params.data import Curate, Decontaminate
@@ -19,7 +19,9 @@ CHANCE_SHARE = 0.1  # of a source, from which hits of short texts are pointed ou
 COLOURS = {"sft": "#0072B2", "rl": "#E69F00", "dev": "#CC79A7", "test": "#009E73"}
 
 
-def manifest(curated: Curated, planned: Plan, curate: Curate, seed: int, outputs: dict[str, Any]) -> dict[str, Any]:
+def manifest(
+    curated: Curated, planned: CurationPlan, curate: Curate, seed: int, outputs: dict[str, Any]
+) -> dict[str, Any]:
     """What went in and what came out, by digest; the same for the same inputs on any machine."""
     return {
         "seed": seed,
@@ -44,14 +46,14 @@ def manifest(curated: Curated, planned: Plan, curate: Curate, seed: int, outputs
     }
 
 
-def write_report(folder: Path, curated: Curated, planned: Plan, curate: Curate, seed: int) -> None:
+def write_report(folder: Path, curated: Curated, planned: CurationPlan, curate: Curate, seed: int) -> None:
     """report.md, levels.png and lengths.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _pictures(folder, curated.splits)
     write_text(folder / "report.md", _markdown(curated, planned, curate, seed))
 
 
-def _markdown(curated: Curated, planned: Plan, curate: Curate, seed: int) -> str:
+def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int) -> str:
     total = sum(len(rows) for rows in curated.splits.values())
     used = sum(map(bool, curated.splits.values()))
     summary = (

@@ -1,12 +1,13 @@
 """Problems as rows of other systems: veRL (parquet or jsonl) and RLinf (jsonl). Reading them back gives the
 same question and answers (row_formats.py)."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_jsonl, written_aside
+from mathrl.core.files import encodable, write_jsonl, written_aside
 from mathrl.core.types import Problem
 
 Format = Literal["verl", "rlinf"]
@@ -47,6 +48,8 @@ def to_rlinf(problem: Problem) -> dict[str, Any]:
 def export(problems: Sequence[Problem], format: Format, output: Path) -> int:
     """Write the rows and return their number; a name that ends in .parquet makes a parquet file.
 
+    Parquet holds no lone surrogates: they become backslash escapes, and their rows are counted on stderr.
+
     Raises:
         UserError: RLinf rows are asked for as parquet.
     """
@@ -61,6 +64,21 @@ def export(problems: Sequence[Problem], format: Format, output: Path) -> int:
     import pyarrow  # 0.3 s, and only parquet needs it
     import pyarrow.parquet
 
+    valid = [_valid(row) for row in rows]
+    escaped = sum(row != valid_row for row, valid_row in zip(rows, valid, strict=True))
     with written_aside(output) as aside:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), aside)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(valid), aside)
+    if escaped:
+        print(f"{output}: lone surrogates, which parquet does not hold, are escaped in {escaped} rows", file=sys.stderr)
     return len(rows)
+
+
+def _valid(value: Any) -> Any:
+    r"""The value with every string valid Unicode: `_valid(["\ud83d"])` has a backslash escape in it."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list | tuple):
+        return [_valid(item) for item in value]
+    if isinstance(value, dict):
+        return {_valid(name): _valid(item) for name, item in value.items()}
+    return value

@@ -40,4 +40,4 @@ def numbers(found: list[str]) -> tuple[str, ...]:
 def exact_key(text: str) -> int:
     """Equal for texts that differ only in case, white space and Unicode form: 7+5 and 7-5 stay apart."""
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return xxhash.xxh3_128_intdigest("".join(folded.split()).encode())
+    return xxhash.xxh3_128_intdigest("".join(folded.split()).encode("utf-8", errors="surrogatepass"))

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from mathrl.data.row_files import labels
-from mathrl.data.sources import Resolved
+from mathrl.data.sources import ResolvedSource
 
 INPUTS = Path("data/inputs")
 
 
-def of_sources(sources: Iterable[Resolved]) -> dict[str, Path]:
+def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
     """The local files of sources, by the name of their link.
 
     Example:
@@ -29,7 +29,7 @@ def of_sources(sources: Iterable[Resolved]) -> dict[str, Path]:
     return found
 
 
-def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[Resolved]) -> dict[str, Path]:
+def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[ResolvedSource]) -> dict[str, Path]:
     named = {f"{name}/{label}": file for name, some in files.items() for file, label in labels(some).items()}
     return named | of_sources(evaluation)
 

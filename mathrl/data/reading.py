@@ -15,8 +15,8 @@ from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.generators import VERSIONS, generate
 from mathrl.data.row_files import Row, read_rows
-from mathrl.data.row_formats import BadRow, Shape, to_problem
-from mathrl.data.sources import Resolved
+from mathrl.data.row_formats import BadRow, RowShape, to_problem
+from mathrl.data.sources import ResolvedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Read:
     hub_rows: Any = field(default_factory=hashlib.sha256)
 
 
-def read_source(resolved: Resolved, seed: int, read: Read | None = None) -> Iterator[Problem | Rejected]:
+def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -> Iterator[Problem | Rejected]:
     """The problems of a source in file order (a seeded choice of `limit`), bad rows as `Rejected`.
 
     `read` takes the account.
@@ -74,7 +74,7 @@ def read_source(resolved: Resolved, seed: int, read: Read | None = None) -> Iter
     yield from found
 
 
-def input_row(resolved: Resolved, read: Read) -> dict[str, Any]:
+def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
     """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
     row: dict[str, Any] = {"name": resolved.name, "split": resolved.split, "licence": resolved.licence}
     if made := resolved.generated:
@@ -101,9 +101,9 @@ def input_row(resolved: Resolved, read: Read) -> dict[str, Any]:
     return row | {"files": files}
 
 
-def _problems(resolved: Resolved, seed: int, read: Read) -> Iterator[Problem | Rejected]:
+def _problems(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem | Rejected]:
     seen: set[str] = set()
-    shape: Shape | None = None
+    shape: RowShape | None = None
     for row in _rows(resolved, read):
         if row.problem:
             yield Rejected(row.where, row.shown, resolved.name, row.problem)
@@ -128,7 +128,7 @@ def _problems(resolved: Resolved, seed: int, read: Read) -> Iterator[Problem | R
         yield problem
 
 
-def _rows(resolved: Resolved, read: Read) -> Iterator[Row]:
+def _rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
     for file, label in resolved.labels.items():
         for row in read_rows(file, label):
             read.rows[label] += 1
@@ -137,7 +137,7 @@ def _rows(resolved: Resolved, read: Read) -> Iterator[Row]:
         yield from _hub_rows(resolved, read)
 
 
-def _hub_rows(resolved: Resolved, read: Read) -> Iterator[Row]:
+def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
     import datasets  # seconds to import, and only the hub needs it
 
     try:

@@ -7,9 +7,9 @@ in which the set is published.
 from dataclasses import dataclass
 
 from mathrl.core.errors import UserError
-from mathrl.data.row_formats import Shape
+from mathrl.data.row_formats import RowShape
 
-NORMALISED = Shape(
+NORMALISED = RowShape(
     prompt_key="question",
     answer_key="answer",
     solution_key="solution",
@@ -17,8 +17,8 @@ NORMALISED = Shape(
     level_key="level",
     subject_key="subject",
 )
-_GSM8K = Shape(answer_key="answer", solution_key="answer", answer_rule="hash")
-_MATH = Shape(
+_GSM8K = RowShape(answer_key="answer", solution_key="answer", answer_rule="hash")
+_MATH = RowShape(
     prompt_key="problem",
     answer_key="solution",
     solution_key="solution",
@@ -26,11 +26,11 @@ _MATH = Shape(
     subject_key="type",
     answer_rule="boxed",
 )
-_PROBLEM = Shape(prompt_key="problem", answer_key="answer", solution_key="solution")
+_PROBLEM = RowShape(prompt_key="problem", answer_key="answer", solution_key="solution")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedSource:
     """A public problem set.
 
     `splits` maps our split names to the hub's; `evaluation` is the one that benchmarks use; local files are
@@ -41,7 +41,7 @@ class Named:
     title: str
     hub: str
     splits: dict[str, str]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RowShape, ...]
     licence: str
     stems: tuple[str, ...]
     subset: str | None = None
@@ -50,69 +50,69 @@ class Named:
 
 
 _ALL = (
-    Named("gsm8k", "GSM8K, grade-school word problems", "openai/gsm8k", {"train": "train", "test": "test"},
+    NamedSource("gsm8k", "GSM8K, grade-school word problems", "openai/gsm8k", {"train": "train", "test": "test"},
           (NORMALISED, _GSM8K), "MIT", ("gsm8k", "gsm8k_openai"), subset="main"),
-    Named("math", "MATH, competition problems in 5 levels", "DigitalLearningGmbH/MATH-lighteval",
+    NamedSource("math", "MATH, competition problems in 5 levels", "DigitalLearningGmbH/MATH-lighteval",
           {"train": "train", "test": "test"}, (NORMALISED, _MATH), "MIT", ("math", "hendrycks_math"),
           note="DAPO-17k holds 972 of its test questions"),
-    Named("math500", "MATH-500, the part of MATH test that PRM800K held out", "HuggingFaceH4/MATH-500",
-          {"test": "test"}, (NORMALISED, Shape(prompt_key="problem", solution_key="solution",
+    NamedSource("math500", "MATH-500, the part of MATH test that PRM800K held out", "HuggingFaceH4/MATH-500",
+          {"test": "test"}, (NORMALISED, RowShape(prompt_key="problem", solution_key="solution",
           id_key="unique_id", level_key="level", subject_key="subject")), "MIT", ("math500", "math_500")),
-    Named("dapo_17k", "DAPO-Math-17k, whole-number answers", "open-r1/DAPO-Math-17k-Processed",
-          {"train": "train"}, (NORMALISED, Shape("verl", prompt_key="prompt",
-          answer_key="reward_model.ground_truth"), Shape(prompt_key="prompt", answer_key="solution")),
+    NamedSource("dapo_17k", "DAPO-Math-17k, whole-number answers", "open-r1/DAPO-Math-17k-Processed",
+          {"train": "train"}, (NORMALISED, RowShape("verl", prompt_key="prompt",
+          answer_key="reward_model.ground_truth"), RowShape(prompt_key="prompt", answer_key="solution")),
           "Apache-2.0", ("dapo_math_17k", "dapo_17k"), subset="all", evaluation=None,
           note="overlaps MATH test and AMC23: decontaminate"),
-    Named("numina_math", "NuminaMath-CoT", "AI-MO/NuminaMath-CoT", {"train": "train", "test": "test"},
-          (NORMALISED, Shape(prompt_key="problem", answer_key="solution", solution_key="solution",
+    NamedSource("numina_math", "NuminaMath-CoT", "AI-MO/NuminaMath-CoT", {"train": "train", "test": "test"},
+          (NORMALISED, RowShape(prompt_key="problem", answer_key="solution", solution_key="solution",
           answer_rule="boxed")), "Apache-2.0", ("numina_math", "numina_math_cot"),
           note="proofs have no boxed answer: on_bad_row reject"),
-    Named("open_reasoner_zero", "Open-Reasoner-Zero, 57k", "Open-Reasoner-Zero/orz_math_57k_collection",
-          {"train": "train"}, (NORMALISED, Shape(prompt_key="0.value", answer_key="1.ground_truth.value")),
+    NamedSource("open_reasoner_zero", "Open-Reasoner-Zero, 57k", "Open-Reasoner-Zero/orz_math_57k_collection",
+          {"train": "train"}, (NORMALISED, RowShape(prompt_key="0.value", answer_key="1.ground_truth.value")),
           "MIT", ("open_reasoner_zero", "orz_math_57k_collected", "orz_math_57k"), evaluation=None),
-    Named("deepscaler", "DeepScaleR-Preview, 40k", "agentica-org/DeepScaleR-Preview-Dataset",
+    NamedSource("deepscaler", "DeepScaleR-Preview, 40k", "agentica-org/DeepScaleR-Preview-Dataset",
           {"train": "train"}, (NORMALISED, _PROBLEM), "MIT", ("deepscaler",), evaluation=None),
-    Named("aime24", "AIME 2024 I and II", "HuggingFaceH4/aime_2024", {"test": "train"},
+    NamedSource("aime24", "AIME 2024 I and II", "HuggingFaceH4/aime_2024", {"test": "train"},
           (NORMALISED, _PROBLEM), "problems (c) MAA: measure only", ("aime24", "aime_2024")),
-    Named("aime25", "AIME 2025 I and II", "math-ai/aime25", {"test": "test"},
+    NamedSource("aime25", "AIME 2025 I and II", "math-ai/aime25", {"test": "test"},
           (NORMALISED, _PROBLEM), "problems (c) MAA: measure only", ("aime25", "aime_2025")),
-    Named("amc23", "AMC 12 2023, whole-number answers", "math-ai/amc23", {"test": "test"},
+    NamedSource("amc23", "AMC 12 2023, whole-number answers", "math-ai/amc23", {"test": "test"},
           (NORMALISED, _PROBLEM), "problems (c) MAA: measure only", ("amc23", "amc_2023")),
-    Named("minerva", "Minerva Math, OCW courses", "math-ai/minervamath", {"test": "test"},
+    NamedSource("minerva", "Minerva Math, OCW courses", "math-ai/minervamath", {"test": "test"},
           (NORMALISED, _PROBLEM), "MIT", ("minerva_math", "minerva")),
-    Named("olympiadbench", "OlympiadBench, English, open-ended, text only", "Hothan/OlympiadBench",
-          {"test": "train"}, (NORMALISED, Shape(answer_key="final_answer", solution_key="solution",
+    NamedSource("olympiadbench", "OlympiadBench, English, open-ended, text only", "Hothan/OlympiadBench",
+          {"test": "train"}, (NORMALISED, RowShape(answer_key="final_answer", solution_key="solution",
           subject_key="subfield")), "Apache-2.0", ("olympiadbench", "olympiad_bench"),
           subset="OE_TO_maths_en_COMP"),
-    Named("svamp", "SVAMP, varied one-step word problems", "ChilleD/SVAMP",
-          {"train": "train", "test": "test"}, (NORMALISED, Shape(prompt_key="Body+Question",
+    NamedSource("svamp", "SVAMP, varied one-step word problems", "ChilleD/SVAMP",
+          {"train": "train", "test": "test"}, (NORMALISED, RowShape(prompt_key="Body+Question",
           answer_key="Answer", solution_key="Equation", id_key="ID", subject_key="Type")), "MIT",
           ("svamp", "svamp_qwen"), note="the hub's test has 300 of the 1,000 problems"),
-    Named("cmath", "CMATH, Chinese elementary school", "weitianwen/cmath",
-          {"dev": "validation", "test": "test"}, (NORMALISED, Shape(answer_key="golden", level_key="grade")),
+    NamedSource("cmath", "CMATH, Chinese elementary school", "weitianwen/cmath",
+          {"dev": "validation", "test": "test"}, (NORMALISED, RowShape(answer_key="golden", level_key="grade")),
           "CC-BY-4.0 on the hub, MIT or BSD at XiaoMi/cmath", ("cmath",), evaluation="dev"),
-    *(Named(f"mgsm_{lang}", f"MGSM, GSM8K in other languages ({lang})", "juletxara/mgsm", {"test": "test"},
-            (NORMALISED, Shape(answer_key="answer_number")), "CC-BY-SA-4.0", (f"mgsm_{lang}",), subset=lang)
+    *(NamedSource(f"mgsm_{lang}", f"MGSM, GSM8K in other languages ({lang})", "juletxara/mgsm", {"test": "test"},
+            (NORMALISED, RowShape(answer_key="answer_number")), "CC-BY-SA-4.0", (f"mgsm_{lang}",), subset=lang)
       for lang in ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")),
-    Named("gpqa_diamond", "GPQA diamond, multiple choice", "Idavidrein/gpqa", {"test": "train"},
-          (Shape("multiple_choice", prompt_key="Question", answer_key="Correct Answer"), NORMALISED),
+    NamedSource("gpqa_diamond", "GPQA diamond, multiple choice", "Idavidrein/gpqa", {"test": "train"},
+          (RowShape("multiple_choice", prompt_key="Question", answer_key="Correct Answer"), NORMALISED),
           "CC-BY-4.0", ("gpqa_diamond",), subset="gpqa_diamond",
           note="gated: accept its terms on the hub first"),
-    Named("countdown", "Countdown, 3 to 4 numbers", "Jiayi-Pan/Countdown-Tasks-3to4", {"train": "train"},
-          (Shape("countdown", prompt_key="nums", answer_key="target"), NORMALISED), "MIT",
+    NamedSource("countdown", "Countdown, 3 to 4 numbers", "Jiayi-Pan/Countdown-Tasks-3to4", {"train": "train"},
+          (RowShape("countdown", prompt_key="nums", answer_key="target"), NORMALISED), "MIT",
           ("countdown", "countdown_3to4"), evaluation=None),
 )  # fmt: skip
 REGISTRY = {named.name: named for named in _ALL}
 
 
-def find(name: str) -> Named | None:
+def find(name: str) -> NamedSource | None:
     """The source of this name, or of this hub id."""
     if name in REGISTRY:
         return REGISTRY[name]
     return next((named for named in _ALL if named.hub == name and named.subset in (None, "main", "all")), None)
 
 
-def benchmark(name: str) -> Named:
+def benchmark(name: str) -> NamedSource:
     """The source whose evaluation split is a benchmark.
 
     Raises:

@@ -18,7 +18,7 @@ from mathrl.rewards.language import language_share
 from mathrl.rewards.repetition import repetition_penalty
 
 # A row of responses.jsonl: {"response": "…", "correct": true, "truncated": false, "length": 34, …}
-Sample = Mapping[str, Any]
+ResponseRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Filters:
 
 
 def rejection_sample(
-    groups: Iterable[tuple[Problem, Sequence[Sample]]], filters: Filters, seed: int
+    groups: Iterable[tuple[Problem, Sequence[ResponseRow]]], filters: Filters, seed: int
 ) -> tuple[list[Problem], Counter[str]]:
     """Problems of the sft split whose `extra.response` is to be imitated, and how many samples went why.
 
@@ -66,7 +66,7 @@ def rejection_sample(
     return kept, +counts
 
 
-def _why_not(sample: Sample, response: str, filters: Filters) -> str | None:
+def _why_not(sample: ResponseRow, response: str, filters: Filters) -> str | None:
     if not sample["correct"]:
         return "wrong"
     if sample.get("truncated"):
@@ -83,7 +83,7 @@ def _why_not(sample: Sample, response: str, filters: Filters) -> str | None:
 
 
 def preference_pairs(
-    groups: Iterable[tuple[Problem, Sequence[Sample]]], per_problem: int, seed: int
+    groups: Iterable[tuple[Problem, Sequence[ResponseRow]]], per_problem: int, seed: int
 ) -> list[dict[str, Any]]:
     """Pairs of a correct (chosen) and a wrong (rejected) response; no response in two pairs of a problem.
 

@@ -80,7 +80,7 @@ def read_rows(file: Path, label: str | None = None) -> Iterator[Row]:
                 yield Row(f"{file}, {at}", row_name, values, shown=f"{label}, {at}")
             else:
                 yield Row(f"{file}, {at}", row_name, {}, str(values), shown=f"{label}, {at}")
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file}: cannot be read as {kind[1:]} ({error})") from None
 
 
@@ -104,19 +104,23 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
             try:
                 values = json.loads(line)
             except json.JSONDecodeError as error:
-                values = f"not JSON ({error.msg} at column {error.colno})"
-            yield number, values if isinstance(values, dict | list | str) else "not a JSON object"
+                yield number, f"not JSON ({error.msg} at column {error.colno})"
+            except (ValueError, RecursionError) as error:  # a number of over 4300 digits, or deep nesting
+                yield number, f"not JSON ({error})"
+            else:
+                yield number, values if isinstance(values, dict | list) else "not a JSON object"
 
 
 def _json(file: Path) -> Iterator[tuple[int, Any]]:
     with _open(file) as stream:
-        whole = json.load(stream)
-    if isinstance(whole, dict):
-        lists = [value for value in whole.values() if isinstance(value, list)]
-        if len(lists) != 1:
-            raise UserError(f"{file}: a list of rows is wanted, or an object with one list of rows in it")
-        whole = lists[0]
-    for number, values in enumerate(whole, start=1):
+        try:
+            content = json.load(stream)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file}: cannot be read as json ({error})") from None
+    lists = [value for value in content.values() if isinstance(value, list)] if isinstance(content, dict) else [content]
+    if len(lists) != 1 or not isinstance(lists[0], list):
+        raise UserError(f"{file}: a list of rows is wanted, or an object with one list of rows in it")
+    for number, values in enumerate(lists[0], start=1):
         yield number, values if isinstance(values, dict | list) else "not a JSON object"
 
 

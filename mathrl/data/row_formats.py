@@ -24,7 +24,7 @@ class BadRow(ValueError):
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """Which fields hold what; `prompt_key` may join fields (Body+Question), a dot goes inside (0.value)."""
 
     format: str = "fields"
@@ -59,7 +59,7 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
     return here
 
 
-def to_problem(row: Mapping[str, Any], shape: Shape, *, name: str, source: str, split: str, seed: int) -> Problem:
+def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: str, split: str, seed: int) -> Problem:
     """Read one row; `name` (file and number) is its id where the row has none.
 
     Raises:
@@ -97,7 +97,7 @@ def to_problem(row: Mapping[str, Any], shape: Shape, *, name: str, source: str, 
     )
 
 
-def _fields(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+def _fields(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     question = " ".join(_ended(_text(row, key)) for key in shape.prompt_key.split("+")[:-1])
     question = (question + " " + _text(row, shape.prompt_key.split("+")[-1])).strip()
     solution = look_up(row, shape.solution_key) if shape.solution_key else None
@@ -106,7 +106,7 @@ def _fields(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[
     return {"question": question, "answers": _answers(row, shape), "solution": solution or None}
 
 
-def _answers(row: Mapping[str, Any], shape: Shape) -> list[str]:
+def _answers(row: Mapping[str, Any], shape: RowShape) -> list[str]:
     key = shape.answer_key or shape.solution_key
     if key is None:
         raise BadRow("neither answer_key nor solution_key is given")
@@ -124,9 +124,9 @@ def _answers(row: Mapping[str, Any], shape: Shape) -> list[str]:
     return answers
 
 
-def _rlinf(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+def _rlinf(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     question = _text(row, "prompt")
-    answers = _answers(row, Shape(answer_key="solutions"))
+    answers = _answers(row, RowShape(answer_key="solutions"))
     extra = {"templated": True} if _TEMPLATED.search(question) else {}
     return {
         "question": question,
@@ -137,7 +137,7 @@ def _rlinf(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[s
     }
 
 
-def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     prompt, extra = row.get("prompt"), {}
     if isinstance(prompt, list):
         try:
@@ -148,7 +148,7 @@ def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[st
         extra["messages"] = messages
     else:
         question = _text(row, "prompt")
-    answers = _answers(row, Shape(answer_key="reward_model.ground_truth"))
+    answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
     info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
     # Ours (export.py) name the problem's id and all accepted answers; veRL reads the ground truth alone.
     further = info.get("answers") if info else None
@@ -166,7 +166,7 @@ def _verl(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[st
     }
 
 
-def _choice(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     """GPQA's columns, the options shuffled by a seed of their own for each row; the answer is a letter."""
     question = _text(row, "Question")
     right = _text(row, "Correct Answer").strip()
@@ -189,7 +189,7 @@ def _choice(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[
     }
 
 
-def _countdown(row: Mapping[str, Any], shape: Shape, seed: int, name: str) -> dict[str, Any]:
+def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     from mathrl.data.generators.countdown import problem_parts  # only such rows need the solver
 
     numbers, target = row.get("nums"), row.get("target")

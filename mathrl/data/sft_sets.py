@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import encodable
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
 from mathrl.data.answers import last_boxed
@@ -14,7 +15,9 @@ _FINAL_LINE = re.compile(r"\n?\s*####[^\n]*\s*$")
 
 
 def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
-    r"""The whole response, `prompt.response_prefix` included where it is the solution's own opening tag.
+    r"""The whole response, including `prompt.response_prefix` where that is the solution's own opening tag.
+
+    Lone surrogates, which no tokenizer takes, are written as escapes (`core.files.encodable`).
 
     Example:
         plain, r1_zero: "<think>7+5=12;12-3=9</think><answer>9</answer>", terse "<answer>9</answer>"
@@ -23,7 +26,10 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     Raises:
         UserError: a worked demonstration is asked of a problem without a solution.
     """
-    prompt = routed(prompt, problem)
+    return encodable(_demonstration(problem, routed(prompt, problem), terse))
+
+
+def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     if "response" in problem.extra:  # a policy's own, kept by rejection sampling
         return str(problem.extra["response"])
     tags = prompt.template in ("plain", "r1_zero")

@@ -7,14 +7,14 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.data.generators import make_generator
-from mathrl.data.registry import REGISTRY, Named, benchmark, find
+from mathrl.data.registry import REGISTRY, NamedSource, benchmark, find
 from mathrl.data.row_files import SUFFIXES, labels, list_files
-from mathrl.data.row_formats import Shape
+from mathrl.data.row_formats import RowShape
 from mathrl.params.data import FileSource, GeneratedSource, HubSource, RowSource, Source
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedSource:
     """What one source stands for: local files, or a hub data set, or a generator."""
 
     name: str
@@ -25,7 +25,7 @@ class Resolved:
     subset: str | None = None
     hub_split: str | None = None
     revision: str | None = None
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[RowShape, ...] = ()
     limit: int | None = None
     generated: GeneratedSource | None = None
 
@@ -44,7 +44,7 @@ class Resolved:
         return labels(self.files)
 
 
-def resolve_source(source: Source, data_folder: str | None) -> Resolved:
+def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
     """Find the files, or the hub id, of a source.
 
     Raises:
@@ -52,18 +52,18 @@ def resolve_source(source: Source, data_folder: str | None) -> Resolved:
     """
     if isinstance(source, GeneratedSource):
         make_generator(source.generator, source.options)
-        return Resolved(source.name, "", "made here (Apache-2.0)", generated=source)
+        return ResolvedSource(source.name, "", "made here (Apache-2.0)", generated=source)
     licence = source.licence or "not stated"
     if isinstance(source, FileSource):
         files = tuple(list_files(_absolute(source.path)))
-        return Resolved(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
+        return ResolvedSource(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
     named = find(source.id)
     if named is None:
         if "/" not in source.id:
             raise UserError(
                 f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, or a hub id owner/name"
             )
-        return Resolved(
+        return ResolvedSource(
             source.name,
             source.split,
             licence,
@@ -88,20 +88,22 @@ def resolve_source(source: Source, data_folder: str | None) -> Resolved:
     )
 
 
-def resolve_named(named: Named, split: str, data_folder: str | None, *, revision: str | None = None) -> Resolved:
+def resolve_named(
+    named: NamedSource, split: str, data_folder: str | None, *, revision: str | None = None
+) -> ResolvedSource:
     """A registry source's split: its local files when the data folder has them, else the hub."""
     ours = split if split in named.splits else next((o for o, h in named.splits.items() if h == split), None)
     if ours is None:
         raise UserError(f"{named.name} has no split {split!r}; it has: {', '.join(named.splits)}")
     folder = data_root(data_folder)
     files = _local_files(folder, named, ours) if folder else []
-    base = Resolved(named.name, ours, named.licence, shapes=named.shapes)
+    base = ResolvedSource(named.name, ours, named.licence, shapes=named.shapes)
     if files:
         return replace(base, files=tuple(files))
     return replace(base, hub=named.hub, subset=named.subset, hub_split=named.splits[ours], revision=revision)
 
 
-def resolve_benchmark(name: str, data_folder: str | None) -> Resolved:
+def resolve_benchmark(name: str, data_folder: str | None) -> ResolvedSource:
     """The evaluation split of a registry source by its name (gsm8k, math500, …)."""
     named = benchmark(name)
     assert named.evaluation
@@ -120,7 +122,7 @@ def data_root(data_folder: str | None) -> Path | None:
     return folder
 
 
-def _local_files(folder: Path, named: Named, split: str) -> list[Path]:
+def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
     for stem in named.stems:
         for suffix in SUFFIXES:
             for gz in ("", ".gz"):
@@ -146,8 +148,8 @@ def _says_fields(source: HubSource) -> bool:
     return any(getattr(source, key) != HubSource.model_fields[key].default for key in keys)
 
 
-def _shape(source: RowSource) -> Shape:
-    return Shape(
+def _shape(source: RowSource) -> RowShape:
+    return RowShape(
         source.format,
         source.prompt_key,
         source.answer_key,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import encodable
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration, routed
 from mathrl.params.run import Prompt
@@ -35,8 +36,14 @@ def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[
 
 
 def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()) -> str:
-    """The prompt as text. Rows that arrive templated (`extra.templated`) are taken as they stand."""
-    prompt = routed(prompt, problem)
+    """The prompt as text. Rows that arrive templated (`extra.templated`) are taken as they are.
+
+    Lone surrogates, which no tokenizer takes, are written as escapes (`core.files.encodable`).
+    """
+    return encodable(_prompt_text(problem, routed(prompt, problem), tokenizer, few_shot))
+
+
+def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem]) -> str:
     if problem.extra.get("templated"):
         return problem.question
     if prompt.template == "chat" or problem.extra.get("messages"):

@@ -19,20 +19,20 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[3]); from mathrl.grading.engine_process import main; main()"
 
 
-class Outcome(NamedTuple):
-    """Outcome(True, "") or Outcome(False, "timeout"); a lost or still starting engine is a reason too."""
+class EngineReply(NamedTuple):
+    """EngineReply(True, "") or EngineReply(False, "timeout"); a lost or still starting engine is a reason too."""
 
     equal: bool
     reason: str
 
 
-class Engine:
+class SymbolicEngine:
     """One keeper process and its worker; calls are served one at a time.
 
     The process starts in the background on `start` or the first `ask`. Until it is ready (about a second,
     once), `ask` waits at most `patience` seconds and then answers "not shown equal"; `warm_up` waits longer.
 
-    >>> engine = Engine()
+    >>> engine = SymbolicEngine()
     >>> engine.warm_up()
     True
     >>> engine.ask("x^2-1", "(x-1)(x+1)").equal
@@ -62,19 +62,19 @@ class Engine:
             self._start()
             return self._wait_ready(seconds)
 
-    def ask(self, truth: str, answer: str, mode: str = "reduced") -> Outcome:
+    def ask(self, truth: str, answer: str, mode: str = "reduced") -> EngineReply:
         """Whether the engine shows the two equal, within the limit; mode "whole" takes a whole response."""
         line = json.dumps([truth, answer, mode]).encode() + b"\n"
         started = time.monotonic()
         if not self._lock.acquire(timeout=self.limit + _GRACE):
-            return Outcome(False, "the symbolic engine is busy")
+            return EngineReply(False, "the symbolic engine is busy")
         try:
             self._start()
             self.calls += 1
             patience = self.patience - (time.monotonic() - started)
             if not self._ready and not self._wait_ready(max(0.0, patience)):
                 self.failures += 1
-                return Outcome(False, "the symbolic engine is still starting")
+                return EngineReply(False, "the symbolic engine is still starting")
             return self._exchange(line, started + self.limit + _GRACE)
         finally:
             self._lock.release()
@@ -110,7 +110,7 @@ class Engine:
         self._ready = self._read_line(seconds) == b"ready\n"
         return self._ready
 
-    def _exchange(self, line: bytes, deadline: float) -> Outcome:
+    def _exchange(self, line: bytes, deadline: float) -> EngineReply:
         process = self._process
         assert process is not None and process.stdin is not None
         try:
@@ -122,12 +122,12 @@ class Engine:
             self.failures += 1
             self._stop()
             self._start()
-            return Outcome(False, "the symbolic engine was lost")
+            return EngineReply(False, "the symbolic engine was lost")
         outcome = json.loads(reply)
         error = str(outcome.get("error", ""))
         if error == "timeout":
             self.timeouts += 1
-        return Outcome(bool(outcome["equal"]), error)
+        return EngineReply(bool(outcome["equal"]), error)
 
     def _read_line(self, seconds: float) -> bytes | None:
         process = self._process
@@ -167,16 +167,16 @@ class Engine:
                     continue
 
 
-_default: Engine | None = None
+_default: SymbolicEngine | None = None
 _default_lock = threading.Lock()
 
 
-def default_engine() -> Engine:
+def default_engine() -> SymbolicEngine:
     """The engine that `grade` uses in this process."""
     global _default
     with _default_lock:
         if _default is None:
-            _default = Engine()
+            _default = SymbolicEngine()
             atexit.register(_default.close)
         return _default
 

@@ -2,7 +2,7 @@ r"""The process behind the engine: a keeper that forks one worker at a time and 
 
     caller  <-- pipe -->  keeper (imports Math-Verify once)  <-- pipe -->  worker (forked, limited)
 
-The keeper is started by `workers.Engine` with ``python -c``; it never looks at a response, so it cannot hang
+The keeper is started by `engine.SymbolicEngine` with ``python -c``; it never looks at a response, so it cannot hang
 on one. Lines of JSON in both directions. It leaves when its input closes, and the kernel kills it and its
 worker when their parent dies.
 """

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mathrl.grading.countdown import countdown_correct, read_truth
-from mathrl.grading.engine import Engine, default_engine
+from mathrl.grading.engine import SymbolicEngine, default_engine
 from mathrl.grading.extract import Extraction, ExtractionMode, extract
 from mathrl.grading.guards import refusal
-from mathrl.grading.matching import Comparison, compare
+from mathrl.grading.matching import Match, compare
 from mathrl.grading.normalize import canonical
 from mathrl.grading.verdict import Verdict
 from mathrl.grading.words import last_option, option
@@ -26,17 +26,17 @@ class _Cache:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._rows: OrderedDict[tuple[str, str], Comparison] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, str], Match] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, pair: tuple[str, str]) -> Comparison | None:
+    def get(self, pair: tuple[str, str]) -> Match | None:
         with self._lock:
             found = self._rows.get(pair)
             if found is not None:
                 self._rows.move_to_end(pair)
             return found
 
-    def put(self, pair: tuple[str, str], value: Comparison) -> None:
+    def put(self, pair: tuple[str, str], value: Match) -> None:
         with self._lock:
             self._rows[pair] = value
             if len(self._rows) > self.size:
@@ -55,7 +55,7 @@ def grade(
     response: str,
     ground_truth: str | Sequence[str],
     extraction: ExtractionMode = "lenient",
-    engine: Engine | None = None,
+    engine: SymbolicEngine | None = None,
 ) -> Verdict:
     r"""Judge one response against the accepted answer, or against any of several.
 
@@ -75,12 +75,13 @@ def grade(
     """
     started = time.perf_counter()
     truths = (ground_truth,) if isinstance(ground_truth, str) else tuple(ground_truth)
-    text = _encodable(response)
+    text = _without_surrogates(response)
     found = extract(text, extraction)
-    result = Comparison(False, "", "no accepted answer")
+    result = Match(False, "", "no accepted answer")
     for truth in truths:
         hurried = time.perf_counter() - started > ENGINE_BUDGET
-        result, found = _judge(text, found, str(truth), extraction, False if hurried else engine)
+        accepted = _without_surrogates(str(truth))
+        result, found = _judge(text, found, accepted, extraction, False if hurried else engine)
         if result.equal:
             break
     rule = f"{found.rule}; {result.rule}" if result.rule else found.rule
@@ -88,20 +89,20 @@ def grade(
     return Verdict(bool(result.equal), found.text, rule, reason, time.perf_counter() - started)
 
 
-def _encodable(response: object) -> str:
-    """The response as text that any log and pipe can carry: no string is empty, lone surrogates go."""
-    if not isinstance(response, str):
+def _without_surrogates(text: object) -> str:
+    """The text with a question mark for each lone surrogate, which UTF-8 does not have; "" if it is no string."""
+    if not isinstance(text, str):
         return ""
-    return response if response.isascii() else response.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _judge(
-    response: str, found: Extraction, truth: str, mode: ExtractionMode, engine: Engine | Literal[False] | None
-) -> tuple[Comparison, Extraction]:
+    response: str, found: Extraction, truth: str, mode: ExtractionMode, engine: SymbolicEngine | Literal[False] | None
+) -> tuple[Match, Extraction]:
     game = read_truth(truth)
     if game is not None:
         correct, reason = countdown_correct(found.text or "", *game)
-        return Comparison(correct, "countdown", reason), found
+        return Match(correct, "countdown", reason), found
     letter = option(truth)
     if (
         letter is not None
@@ -114,16 +115,16 @@ def _judge(
             found = Extraction(last, "last letter")
     if found.text is None:
         reason = "the answer never left the thinking" if found.rule == "think" else "no answer found"
-        return Comparison(False, "", reason), found
+        return Match(False, "", reason), found
     if not found.text.strip():
-        return Comparison(False, "", "an empty answer"), found
+        return Match(False, "", "an empty answer"), found
     result = _settled(found.text, truth, engine)
     if not result.equal and found.boxes and all(_settled(box, truth, engine).equal for box in found.boxes):
-        result = Comparison(True, "the same in every box", "")
+        result = Match(True, "the same in every box", "")
     return result, found
 
 
-def _settled(extracted: str, truth: str, engine: Engine | Literal[False] | None) -> Comparison:
+def _settled(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] | None) -> Match:
     pair = (extracted, truth)
     result = _cache.get(pair)
     if result is not None:
@@ -131,9 +132,9 @@ def _settled(extracted: str, truth: str, engine: Engine | Literal[False] | None)
     try:
         result = compare(truth, extracted)
     except RecursionError:
-        result = Comparison(False, "guard", "nested too deeply")
+        result = Match(False, "guard", "nested too deeply")
     except (ValueError, ArithmeticError) as error:  # a gap in the grammar must not end a training run
-        result = Comparison(False, "error", f"not compared: {error!r}"[:200])
+        result = Match(False, "error", f"not compared: {error!r}"[:200])
     if result.equal is None:
         result = _by_engine(extracted, truth, result, engine)
     if result.reason not in _TRANSIENT:
@@ -141,20 +142,20 @@ def _settled(extracted: str, truth: str, engine: Engine | Literal[False] | None)
     return result
 
 
-def _by_engine(extracted: str, truth: str, before: Comparison, engine: Engine | Literal[False] | None) -> Comparison:
+def _by_engine(extracted: str, truth: str, before: Match, engine: SymbolicEngine | Literal[False] | None) -> Match:
     answer, gold = canonical(extracted), canonical(truth)
     refused = refusal(answer, gold)
     if refused is not None:
-        return Comparison(False, "guard", f"not shown equal: {refused}")
+        return Match(False, "guard", f"not shown equal: {refused}")
     if engine is False:
-        return Comparison(False, "symbolic", _TRANSIENT[1])
+        return Match(False, "symbolic", _TRANSIENT[1])
     outcome = (engine or default_engine()).ask(gold, answer)
     if outcome.equal:
-        return Comparison(True, "symbolic", "")
-    return Comparison(False, "symbolic", outcome.reason or "not shown equal")
+        return Match(True, "symbolic", "")
+    return Match(False, "symbolic", outcome.reason or "not shown equal")
 
 
-def equal_answers(one: str, other: str, engine: Engine | None = None) -> bool:
+def equal_answers(one: str, other: str, engine: SymbolicEngine | None = None) -> bool:
     """Whether two extracted answers are the same answer, whichever of them is taken as the truth.
 
     What `grade` would say of them, so votes for 0.5 and 1/2 are votes for one answer. The first question

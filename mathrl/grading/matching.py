@@ -27,10 +27,10 @@ MAX_ANSWER = 4000
 TIME_LIMIT = 0.4
 
 
-class Comparison(NamedTuple):
+class Match(NamedTuple):
     """`equal` is None where only the symbolic engine could still show equality.
 
-    Comparison(True, "number", "") or Comparison(False, "structure", "a power too large")
+    Match(True, "number", "") or Match(False, "structure", "a power too large")
     """
 
     equal: bool | None
@@ -65,31 +65,31 @@ def _simple_number(text: str) -> tuple[Fraction, bool] | None:
     return (-value if match[1] == "-" else value), bool(decimals)
 
 
-def compare(truth: str, answer: str) -> Comparison:
+def compare(truth: str, answer: str) -> Match:
     r"""The verdict on one pair of texts, without the symbolic engine.
 
     >>> compare("\\frac{1}{2}", "0.5").equal, compare("1,2", "2,1").equal, compare("[1,2]", "(1,2)").equal
     (True, True, False)
     """
     if not truth.strip() or not answer.strip():
-        return Comparison(False, "empty", "no answer or no accepted answer")
+        return Match(False, "empty", "no answer or no accepted answer")
     if len(answer) <= 60 and len(truth) <= 60:
         mine, theirs = _simple_number(truth.strip()), _simple_number(answer.strip())
         if mine is not None and theirs is not None and mine[0] == theirs[0]:
-            return Comparison(True, "number", "")
+            return Match(True, "number", "")
         if mine is not None and theirs is not None and not (mine[1] or theirs[1]):
-            return Comparison(False, "number", "different numbers")
+            return Match(False, "number", "different numbers")
     truth, answer = truth[:20000], answer[:20000]
     mine_text, their_text = canonical(truth), canonical(answer)
     if not mine_text or not their_text:
-        return Comparison(False, "empty", "no answer or no accepted answer")
+        return Match(False, "empty", "no answer or no accepted answer")
     if mine_text == their_text or squeezed(truth) == squeezed(answer):
-        return Comparison(True, "same text", "")
+        return Match(True, "same text", "")
     if _INTEGER.fullmatch(mine_text) and _INTEGER.fullmatch(their_text):
         equal = _integer_text(mine_text) == _integer_text(their_text)
-        return Comparison(equal, "number", "" if equal else "different numbers")
+        return Match(equal, "number", "" if equal else "different numbers")
     if len(their_text) > max(MAX_ANSWER, 2 * len(mine_text)):
-        return Comparison(False, "guard", "the answer is too long")
+        return Match(False, "guard", "the answer is too long")
     start_clock(TIME_LIMIT)
     try:
         return _compare_texts(mine_text, their_text)
@@ -97,25 +97,25 @@ def compare(truth: str, answer: str) -> Comparison:
         stop_clock()
 
 
-def _compare_texts(truth: str, answer: str) -> Comparison:
+def _compare_texts(truth: str, answer: str) -> Match:
     labelled = labelled_option(truth)
     if labelled is not None:
         letter, content = labelled
         claimed = option(answer) or leading_option(answer)
-        return Comparison(claimed == letter, "option", "") if claimed else compare(content, answer)
+        return Match(claimed == letter, "option", "") if claimed else compare(content, answer)
     words = same_words(truth, answer)
     if words is not None:
-        return Comparison(words, "words", "" if words else "different words")
+        return Match(words, "words", "" if words else "different words")
     truth, answer = _digits_of_words(truth), _digits_of_words(answer)
     try:
         verdict = _compare_trees(truth, answer)
     except (Refused, Restated) as error:
-        return Comparison(False, "structure", str(error))
+        return Match(False, "structure", str(error))
     if verdict is not None and verdict.equal is not None:
         return verdict
     if _as_text(truth) == _as_text(answer):
-        return Comparison(True, "same text", "")
-    return _spoken(truth, answer) or verdict or Comparison(None, "structure", "not in the grammar")
+        return Match(True, "same text", "")
+    return _spoken(truth, answer) or verdict or Match(None, "structure", "not in the grammar")
 
 
 def _readings(text: str) -> tuple[str, ...]:
@@ -136,28 +136,28 @@ def _pointed(text: str, other: str) -> str:
     return text
 
 
-def _compare_trees(truth: str, answer: str) -> Comparison | None:
+def _compare_trees(truth: str, answer: str) -> Match | None:
     """Parsed and compared, in each reading of the commas (thousands, list, decimal)."""
     mine, theirs = _readings(truth), _readings(answer)
     if len(mine) < len(theirs):
         mine = (mine[0],) * len(theirs)
     elif len(theirs) < len(mine):
         theirs = (theirs[0],) * len(mine)
-    result: Comparison | None = None
+    result: Match | None = None
     for left, right in zip(mine, theirs, strict=True):
         left_tree, right_tree = parse(left), parse(right)
         if left_tree is None or right_tree is None:
             continue
         equal = same(left_tree, right_tree)
         if equal:
-            return Comparison(True, "structure", "")
+            return Match(True, "structure", "")
         if result is None or equal is None:
-            result = Comparison(equal, "structure", "not equal" if equal is False else "not settled by evaluation")
+            result = Match(equal, "structure", "not equal" if equal is False else "not settled by evaluation")
     pointed = _pointed(truth, answer), _pointed(answer, truth)
     if pointed != (truth, answer):
         left_tree, right_tree = (parse(merge_thousands(pointed[0], True)), parse(merge_thousands(pointed[1], True)))
         if left_tree is not None and right_tree is not None and same(left_tree, right_tree):
-            return Comparison(True, "decimal comma", "")
+            return Match(True, "decimal comma", "")
     return result
 
 
@@ -184,17 +184,17 @@ def _as_text(text: str) -> str:
     return inner.lower() if _LONG_WORD.search(inner) else inner
 
 
-def _spoken(truth: str, answer: str) -> Comparison | None:
+def _spoken(truth: str, answer: str) -> Match | None:
     """An answer in words for a truth in mathematics: forty-two, or a sentence that ends in a number."""
     words = plain_words(answer)
     tree = parse(truth)
     if words is not None:
         if option(truth) is None:
-            return Comparison(False, "words", "words where mathematics was expected")
-        return Comparison(False, "words", "no option letter")
+            return Match(False, "words", "words where mathematics was expected")
+        return Match(False, "words", "no option letter")
     if prose_words(answer) >= 3 and tree is not None and tree.kind == "num" and not _HEDGE.search(answer):
         value = last_value(answer)
         if value is not None and value != answer:
             inner = compare(truth, value)
-            return Comparison(bool(inner.equal), "number in a sentence", inner.reason)
+            return Match(bool(inner.equal), "number in a sentence", inner.reason)
     return None

@@ -1,4 +1,4 @@
-"""Math-Verify on one guarded pair. Imported only inside a worker process (see `worker`)."""
+"""Math-Verify on one guarded pair. Imported only inside a worker process (see `engine_process`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Rewards: the verdict on an answer and the form of a response, weighted and routed by parameters."""
 
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput, build_reward
+from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, build_reward
 
-__all__ = ["Reward", "RewardFunction", "RewardInput", "build_reward"]
+__all__ = ["RewardFunction", "RewardInput", "RewardResult", "build_reward"]

@@ -22,7 +22,7 @@ from mathrl.grading.engine import default_engine
 from mathrl.grading.extract import extract
 from mathrl.grading.parallel import grade_batch
 from mathrl.grading.verdict import Verdict
-from mathrl.rewards.disagreement import Disagreement, Judge, LLMJudge, MathVerifyJudge
+from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge, SecondGrader
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
@@ -51,11 +51,11 @@ class RewardInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class RewardResult:
     """What a response earns.
 
     Example:
-        Reward(overall=0.875, correct=True, parts={"accuracy": 1.0, "format": 0.5}, verdict=Verdict(...))
+        RewardResult(overall=0.875, correct=True, parts={"accuracy": 1.0, "format": 0.5}, verdict=Verdict(...))
     """
 
     overall: float
@@ -128,7 +128,7 @@ class RewardFunction:
         self._graded = self._timeouts = 0
         self._seconds = 0.0
 
-    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         """One reward an item, in order."""
         verdicts = grade_batch(
             [item.response for item in items],
@@ -169,7 +169,7 @@ class RewardFunction:
                 return route
         return self.parts
 
-    def _reward(self, item: RewardInput, verdict: Verdict) -> Reward:
+    def _reward(self, item: RewardInput, verdict: Verdict) -> RewardResult:
         self._count(item, verdict)
         values: dict[str, float] = {}
         overall = 0.0
@@ -178,7 +178,7 @@ class RewardFunction:
             values[part.name] = value
             values |= {f"{part.name}/{name}": number for name, number in extra.items()}
             overall += part.weight * value
-        return Reward(overall, verdict.correct, values, verdict)
+        return RewardResult(overall, verdict.correct, values, verdict)
 
     def _count(self, item: RewardInput, verdict: Verdict) -> None:
         self._graded += 1
@@ -284,7 +284,7 @@ def _second_grader(params: Any) -> Disagreement | None:
     if params is None:
         return None
     kind = _read(params, "type", "math_verify")
-    judge: Judge
+    judge: SecondGrader
     if kind == "math_verify":
         judge = MathVerifyJudge()
     elif kind == "llm":

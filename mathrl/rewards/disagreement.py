@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mathrl.core.errors import UserError
-from mathrl.grading.engine import Engine
+from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.finite_field import hash_text
 
 _QUESTION = (
@@ -19,7 +19,7 @@ _QUESTION = (
 )
 
 
-class Judge(Protocol):
+class SecondGrader(Protocol):
     """A grader that may abstain: True, False, or None where it could not judge."""
 
     def judge(self, prompt: str, response: str, truths: Sequence[str]) -> bool | None: ...
@@ -29,7 +29,7 @@ class MathVerifyJudge:
     """Math-Verify on the whole response, as its users call it, in a killable worker."""
 
     def __init__(self) -> None:
-        self.engine = Engine(limit=3.0, patience=30.0)
+        self.engine = SymbolicEngine(limit=3.0, patience=30.0)
 
     def judge(self, prompt: str, response: str, truths: Sequence[str]) -> bool | None:
         for truth in truths:
@@ -86,7 +86,7 @@ class Disagreement:
     1.0
     """
 
-    def __init__(self, judge: Judge, share: float) -> None:
+    def __init__(self, judge: SecondGrader, share: float) -> None:
         self._judge = judge
         self.share = share
         self.judged = self.differed = self.abstained = 0

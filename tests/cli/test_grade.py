@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_jsonl
+from mathrl.grading import grade as verdict_on
 
 ROWS = [
     {"id": 1, "text": "so \\boxed{0.5}", "gold": "\\frac{1}{2}"},
@@ -56,3 +61,43 @@ def test_a_bad_row_is_named_and_no_output_is_written(
         grade(tmp_path, rows)
     assert message in str(caught.value) and "rows.jsonl" in str(caught.value)
     assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl"}
+
+
+# What json.loads can give: lone surrogates and NULs too.
+ODD = ["\ud83d", "\udc80", "\0", "\r", "\u2028", "\ufeff", "😀"]
+any_text = st.lists(st.sampled_from(ODD) | st.text(), max_size=5).map(
+    lambda parts: json.loads(json.dumps("".join(parts)))
+)
+any_truth = any_text.filter(bool) | st.lists(any_text, min_size=1) | st.integers() | st.floats()
+any_rows = st.lists(
+    st.fixed_dictionaries(
+        {"text": any_text, "gold": any_truth}, optional={"more": st.dictionaries(any_text, any_text)}
+    ),
+    min_size=1,
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(any_rows)
+def test_rows_of_any_text_are_graded_and_kept(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    output, _ = grade(tmp_path, rows)
+    for row, graded in zip(rows, read_jsonl(output), strict=True):
+        gold = [str(answer) for answer in row["gold"]] if isinstance(row["gold"], list) else str(row["gold"])
+        verdict = verdict_on(row["text"], gold)
+        verdicts = {"correct": verdict.correct, "extracted": verdict.extracted, "rule": verdict.rule}
+        assert json.dumps(graded, sort_keys=True) == json.dumps(row | verdicts, sort_keys=True)
+
+
+def test_a_row_with_a_lone_surrogate_costs_nobody_the_others(tmp_path: Path) -> None:
+    emoji = {"id": 4, "text": "\ud83d \\boxed{7}", "gold": "7", "who": "\udc80"}
+    output, printed = grade(tmp_path, [*ROWS, emoji, {"id": 5, "text": "\\boxed{" + "9" * 200_000 + "}", "gold": "9"}])
+    graded = list(read_jsonl(output))
+    assert [row["correct"] for row in graded] == [True, False, True, True, False]
+    assert (graded[3]["text"], graded[3]["who"]) == (emoji["text"], emoji["who"])
+    assert "3 of 5 correct" in printed
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": "1", "gold": ' + "1" * 5000 + "}"])
+def test_what_json_refuses_is_named_with_its_line(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UserError, match=r"rows.jsonl, line 2: not JSON"):
+        grade(tmp_path, '{"text": "1", "gold": "1"}\n' + line + "\n")

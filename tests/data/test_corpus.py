@@ -10,7 +10,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.data.corpus import account as pages_report
 from mathrl.data.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_pages, read_seeds
-from mathrl.data.corpus.rounds import Collected, clean, collect, domains, features, measure, promote, top_count
+from mathrl.data.corpus.rounds import CollectedPages, clean, collect, domains, features, measure, promote, top_count
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
 # Two dialects of mathematics on one host: the seeds speak the first. Pages of the second have a word of
@@ -47,11 +47,11 @@ NEGATIVES = [text(PROSE, 2000 + i) for i in range(10)]
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Collected:
+def outcome() -> CollectedPages:
     return collect(corpus(), POSITIVES, NEGATIVES, HOW, seed=0)
 
 
-def test_recall_rises_because_the_domain_is_promoted(outcome: Collected) -> None:
+def test_recall_rises_because_the_domain_is_promoted(outcome: CollectedPages) -> None:
     first, second, *_ = outcome.rounds
     assert first.recall is not None and second.recall is not None
     assert first.recall < 0.9 and second.recall == 1.0
@@ -61,7 +61,7 @@ def test_recall_rises_because_the_domain_is_promoted(outcome: Collected) -> None
     assert without.rounds[-1].recall == first.recall and without.rounds[-1].new_share == 0
 
 
-def test_exactly_the_top_share_is_collected_best_first(outcome: Collected) -> None:
+def test_exactly_the_top_share_is_collected_best_first(outcome: CollectedPages) -> None:
     assert [len(r.collected) for r in outcome.rounds] == [80] * len(outcome.rounds)
     last = outcome.rounds[-1]
     scores = [outcome.scores[i] for i in last.collected]
@@ -147,7 +147,7 @@ def test_a_kept_page_with_ten_grams_of_an_evaluation_text_goes(tmp_path: Path) -
     words = question.split()
     texts = [f"before {' '.join(words[:9])} after", f"before {' '.join(words[1:11])} after", question]
     pages = [Page(f"p, line {i}", {}, t, "a", "/", None) for i, t in enumerate(texts)]
-    out = Collected([], [0.0] * 3, frozenset(), "", kept=[2, 1, 0])  # type: ignore[arg-type]
+    out = CollectedPages([], [0.0] * 3, frozenset(), "", kept=[2, 1, 0])  # type: ignore[arg-type]
     clean(out, pages, index, 0.0)
     assert out.kept == [0] and [hit.train_id for hit in out.hits] == ["p, line 2", "p, line 1"]
 

@@ -11,7 +11,7 @@ from mathrl.core.types import Problem
 from mathrl.data.decontaminate_files import decontaminate_files
 from mathrl.data.export import Format, export
 from mathrl.data.row_files import read_rows
-from mathrl.data.row_formats import Shape, to_problem
+from mathrl.data.row_formats import RowShape, to_problem
 
 PROBLEMS = [
     Problem("g/0", "How many?", ("72",), "gsm8k", "rl", subject="Algebra"),
@@ -23,7 +23,7 @@ PROBLEMS = [
 def test_what_is_exported_reads_back(tmp_path: Path, format: Format, name: str) -> None:
     assert export(PROBLEMS, format, tmp_path / name) == 2
     back = [
-        to_problem(row.values, Shape(format), name=row.name, source="x", split="rl", seed=0)
+        to_problem(row.values, RowShape(format), name=row.name, source="x", split="rl", seed=0)
         for row in read_rows(tmp_path / name)
     ]
     assert [p.question for p in back] == [p.question for p in PROBLEMS]

@@ -12,11 +12,11 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
 from mathrl.data.row_files import list_files, read_rows
-from mathrl.data.row_formats import BadRow, Shape, to_problem
+from mathrl.data.row_formats import BadRow, RowShape, to_problem
 
 
 def read(row: dict[str, Any], **shape: Any) -> Problem:
-    return to_problem(row, Shape(**shape), name="f:1", source="s", split="rl", seed=0)
+    return to_problem(row, RowShape(**shape), name="f:1", source="s", split="rl", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_multiple_choice_is_shuffled_by_the_seed_and_the_letter_follows() -> Non
     row = {"Question": "Which?", "Correct Answer": "yes", **{f"Incorrect Answer {i}": f"no{i}" for i in (1, 2, 3)}}
     letters = set()
     for seed in range(30):
-        problem = to_problem(row, Shape("multiple_choice"), name="f:1", source="s", split="test", seed=seed)
+        problem = to_problem(row, RowShape("multiple_choice"), name="f:1", source="s", split="test", seed=seed)
         assert f"({problem.answers[0]}) yes" in problem.question
         letters.add(problem.answers[0])
     assert letters == set("ABCD")

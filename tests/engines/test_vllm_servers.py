@@ -27,7 +27,7 @@ from mathrl.models.weights import full_weights, write_buckets
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Optimizer, Rl
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
+from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout import server_engine
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
@@ -69,10 +69,10 @@ class Letters(RewardFunction):
     def __init__(self) -> None:
         super().__init__({})
 
-    def score(self, items: Any) -> list[Reward]:
-        def one(item: RewardInput) -> Reward:
+    def score(self, items: Any) -> list[RewardResult]:
+        def one(item: RewardInput) -> RewardResult:
             share = sum(each.islower() for each in item.response) / max(1, item.length)
-            return Reward(share, share > 0.3, {}, Verdict(False, None, "none", "", 0.0))
+            return RewardResult(share, share > 0.3, {}, Verdict(False, None, "none", "", 0.0))
 
         return [one(item) for item in items]
 

@@ -31,7 +31,7 @@ from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.params.training import DeepSpeed, Training
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
+from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
@@ -76,9 +76,9 @@ class Letters(RewardFunction):
     def __init__(self) -> None:
         super().__init__({})
 
-    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         shares = [sum(each.islower() for each in item.response) / max(1, item.length) for item in items]
-        return [Reward(each, each > 0.3, {}, Verdict(False, None, "none", "", 0.0)) for each in shares]
+        return [RewardResult(each, each > 0.3, {}, Verdict(False, None, "none", "", 0.0)) for each in shares]
 
 
 class Trial:

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from mathrl.grading import grade
-from mathrl.grading.engine import Engine
+from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.engine_process import _Worker, keep
 
 SYMBOLIC = ("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    started = Engine()
+def engine() -> Iterator[SymbolicEngine]:
+    started = SymbolicEngine()
     assert started.warm_up()
     yield started
     started.close()
@@ -35,7 +35,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_engine_shows_what_evaluation_does_not_reach(engine: Engine) -> None:
+def test_the_engine_shows_what_evaluation_does_not_reach(engine: SymbolicEngine) -> None:
     assert engine.ask("x^2-1", "(x-1)(x+1)").equal
     assert not engine.ask("x^2-1", "(x-1)(x+2)").equal
     verdict = grade(*SYMBOLIC, engine=engine)
@@ -83,7 +83,7 @@ def test_a_worker_survives_memory_and_exit() -> None:
     worker.kill()
 
 
-def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: Engine) -> None:
+def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: SymbolicEngine) -> None:
     verdicts = []
     signal.alarm(100)
 
@@ -101,7 +101,7 @@ def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: Engine) -> Non
     assert all("symbolic" in verdict.rule for verdict in verdicts)
 
 
-def test_a_lost_engine_is_replaced(engine: Engine) -> None:
+def test_a_lost_engine_is_replaced(engine: SymbolicEngine) -> None:
     process = engine._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_lost_engine_is_replaced(engine: Engine) -> None:
 
 
 def test_a_busy_engine_does_not_hold_up_the_caller() -> None:
-    held = Engine()
+    held = SymbolicEngine()
     held._lock.acquire()
     started = time.monotonic()
     outcome = held.ask("x", "y")

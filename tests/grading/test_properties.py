@@ -1,12 +1,17 @@
 """Laws that hold for any text: reflexive, symmetric for numbers, stable under spelling, never raising."""
 
+import json
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mathrl.grading import grade
+from mathrl.grading import grade, grade_batch
+from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.exact import Refused, exact
 from mathrl.grading.extract import extract
 from mathrl.grading.matching import compare
@@ -23,6 +28,19 @@ numbers = st.one_of(
 )
 letters = st.sampled_from(["x", "y", "a", "n", "\\theta"])
 atoms = st.one_of(st.integers(0, 99).map(str), letters, st.just("\\pi"))
+# What json.loads can give: lone surrogates and NULs too.
+ODD = ["\ud83d", "\udc80", "\0", "\r", "\u2028", "\ufeff", "😀"]
+any_text = st.lists(st.sampled_from(ODD) | st.text(), max_size=5).map(
+    lambda parts: json.loads(json.dumps("".join(parts)))
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SymbolicEngine]:
+    started = SymbolicEngine(limit=10.0)
+    assert started.warm_up()
+    yield started
+    started.close()
 
 
 def _combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -169,16 +187,42 @@ pieces = st.sampled_from(
         "中",
         "�",
         "\x00",
+        "\ud83d",
+        "\udc80",
         "…",
     ]
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(pieces, max_size=25).map("".join) | st.text(max_size=200), structures | st.text(max_size=20))
+@given(st.lists(pieces, max_size=25).map("".join) | any_text, structures | any_text)
 def test_never_raises_and_ends_in_time(response: str, truth: str) -> None:
     for mode in ("strict", "lenient"):
         started = time.monotonic()
         verdict = grade(response, truth, mode)  # type: ignore[arg-type]
         assert isinstance(verdict.correct, bool)
         assert time.monotonic() - started < 1.5
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.lists(st.tuples(any_text, any_text | st.lists(any_text, min_size=1)), min_size=2, max_size=40))
+def test_any_text_passes_through_a_child_process(pairs: list[tuple[str, str | list[str]]]) -> None:
+    responses, truths = [response for response, _ in pairs], [truth for _, truth in pairs]
+    here, children = (grade_batch(responses, truths, processes=processes) for processes in (1, 2))
+    assert [replace(verdict, seconds=0.0) for verdict in here] == [
+        replace(verdict, seconds=0.0) for verdict in children
+    ]
+
+
+def test_lone_surrogates_in_response_and_truth() -> None:
+    assert grade("\\boxed{7\ud83d}", "7\ud83d").correct
+    assert grade("\ud83d so \\boxed{7}", "7").correct
+    assert not grade("\\boxed{8\ud83d}", "7\ud83d").correct
+    assert grade("x" * 1_000_000 + "\ud83d \\boxed{7}", "7").correct
+
+
+def test_the_engine_takes_lone_surrogates_and_lives(engine: SymbolicEngine) -> None:
+    process = engine._process
+    assert not engine.ask("x^2\ud83d", "\udc80y").equal
+    assert engine.ask("x^2-1", "(x-1)(x+1)").equal
+    assert engine._process is process

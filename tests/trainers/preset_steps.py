@@ -20,7 +20,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.model_shape import KNOWN
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput, build_reward
+from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.rl import train_rl
@@ -36,11 +36,11 @@ class WithOnes(RewardFunction):
         super().__init__({})
         self.preset = preset
 
-    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         given = self.preset.score(items)
         shares = [item.response.count("1") / max(1, item.length) for item in items]
         return [
-            Reward(each.overall + share, share > 0, each.parts | {"ones": share}, each.verdict)
+            RewardResult(each.overall + share, share > 0, each.parts | {"ones": share}, each.verdict)
             for each, share in zip(given, shares, strict=True)
         ]
 

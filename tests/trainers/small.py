@@ -17,7 +17,7 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
+from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
@@ -41,12 +41,12 @@ class CountsOnes(RewardFunction):
         super().__init__({})
         self.broken, self.right_above = broken, right_above
 
-    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         shares = [item.response.count("1") / max(1, item.length) for item in items]
         if self.broken:
             shares = [math.nan for _ in shares]
         verdict = Verdict(False, None, "none", "", 0.0)
-        return [Reward(share, share > self.right_above, {"ones": share}, verdict) for share in shares]
+        return [RewardResult(share, share > self.right_above, {"ones": share}, verdict) for share in shares]
 
 
 class Killed(Exception):

@@ -16,7 +16,7 @@ from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Optimizer, Rl
-from mathrl.rewards.compose import Reward
+from mathrl.rewards.compose import RewardResult
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 
@@ -99,9 +99,9 @@ def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
 def test_it_comes_to_explain_the_returns(small: Any) -> None:
     # After the first token the return is known; before it nothing is.
     class FirstIsADigit(small.CountsOnes):  # type: ignore[name-defined, misc]
-        def score(self, items: Any) -> list[Reward]:
+        def score(self, items: Any) -> list[RewardResult]:
             verdict = Verdict(False, None, "none", "", 0.0)
-            return [Reward(float(item.response[:1].isdigit()), False, {}, verdict) for item in items]
+            return [RewardResult(float(item.response[:1].isdigit()), False, {}, verdict) for item in items]
 
     params = ppo(Critic(lr=5e-3), steps=26, lr=0.0, prompts_per_step=64, epochs=6)
     _, rows, _ = small.run(params, reward=FirstIsADigit())

@@ -81,7 +81,7 @@ def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
             for item in items:
                 right = item.response == "1"
                 overall, parts = self.pay(item, right)
-                found.append(small.Reward(overall, right, parts, verdict))
+                found.append(small.RewardResult(overall, right, parts, verdict))
             return found
 
     def run(
@@ -190,7 +190,7 @@ def test_a_template_that_the_model_was_not_trained_on(small: Any, train: Callabl
         def score(self, items: Any) -> list[Any]:
             verdict = super().score(items)[0].verdict
             right = [item.response == item.ground_truth[0] for item in items]
-            return [small.Reward(float(each), each, {"accuracy": float(each)}, verdict) for each in right]
+            return [small.RewardResult(float(each), each, {"accuracy": float(each)}, verdict) for each in right]
 
     model, sampler = small.policy()
     optimizer = torch.optim.AdamW(model.parameters(), 8e-3)

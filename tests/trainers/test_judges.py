@@ -12,7 +12,7 @@ from mathrl.grading.verdict import Verdict
 from mathrl.learners.distributed import Backend
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import Reward, RewardInput
+from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge, scaled, with_steps
@@ -185,10 +185,10 @@ def test_continuations_go_on_from_the_steps_end_and_are_graded_whole(small: Any,
     seen: list[str] = []
 
     class BegunWithTwo(small.CountsOnes):  # type: ignore[name-defined, misc]
-        def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+        def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
             seen.extend(item.response for item in items)
             verdict = Verdict(False, None, "none", "", 0.0)
-            return [Reward(0.0, item.response.startswith("1;2;"), {}, verdict) for item in items]
+            return [RewardResult(0.0, item.response.startswith("1;2;"), {}, verdict) for item in items]
 
     _, sampler = small.policy()
     model_ends = sampler.engine.ends
@@ -211,9 +211,9 @@ def test_a_judge_leaves_the_counters_of_the_roll_outs_alone(small: Any) -> None:
             super().__init__()
             self.graded = 0
 
-        def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+        def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
             self.graded += len(items)
-            given: list[Reward] = super().score(items)
+            given: list[RewardResult] = super().score(items)
             return given
 
         def counters(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Optimizer, Rl
-from mathrl.rewards.compose import Reward, RewardFunction, RewardInput
+from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.rl import train_rl
@@ -43,10 +43,10 @@ PARAMS = Rl(
 
 
 class CountsOnes(RewardFunction):
-    def score(self, items: Sequence[RewardInput]) -> list[Reward]:
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         shares = [item.response.count("1") / max(1, item.length) for item in items]
         verdict = Verdict(False, None, "none", "", 0.0)
-        return [Reward(share, share > 0.5, {"ones": share}, verdict) for share in shares]
+        return [RewardResult(share, share > 0.5, {"ones": share}, verdict) for share in shares]
 
 
 class Killed(Exception):

@@ -8,7 +8,7 @@ import numpy as np
 
 from mathrl.core.files import write_text
 from mathrl.data.corpus.page_files import Page
-from mathrl.data.corpus.rounds import Collected, domains
+from mathrl.data.corpus.rounds import CollectedPages, domains
 from mathrl.data.markdown import cell, table
 from mathrl.params.pages import Pages
 
@@ -17,7 +17,7 @@ SHOWN = 20  # domains in the table and the picture
 BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 
 
-def account(out: Collected, pages: Sequence[Page], how: Pages, seed: int) -> dict[str, Any]:
+def account(out: CollectedPages, pages: Sequence[Page], how: Pages, seed: int) -> dict[str, Any]:
     """rounds.json; the same for the same inputs on any machine."""
     return {
         "seed": seed, "pages": len(pages), "held_out": len(out.held_out), "stopped": out.stopped,
@@ -35,12 +35,12 @@ def account(out: Collected, pages: Sequence[Page], how: Pages, seed: int) -> dic
     }  # fmt: skip
 
 
-def kept_rows(out: Collected, pages: Sequence[Page]) -> Iterable[dict[str, Any]]:
+def kept_rows(out: CollectedPages, pages: Sequence[Page]) -> Iterable[dict[str, Any]]:
     """The kept pages' rows as they stand with their score (log-odds) as `score`, best first."""
     return ({**pages[i].row, "score": round(float(out.scores[i]), 4)} for i in out.kept)
 
 
-def write_report(folder: Path, out: Collected, pages: Sequence[Page], how: Pages) -> None:
+def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], how: Pages) -> None:
     """report.md, rounds.png and domains.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     known = domains(out, pages)
@@ -75,7 +75,7 @@ def write_report(folder: Path, out: Collected, pages: Sequence[Page], how: Pages
     write_text(folder / "report.md", "\n".join(parts) + "\n")
 
 
-def _boundary(out: Collected, pages: Sequence[Page]) -> list[str]:
+def _boundary(out: CollectedPages, pages: Sequence[Page]) -> list[str]:
     ranked = np.argsort(-out.scores, kind="stable")
     at = len(out.rounds[-1].collected)
     parts = ["## At the boundary", "", "Scores are log-odds of being mathematics.", ""]
@@ -102,7 +102,9 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-def _pictures(folder: Path, out: Collected, known: dict[str, dict[str, Any]], shown: Sequence[str], how: Pages) -> None:
+def _pictures(
+    folder: Path, out: CollectedPages, known: dict[str, dict[str, Any]], shown: Sequence[str], how: Pages
+) -> None:
     import matplotlib  # half a second, and only this report draws
 
     matplotlib.use("Agg")

@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_numbered_jsonl
+from mathrl.core.files import encodable, read_numbered_jsonl
 from mathrl.core.paths import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.reading import Read, Rejected, input_row, read_source
-from mathrl.data.sources import Resolved, resolve_benchmark, resolve_source
+from mathrl.data.sources import ResolvedSource, resolve_benchmark, resolve_source
 from mathrl.params.data import FileSource
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
@@ -116,10 +116,10 @@ def host_and_path(url: str, where: str) -> tuple[str, str]:
         host = ""
     if not host:
         raise UserError(f"{where}: {url!r} has no host name; write an address such as https://host/path")
-    return host, parts.path or "/"
+    return encodable(host), encodable(parts.path) or "/"
 
 
-def evaluation_sets(how: PagesClean) -> list[Resolved]:
+def evaluation_sets(how: PagesClean) -> list[ResolvedSource]:
     """The sets that no kept page may share an n-gram with.
 
     Raises:

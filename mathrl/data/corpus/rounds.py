@@ -48,7 +48,7 @@ class Round:
 
 
 @dataclass
-class Collected:
+class CollectedPages:
     """The outcome: kept pages, best first, and the account of the rounds and of contamination."""
 
     rounds: list[Round]
@@ -61,7 +61,7 @@ class Collected:
 
 def collect(
     pages: Sequence[Page], positives: Sequence[str], negatives: Sequence[str], how: Pages, seed: int
-) -> Collected:
+) -> CollectedPages:
     """The rounds, without decontamination (`clean`).
 
     Raises:
@@ -82,7 +82,7 @@ def collect(
     )
     added: set[int] = set()
     before: set[int] = set()
-    out = Collected([], np.zeros(len(pages)), held_out, f"all {how.rounds} rounds are done")
+    out = CollectedPages([], np.zeros(len(pages)), held_out, f"all {how.rounds} rounds are done")
     for number in range(1, how.rounds + 1):
         plus, minus = sorted(added), [i for i in drawn if i not in added]
         labels = [1] * len(positives) + [0] * len(negatives) + [1] * len(plus) + [0] * len(minus)
@@ -172,7 +172,7 @@ def measure(
     return (right / len(taken) if taken else None), (right / wanted if wanted else None)
 
 
-def clean(out: Collected, pages: Sequence[Page], index: EvaluationIndex, min_share: float) -> None:
+def clean(out: CollectedPages, pages: Sequence[Page], index: EvaluationIndex, min_share: float) -> None:
     """Take the pages that share an n-gram with an evaluation text out of `kept`, and list them in `hits`."""
     kept = []
     for i in out.kept:
@@ -184,7 +184,7 @@ def clean(out: Collected, pages: Sequence[Page], index: EvaluationIndex, min_sha
     out.kept = kept
 
 
-def domains(out: Collected, pages: Sequence[Page]) -> dict[str, dict[str, Any]]:
+def domains(out: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[str, Any]]:
     """Every domain: its pages, how many each round collected, how many were kept, when it was promoted."""
     sizes, kept = Counter(p.host for p in pages), Counter(pages[i].host for i in out.kept)
     taken: dict[str, list[int]] = defaultdict(list)
