@@ -69,7 +69,8 @@ def accuracy(rows: Sequence[Row], health: Health) -> float:
 
 
 def learning_rate(rl: Rl) -> float:
-    return max(rl.lr, rl.optimizer.muon_lr if rl.optimizer.type == "muon" else 0.0)
+    """The highest rate of any weight."""
+    return max(rl.lr, rl.optimizer.adamw_lr(rl.lr))
 
 
 def too_fast(rl: Rl | None, health: Health) -> str | None:

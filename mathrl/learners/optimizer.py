@@ -49,30 +49,34 @@ class FlatParameters:
 
 
 class OptimizerSet:
-    """Muon on the hidden matrices and AdamW on the rest, or AdamW on all, under one schedule."""
+    """Muon on the hidden matrices at `lr` and AdamW on the rest at `lr * adamw_scale`, or AdamW on all at `lr`.
+
+    Every rate follows one schedule.
+    """
 
     def __init__(self, model: nn.Module, flat: FlatParameters, params: Optimizer, lr: float, steps: int) -> None:
         self.params, self.steps, self.flat = params, steps, flat
         everything = list(flat.named.values())
         matrices, rest = split_parameters(model, flat.named) if params.type == "muon" else ([], everything)
         on_gpu = flat.weights.is_cuda  # one kernel, no copies of the moments
+        adamw_lr = params.adamw_lr(lr)
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [
             (
                 torch.optim.AdamW(
                     rest,
-                    lr=lr,
+                    lr=adamw_lr,
                     betas=(params.beta1, params.beta2),
                     eps=params.eps,
                     weight_decay=params.weight_decay,
                     foreach=not on_gpu,
                     fused=on_gpu,
                 ),
-                lr,
+                adamw_lr,
             )
         ]
         if matrices:
-            muon = torch.optim.Muon(matrices, lr=params.muon_lr, weight_decay=params.weight_decay)
-            self.parts.append((muon, params.muon_lr))
+            muon = torch.optim.Muon(matrices, lr=lr, weight_decay=params.weight_decay)
+            self.parts.append((muon, lr))
 
     def step(self, step: int) -> float:
         """One update with the gradients as they stand; `step` counts from 0; returns the lr's factor."""

@@ -149,6 +149,6 @@ def check_bad(bad: int, most: int, name: str) -> None:
     """Raises UserError: more than `most` updates were skipped."""
     if bad > most:
         raise UserError(
-            f"{name}: {bad} updates had a loss or gradient that is not a number; lower {name}.lr or "
-            f"{name}.optimizer.muon_lr, or raise training.most_bad_updates"
+            f"{name}: {bad} updates were skipped for a non-finite loss or gradient; lower {name}.lr, or raise "
+            "training.most_bad_updates"
         )

@@ -19,6 +19,12 @@ from mathrl.params.schema import READS, Params
 from mathrl.params.section import SECRET
 
 FOLDER = Path("params")
+# Former parameters: what to write instead.
+REPLACED = {
+    "muon_lr": "lr beside it for the matrices that Muon trains, and optimizer.adamw_scale (AdamW's rate / lr) for the "
+    "rest: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
+    "rollout_ahead": "prefetch: true or false",
+}
 SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
 
 
@@ -202,7 +208,7 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             where = where.split(" + ")[0] if item["type"] == SECRET else where  # an override has it in it
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
-                message = f"unknown parameter{did_you_mean(rest[-1], _known_keys(item['loc']))}"
+                message = f"unknown parameter{unknown_hint(rest[-1], _known_keys(item['loc']))}"
             lines.append(f"{where}: {'.'.join(rest) or section}: {message}{given}")
         raise UserError("; ".join(lines)) from None
 
@@ -213,6 +219,11 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
         if (field.alias or name) == location[0] and len(location) == 2:
             return list(getattr(field.annotation, "model_fields", {}))
     return []
+
+
+def unknown_hint(key: str, known: Iterable[str]) -> str:
+    """What to write instead of an unknown parameter: its successor, else the nearest name."""
+    return f": write {REPLACED[key]}" if key in REPLACED else did_you_mean(key, known)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
-from mathrl.params.train import Optimizer
+from mathrl.params.train import LEARNING_RATE, Optimizer
 
 
 class Sample(Section):
@@ -39,7 +39,7 @@ class Dpo(Section):
         0.0, ge=0, lt=0.5, description="Chance that a pair is the wrong way round (conservative DPO)."
     )
     length_normalised: bool = Field(False, description="Log-ratios a token instead of a response.")
-    lr: float = Field(2e-4, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
+    lr: float = Field(2e-4, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(type="adamw")
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
@@ -53,7 +53,7 @@ class RewardModel(Section):
 
     steps: int = Field(100, ge=1, description="Optimizer steps.")
     batch: int = Field(64, ge=1, description="Pairs, or responses with labelled steps, of a global batch.")
-    lr: float = Field(1e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
+    lr: float = Field(1e-3, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(type="adamw")
     lora: Lora | None = Field(None, description="Train low-rank adapters and the head; empty: all weights.")
     labels: Literal["soft", "hard"] = Field(

@@ -7,12 +7,20 @@ from pydantic import Field, model_validator
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
 
+LEARNING_RATE = "Peak learning rate of every weight; with optimizer.type muon AdamW's is this times adamw_scale."
+
 
 class Optimizer(Section):
-    """AdamW everywhere, or Muon on the matrices and AdamW on the rest."""
+    """AdamW on every weight, or Muon on the hidden matrices and AdamW on embeddings, norms, biases and adapters."""
 
-    type: Literal["adamw", "muon"] = Field("muon", description="muon: on hidden matrices, AdamW elsewhere.")
-    muon_lr: float = Field(0.02, ge=0, le=1, description="Learning rate of Muon.")
+    type: Literal["adamw", "muon"] = Field(
+        "muon", description="adamw: AdamW on every weight; muon: Muon on the hidden matrices, AdamW on the rest."
+    )
+    adamw_scale: float = Field(
+        0.05,
+        ge=0,
+        description="With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr.",
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the mean of gradients.")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW: decay of the mean of their squares.")
     eps: float = Field(1e-8, gt=0, description="AdamW: added to the root of that mean.")
@@ -23,6 +31,10 @@ class Optimizer(Section):
         "linear", description="flat_linear: constant for the first half, then linear to zero."
     )
 
+    def adamw_lr(self, lr: float) -> float:
+        """Learning rate of the weights that AdamW trains, where that of the section is `lr`."""
+        return lr * self.adamw_scale if self.type == "muon" else lr
+
 
 class Sft(Section):
     """Supervised fine-tuning on worked solutions of the sft split."""
@@ -32,8 +44,8 @@ class Sft(Section):
     terse_share: float = Field(
         0.5, ge=0, le=1, description="Share of demonstrations that give the answer without the steps."
     )
-    lr: float = Field(3e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
-    optimizer: Optimizer = Optimizer(schedule="flat_linear")
+    lr: float = Field(0.02, ge=0, le=1, description=LEARNING_RATE)
+    optimizer: Optimizer = Optimizer(schedule="flat_linear", adamw_scale=0.15)
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
     tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
@@ -57,7 +69,7 @@ class Critic(Section):
         description="Model folder that it starts from (a reward model, or a causal LM); empty: the policy. "
         "DVC does not watch it: in a recipe name a step as the critic instead.",
     )
-    lr: float = Field(1e-3, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
+    lr: float = Field(1e-3, ge=0, le=1, description=LEARNING_RATE)
     optimizer: CriticOptimizer = CriticOptimizer()
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     clip: float | None = Field(
@@ -112,8 +124,8 @@ class Rl(Section):
     steps: int = Field(60, ge=1, description="Roll-out and update rounds.")
     prompts_per_step: int = Field(32, ge=1, description="Problems a step.")
     group_size: int = Field(16, ge=1, description="Responses a problem.")
-    lr: float = Field(5e-4, ge=0, le=1, description="Learning rate of AdamW (Muon's is optimizer.muon_lr).")
-    optimizer: Optimizer = Optimizer(muon_lr=0.01)
+    lr: float = Field(0.01, ge=0, le=1, description=LEARNING_RATE)
+    optimizer: Optimizer = Optimizer()
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     temperature: float = Field(1.0, gt=0, description="Of the roll-outs.")
     max_tokens: int = Field(64, ge=1, description="Longest response.")

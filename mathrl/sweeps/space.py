@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params, load_params
-from mathrl.params.load import FOLDER, did_you_mean, dump_yaml
+from mathrl.params.load import FOLDER, dump_yaml, unknown_hint
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Axis, Categorical, Integer, Sweep, ZeroOrLog
 
@@ -74,7 +74,7 @@ def _present(key: str, base: dict[str, Any]) -> Any:
             here = here[word]
         else:
             known = list(here) if isinstance(here, dict) else []
-            raise UserError(f"no parameter {word!r} there{did_you_mean(word, known)}")
+            raise UserError(f"no parameter {word!r} there{unknown_hint(word, known)}")
     return here
 
 

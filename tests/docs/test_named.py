@@ -132,7 +132,7 @@ def test_the_checks_see_what_is_wrong() -> None:
         ["plan", "--gpus", "2"],
     ]
     assert spoken(page) == [["lineage", "--dataset"]]
-    assert known("rl.critic.optimizer.muon_lr") and known("curate.sources.0.path") and known("mix.components")
+    assert known("rl.critic.optimizer.adamw_scale") and known("curate.sources.0.path") and known("mix.components")
     assert known("register.name") and not known("rl.learning_rate") and not known("sft.optimizer.lr")
     with pytest.raises(AssertionError):
         found_command(["runn", "rl"])

@@ -25,6 +25,7 @@ def test_two_processes_of_a_hostfile_run_a_stage_to_its_end(breakable: Callable[
         "training.backend=deepspeed",
         "training.deepspeed.stage=1",
         "sft.optimizer.type=adamw",
+        "sft.lr=3e-3",
         f"training.deepspeed.hostfile={tmp_path / 'hostfile'}",
         "sft.steps=6",
         "sft.checkpoint_every=3",

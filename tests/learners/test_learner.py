@@ -44,7 +44,7 @@ def test_what_is_no_number_changes_nothing_and_ends_after_ten(small: Any, where:
         policy.update(math.nan if where == "loss" else 1.0)
     assert torch.equal(policy.flat.weights, before) and torch.equal(policy.evaluated_weights(), before)
     assert policy.counts == {"updates": 10, "bad": 10} and policy.factor == 0
-    with pytest.raises(UserError, match=r"rl: 11 updates .* lower rl\.lr or rl\.optimizer\.muon_lr"):
+    with pytest.raises(UserError, match=r"rl: 11 updates .* lower rl\.lr, or raise training"):
         policy.update(math.nan if where == "loss" else 1.0)
 
 

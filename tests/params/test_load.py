@@ -51,6 +51,7 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.group_size=1", "a group of one has no advantage"),
         ("mix.components.0.count=3", "either weight or count"),
         ("run.seed=.nan", "seed"),
+        ("rl.optimizer.muon_lr=0.02", "optimizer.muon_lr: unknown parameter: write lr beside it .*adamw_scale"),
         ("suite.models=[../../../x]", r"models.0: it becomes part of a command.*found '../../../x'"),
         ("suite.models=[..]", "models.0: it becomes part of"),
         ("suite.models=[a b]", "models.0: it becomes part of"),

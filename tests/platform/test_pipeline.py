@@ -159,7 +159,7 @@ def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkou
         assert run["tags"]["prefect.flow_run_id"]
         assert run["tags"]["mathrl.pipeline"] == parent["tags"]["mathrl.pipeline"]
     (rl,) = runs["rl"]
-    assert rl["params"]["rl.lr"] == "0.0005" and rl["params"]["run.seed"] == "0"
+    assert rl["params"]["rl.lr"] == "0.01" and rl["params"]["run.seed"] == "0"
     assert "curate.on_bad_row" not in rl["params"], "a run has the parameters that its stage reads"
     assert rl["tags"]["made_by.models/sft"] == runs["sft"][0]["id"]
     datasets = {each.dataset.name: each.dataset.digest for each in rl["run"].inputs.dataset_inputs}

@@ -25,7 +25,7 @@ TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
     "model.base.layers=1", "model.base.heads=2", "model.base.alphabet=arithmetic",
     "model.precision=float32", "reward.extraction=lenient", "sft.steps=60", "sft.terse_share=1.0",
-    "sft.tokens_per_step=128", "sft.lr=1e-2", "sft.optimizer.muon_lr=0.1", "rl.steps=2",
+    "sft.tokens_per_step=128", "sft.lr=0.1", "sft.optimizer.adamw_scale=0.1", "rl.steps=2",
     "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=6", "rl.eval_every=0", "rl.eval_samples=1",
     "sample.samples=8", "sample.max_tokens=6", "dpo.steps=2", "dpo.pairs_per_step=4",
     "reward_model.steps=2", "reward_model.batch=4", "reward_model.replay=1.0", "evaluate.samples=2",

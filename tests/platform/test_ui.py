@@ -163,7 +163,7 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
     page.goto(f"{servers.prefect}/deployments/deployment/{deployment}/run")
     page.get_by_text("Reinforcement learning.", exact=True).wait_for()
     page.get_by_text("Rl", exact=True).click()
-    text = "Learning rate of AdamW (Muon's is optimizer.muon_lr); at least 0, at most 1."
+    text = "Peak learning rate of every weight; with optimizer.type muon"
     field = page.get_by_text(text).locator("xpath=following::input[1]")
     field.fill("2")
     page.get_by_role("button", name="Submit").click()

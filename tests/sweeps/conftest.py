@@ -30,7 +30,7 @@ CURATE = (
 )
 SWEEP = f"""study: tiny
 space:
-  rl.optimizer.muon_lr: {{kind: log, low: 1.0e-3, high: 5.0e-2}}
+  rl.lr: {{kind: log, low: 1.0e-3, high: 5.0e-2}}
   rl.kl_coef: {{kind: zero_or_log, low: 1.0e-3, high: 0.3}}
 set: {json.dumps(TINY)}
 trials: 2

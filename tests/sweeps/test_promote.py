@@ -39,12 +39,12 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
 ) -> None:
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
-    values = {"rl.clip_low": 0.31, "rl.optimizer.muon_lr": 2.5e-05, "rl.kl_coef": 0.0, "rl.max_tokens": 60}
+    values = {"rl.clip_low": 0.31, "rl.optimizer.adamw_scale": 2.5e-05, "rl.kl_coef": 0.0, "rl.max_tokens": 60}
     diff = promote(values)
     changed = [line for line in diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert changed == [
-        "-  muon_lr: 0.01",
-        "+  muon_lr: 2.5e-05",
+        "-  adamw_scale: 0.05",
+        "+  adamw_scale: 2.5e-05",
         "-max_tokens: 64",
         "+max_tokens: 60",
         "-clip_low: 0.2",
@@ -52,7 +52,7 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
     ]
     assert diff.startswith("--- a/params/rl.yaml\n+++ b/params/rl.yaml\n")
     rl = load_params().rl
-    assert (rl.clip_low, rl.optimizer.muon_lr, rl.kl_coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
+    assert (rl.clip_low, rl.optimizer.adamw_scale, rl.kl_coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
     assert promote(values) == ""
     before = (tmp_path / "params" / "rl.yaml").read_text()
     with pytest.raises(UserError, match="clip_low"):

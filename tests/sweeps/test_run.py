@@ -33,7 +33,7 @@ Place = Any
 # The studies of one test are looked at by the next. Trainers start some ten times: slow on a busy machine.
 pytestmark = [pytest.mark.xdist_group("sweeps"), pytest.mark.timeout(600)]
 STUDY, STEPS = "killed", 30
-TOLD = {"rl.optimizer.muon_lr": 0.02, "rl.kl_coef": 0.05}
+TOLD = {"rl.lr": 0.02, "rl.kl_coef": 0.05}
 COMPARED = [
     f"sweep.study={STUDY}",
     "sweep.seeds=2",
@@ -198,9 +198,9 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
     assert f"trial 2, which is the best no more: {found['verdict']}" in shown and "sweep compare" in shown
     (folder / "comparison.json").write_text(json.dumps(found))
     promoted = run(app, ["sweep", "promote", "--study", STUDY]).output
-    assert "+  muon_lr: 0.02" in promoted and "+kl_coef: 0.05" in promoted and "git commit" in promoted
+    assert "+lr: 0.02" in promoted and "+kl_coef: 0.05" in promoted and "git commit" in promoted
     rl = load_params().rl
-    assert (rl.optimizer.muon_lr, rl.kl_coef) == (0.02, 0.05)
+    assert (rl.lr, rl.kl_coef) == (0.02, 0.05)
     assert "# GRPO" in Path("params/rl.yaml").read_text()
     # A promoted winner does not change what trial 0 was: the study goes on.
     assert open_study(sweep_section(COMPARED)).present == opened.user_attrs["mathrl"]["present"]

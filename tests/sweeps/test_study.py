@@ -209,7 +209,7 @@ def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     opened = open_study(section())
     held = claim(opened)
     assert held is not None and held.trial.number == 0
-    assert opened.present == {"rl.lr": 5e-4, "rl.kl_coef": 0.0} and held.trial.params["rl.lr"] == 5e-4
+    assert opened.present == {"rl.lr": 0.01, "rl.kl_coef": 0.0} and held.trial.params["rl.lr"] == 0.01
     assert claim(opened, until=time.time() - 1) is None
     give_back(held)
     again = claim(opened, until=time.time() - 1)

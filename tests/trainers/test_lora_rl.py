@@ -35,7 +35,7 @@ PARAMS = Rl(
     max_tokens=10,
     kl_coef=0.001,
     checkpoint_every=1,
-    optimizer=Optimizer(type="muon", warmup_steps=0, schedule="constant"),
+    optimizer=Optimizer(type="muon", adamw_scale=1.0, warmup_steps=0, schedule="constant"),
     eval_every=0,
     ema=0.5,
     lora=Lora(r=8, alpha=16),

@@ -205,7 +205,7 @@ def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
 def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small: Any, tmp_path: Any) -> None:
     before = [weight.clone() for weight in small.policy()[0].parameters()]
     params = Rl(steps=30, prompts_per_step=2, group_size=2, max_tokens=4, eval_every=0, ema=None)
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(UserError, match="non-finite"):
         small.run(params, tmp_path, reward=small.CountsOnes(broken=True))
     rows = small.without_timings(tmp_path / "metrics.jsonl")
     assert rows[-1]["skipped_updates"] == 10

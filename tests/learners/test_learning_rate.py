@@ -1,0 +1,51 @@
+"""The learning rate of a section is the rate of the run: of every tensor that trains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet
+from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.params.load import load_params
+from mathrl.params.run import FreshModel
+from mathrl.params.train import Rl, Sft
+
+PARAMS = Path(__file__).parents[2] / "params"
+
+
+def steps(section: Sft | Rl, base: FreshModel) -> dict[str, torch.Tensor]:
+    """The change of every trainable tensor in the first update, with equal weights and gradients each time."""
+    model: Any = fresh_network(base, character_tokenizer(base), seed=0)
+    flat = FlatParameters(model)
+    optimizer = OptimizerSet(model, flat, section.optimizer, section.lr, section.steps)
+    before = flat.weights.clone()
+    flat.gradients.copy_(torch.randn(len(flat.gradients), generator=torch.Generator().manual_seed(1)))
+    optimizer.step(0)
+    changes = (flat.weights - before).split([weight.numel() for weight in flat.named.values()])
+    return dict(zip(flat.named, changes, strict=True))
+
+
+@pytest.mark.parametrize("section", ["sft", "rl"])
+def test_the_learning_rate_scales_the_step_of_every_trainable_tensor(section: str) -> None:
+    params = load_params(PARAMS)
+    assert isinstance(params.model.base, FreshModel)
+    lr = getattr(params, section).lr
+    lower = load_params(PARAMS, overrides=[f"{section}.lr={lr / 2}"])
+    first, second = (steps(getattr(each, section), params.model.base) for each in (params, lower))
+    assert len(first) > 30 and first.keys() == second.keys()
+    for name, change in first.items():
+        assert change.abs().max() > 0, name
+        torch.testing.assert_close(second[name], change / 2, rtol=1e-2, atol=1e-7, msg=name)
+
+
+def test_the_shipped_rates_of_adamw_are_exact() -> None:
+    params = load_params(PARAMS)
+    assert params.rl.optimizer.adamw_lr(params.rl.lr) == 5e-4
+    assert params.sft.optimizer.adamw_lr(params.sft.lr) == 3e-3
+
+
+def test_with_adamw_on_every_weight_the_scale_has_no_effect() -> None:
+    rl = load_params(PARAMS, overrides=["rl.optimizer.type=adamw", "rl.lr=1e-6"]).rl
+    assert rl.optimizer.adamw_lr(rl.lr) == 1e-6
