@@ -47,6 +47,7 @@ FLAGS = [
 
 def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
     """Runs of one study, uploaded as records are."""
+    from mathrl.core.records import RunRecord
     from mathrl.params import load_params
     from mathrl.params.schema import READS
     from mathrl.tracking.client import connect
@@ -55,33 +56,31 @@ def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
     every = load_params(ROOT / "params").model_dump(mode="json", by_alias=True)
     params = {section: every[section] for section in READS["rl"]}
     upload, drawn = Upload(connect()), random.Random(0)
-    (folder / "none").mkdir(exist_ok=True)
     for number in range(runs):
         lr = 10 ** drawn.uniform(-4, -2)
-        facts: dict[str, Any] = {
-            "stage": "rl",
-            "name": f"bench/lr-{number:03d}",
-            "recipe": "bench",
-            "key": f"k{number}",
-            "pipeline": "bench",
-            "pipeline_params": {},
-            "params": params | {"rl": params["rl"] | {"lr": lr}},
-            "git": {"commit": "0" * 40},
-            "inputs": {"data/mixture/train.jsonl": "aa"},
-            "outputs": {},
-            "started": 1e9 + 100 * number,
-            "ended": 1e9 + 100 * number + steps,
-            "summary": {"dev/accuracy": drawn.random()},
-        }
-        run, parent = upload.start(facts, f"bench-{number}")
+        record = RunRecord(
+            folder / f"bench-{number}",
+            stage="rl",
+            name=f"bench/lr-{number:03d}",
+            recipe="bench",
+            key=f"k{number}",
+            pipeline="bench",
+            params=params | {"rl": params["rl"] | {"lr": lr}},
+            git={"commit": "0" * 40},
+            inputs={"data/mixture/train.jsonl": "aa"},
+            started=1e9 + 100 * number,
+            ended=1e9 + 100 * number + steps,
+            summary={"dev/accuracy": drawn.random()},
+        )
+        run, parent = upload.start(record)
         rows = []
         for step in range(1, steps + 1):
             learnt = 1 - math.exp(-step * lr * 1000 / steps)
             values = (learnt, learnt, 10 + 30 * learnt, 1 - learnt, 0.1, 1.0)
             noisy = (value * drawn.uniform(0.9, 1.1) for value in values)
-            rows.append({"step": step, "at": facts["started"] + step, **dict(zip(metrics, noisy, strict=False))})
+            rows.append({"step": step, "at": record.started + step, **dict(zip(metrics, noisy, strict=False))})
         upload.metrics(run, rows, None)
-        upload.finish(run, parent, facts, "finished", folder / "none")
+        upload.finish(run, parent, record, "finished")
         if not (number + 1) % 20:
             print(f"{number + 1} of {runs} runs in the store", flush=True)
 

@@ -1,5 +1,6 @@
 """What a running stage shows in Prefect: its progress, its health, a link to its MLflow run."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from mathrl.core.progress import pause
-from tasks.mlflow_links import artifact_key, link_run, read, records_of
+from mathrl.core.records import RunRecord, read_record
+from tasks.mlflow_links import artifact_key, link_run, records_of
 from tasks.report import health_markdown
 
 
@@ -22,7 +24,7 @@ class Live:
     def __init__(self, stage: str, file: Path) -> None:
         self.stage, self.file = stage, file
         self.artifact: Any = None
-        self.record: Path | None = None
+        self.record: RunRecord | None = None
         self.health: Any = None
         self.silent = False
         self.began = self.due = time.monotonic()
@@ -48,7 +50,8 @@ class Live:
     def finish(self) -> None:
         state = self._state()
         if self.record is None:  # over before it was looked at, and the progress is the next stage's by now
-            self.record = dict(records_of(str(flow_run.id or ""))).get(self.stage)
+            records = {record.step: record for record in records_of(str(flow_run.id or ""))}
+            self.record = records.get(self.stage)
         if self.artifact is not None:
             self._show(100.0, f"{self.stage}: done")
         self._show_health()
@@ -58,11 +61,12 @@ class Live:
 
     def _state(self) -> Any:
         """What the stage wrote; None where it has not begun, or where the file is already the next one's."""
-        state = read(self.file)
-        if not state:
+        try:
+            state = json.loads(self.file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
             return None
-        record = Path(state["record"]) if state.get("record") else None
-        if record and str(read(record / "run.json").get("name")).rpartition("/")[2] != self.stage:
+        record = read_record(Path(state["record"])) if state.get("record") else None
+        if state.get("record") and (record is None or record.step != self.stage):
             return None
         self.record = record
         return state
@@ -79,7 +83,8 @@ class Live:
 
     def _show_health(self) -> None:
         """A new version of the markdown artifact `<stage>-health` whenever the findings have changed."""
-        told = read(self.record / "run.json").get("health") if self.record else None
+        record = read_record(self.record.folder) if self.record else None
+        told = record.health if record else None
         if told is not None and told != self.health:
             self.health, key = told, artifact_key(f"{self.stage}-health")
             self._try(lambda: create_markdown_artifact(health_markdown(told), key=key, description="health"))

@@ -14,7 +14,16 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
-from tasks.mlflow_links import TRAINING, artifact_key, compare_page, link_run, newest_record, records_of, run_page
+from tasks.mlflow_links import (
+    TRAINING,
+    artifact_key,
+    compare_page,
+    link_run,
+    newest_of,
+    parent_page,
+    records_of,
+    run_page,
+)
 
 # What each stage leaves that is worth a look.
 PICTURES = {
@@ -75,13 +84,14 @@ def show_pictures(step: str, files: Iterable[Path]) -> None:
 
 def link_to_mlflow(folder: Path, name: str) -> None:
     """Links to the runs of stages that were too quick for one so far, and to the run that holds all."""
-    for step, record in records_of(str(flow_run.id or "")):
-        link_run(record, step)
-    newest = newest_record(folder)
-    page = run_page(newest, "parent") if newest else None
+    records = list(records_of(str(flow_run.id or "")))
+    for record in records:
+        link_run(record, record.step)
+    newest = newest_of(folder)
+    page = parent_page(newest) if newest else None
     if page:
         create_link_artifact(page + TRAINING, key="mlflow", link_text="Run in MLflow", description=name)
-    trained = [each for step, each in records_of(str(flow_run.id or "")) if step in ("sft", "rl")]
+    trained = [record for record in records if record.step in ("sft", "rl")]
     curves = compare_page(trained[-1]) if trained else None
     if curves:
         create_link_artifact(
@@ -91,8 +101,8 @@ def link_to_mlflow(folder: Path, name: str) -> None:
 
 def _page(folder: Path) -> None:
     """A link to the newest report of the workspace: in MLflow where there is a server, else the file."""
-    record = newest_record(folder, "register-*")
-    file = record / "artifacts" / "report.html" if record else None
+    record = newest_of(folder, "register")
+    file = record.artifacts / "report.html" if record else None
     if record is None or file is None or not file.exists():
         return
     page = run_page(record)

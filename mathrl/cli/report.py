@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params import load_params
 
@@ -52,8 +51,7 @@ def _material(run: str, here: Path) -> "Material":
             f"{run}: no such run; give a stage (rl), a recipe's step (NAME/STEP), a run under runs/, a "
             "folder, or the name or id of an MLflow run"
         )
-    facts = read_json(record / "run.json")
-    name, workspace = str(facts.get("name", facts["stage"])), Path(facts["workspace"])
+    name, workspace = record.name, Path(record.workspace)
     if not workspace.is_dir():
         raise UserError(f"{run}: its folder {workspace} is gone; its report may be with its MLflow run")
     return step_material(workspace, *name.split("/", 1)) if "/" in name else pipeline_material(workspace)

@@ -57,22 +57,22 @@ def load_params(
     return _validate(values, origin)
 
 
-def stage_params(stage: str, overrides: Iterable[str] = ()) -> Params:
-    """The parameters as one stage may see them: a section that its dvc.yaml entry does not name is refused.
+def stage_params(params: Params, stage: str) -> Params:
+    """The parameters as one stage may see them: any section that dvc.yaml does not name for it is an AttributeError.
 
     So a stage cannot depend on a parameter that DVC does not watch.
     """
-    return cast(Params, _StageView(load_params(overrides=overrides), stage))
+    subset = _StageParams.model_construct(**dict(params))
+    fields = {name: field.alias or name for name, field in Params.model_fields.items()}
+    subset.__dict__ = {name: getattr(params, name) for name, section in fields.items() if section in READS[stage]}
+    return subset
 
 
-class _StageView:
-    def __init__(self, params: Params, stage: str) -> None:
-        self._params, self._stage = params, stage
-
-    def __getattr__(self, section: str) -> Any:
-        if section.rstrip("_") not in READS[self._stage]:
-            raise AttributeError(f"stage {self._stage} reads {section}: add it to READS and to dvc.yaml")
-        return getattr(self._params, section)
+class _StageParams(Params):
+    def __getattr__(self, name: str) -> Any:
+        if name in Params.model_fields:
+            raise AttributeError(f"the stage reads section {name}: add it to READS and to dvc.yaml")
+        return super().__getattr__(name)  # type: ignore[misc]
 
 
 def preset_names(folder: Path = FOLDER) -> list[str]:

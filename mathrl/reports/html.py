@@ -16,13 +16,14 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
+from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.evaluation.responses import common_problems, read_run
 from mathrl.evaluation.runs import compare_runs
 from mathrl.evaluation.summary import values_of
 from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
-from mathrl.reports.find_run import METRICS, Facts, Trained, of_folder, records
+from mathrl.reports.find_run import Trained, of_folder
 from mathrl.reports.html_figures import (
     before_after,
     breakdowns,
@@ -216,10 +217,10 @@ def cards(material: Material) -> list[tuple[str, str, str]]:
 
 def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]], str]:
     """The way back through this machine's records: steps, edges, and in words whether it is complete."""
-    makers: dict[tuple[str, str], Facts] = {}
-    for _, facts in records():
-        for path, digest in facts.get("outputs", {}).items():
-            makers[path, digest] = facts
+    makers: dict[tuple[str, str], RunRecord] = {}
+    for record in all_records():
+        for path, digest in record.outputs.items():
+            makers[path, digest] = record
     steps: dict[str, Step] = {}
     edges: list[tuple[str, str, str]] = []
     missing: list[str] = []
@@ -230,23 +231,22 @@ def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]],
         if maker is None:
             missing.append(f"{path} ({digest})")
             continue
-        key = str(maker["key"])
+        key = maker.key
         if reader:
             edges.append((key, path, reader))
         if key in steps:
             continue
-        git = maker.get("git", {})
         outputs = {
-            p: d for p, d in maker["outputs"].items() if "/" not in p or p.count("/") == 1 or p in material.outputs
+            p: d for p, d in maker.outputs.items() if "/" not in p or p.count("/") == 1 or p in material.outputs
         }
-        read = {p: d for p, d in maker["inputs"].items() if not p.startswith(GIVEN)}
-        given = {p: d for p, d in maker["inputs"].items() if p.startswith(GIVEN)}
+        read = {p: d for p, d in maker.inputs.items() if not p.startswith(GIVEN)}
+        given = {p: d for p, d in maker.inputs.items() if p.startswith(GIVEN)}
         steps[key] = Step(
             key,
-            str(maker.get("name", maker["stage"])),
-            str(git.get("commit", "")),
-            bool(git.get("dirty")),
-            maker["params"],
+            maker.name,
+            maker.commit,
+            maker.dirty,
+            maker.params,
             read,
             outputs,
             given,

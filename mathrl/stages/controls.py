@@ -11,8 +11,7 @@ Writes models/controls/ and reports/controls/summary.json, evaluated like the mo
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.launch import launch_ranks, rank, world_size
@@ -115,15 +114,12 @@ def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[Evaluated]:
     few_shot = few_shot_examples(plain, PROBLEMS)
     results = []
     for name, (folder, prompt) in plans.items():
-        sections = SimpleNamespace(
-            run=params.run, model=params.model, prompt=prompt, rollout=params.rollout, evaluate=params.evaluate
-        )
         with progress(f"evaluate {name}", len(problems) * params.evaluate.samples) as bar:
             result = evaluate_model(
                 folder,
                 benchmark,
                 problems,
-                cast(Params, sections),
+                params.model_copy(update={"prompt": prompt}),
                 label=name,
                 few_shot=few_shot,
                 state=run.state / "evaluate" / name,

@@ -49,7 +49,7 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
         report_curves(
-            run.record / "metrics.jsonl",
+            run.metrics_file,
             folder,
             run.artifacts / f"{run.name}_curve.png",
             PANELS,

@@ -27,12 +27,12 @@ def work(run: StageRun) -> None:
     client = connect()
     version = find_version(client, wanted.name, digest)
     if version is None:
-        run_id, _ = Upload(client).start(run.facts, run.record.name)
+        run_id, _ = Upload(client).start(run.record)
         tags = {
             "mathrl.digest": digest,
             "dvc.md5": dvc_md5(str(MODEL)),
-            "mathrl.pipeline": run.facts["pipeline"],
-            "git.commit": run.facts["git"]["commit"],
+            "mathrl.pipeline": run.record.pipeline,
+            "git.commit": run.record.commit,
             "pass_at_1": f"{figures['pass_at_1']:.4f}",
             "verdict": summary["verdict"],
         }

@@ -66,7 +66,7 @@ def train(
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
         report_curves(
-            run.record / "metrics.jsonl",
+            run.metrics_file,
             folder,
             run.artifacts / f"{run.name}_curve.png",
             PANELS,

@@ -79,7 +79,7 @@ def fine_tune(
     with written_aside(report) as folder:
         folder.mkdir()
         rows = report_curves(
-            run.record / "metrics.jsonl",
+            run.metrics_file,
             folder,
             run.artifacts / f"{run.name}_curve.png",
             PANELS,

@@ -1,11 +1,10 @@
 """How every stage starts and ends: parameters, resume state, the record mirrored to MLflow, errors.
 
 A stage is `python -m mathrl.stages.<stage>`, called alike by `dvc repro`, a flow and a sweep; it does not
-know by whom. It leaves a record in home()/records: run.json, metrics.jsonl and artifacts/, which
-`mathrl.tracking.mirror` uploads; stages themselves import no tracker.
+know by whom. It leaves a record (`mathrl.core.records`), which `mathrl.tracking.mirror` uploads; stages
+themselves import no tracker.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -14,22 +13,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from mathrl.core.environment import Variable
+from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
-from mathrl.core.files import remove_leftovers, write_json
+from mathrl.core.files import remove_leftovers
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.hosts import launch_on_hosts
-from mathrl.core.launch import rank
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
-from mathrl.core.paths import code_version, home, state_root, workspace_preset
+from mathrl.core.paths import code_version, state_root, workspace_preset
+from mathrl.core.records import Evaluated, RunRecord, Status, open_record
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.schema import READS, STAGES
 
@@ -46,38 +45,67 @@ class StageRun:
     name: str
     params: Params
     state: Path
-    record: Path
-    facts: dict[str, Any] = field(default_factory=dict)
+    record: RunRecord
 
     @property
     def artifacts(self) -> Path:
-        return self.record / "artifacts"
+        return self.record.artifacts
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.record.metrics_file
 
     def open_metrics(self, resume_after: int | None = None) -> JsonlSink:
-        """The live metrics file; `resume_after` is the step of the checkpoint that the run goes on from."""
-        return JsonlSink(self.record / "metrics.jsonl", resume_after=resume_after)
+        """The live metrics file; `resume_after` is the step of the checkpoint that the run resumes from."""
+        return JsonlSink(self.metrics_file, resume_after=resume_after)
 
     def summary(self, figures: Mapping[str, float]) -> None:
         """Final figures, shown with the MLflow run."""
-        self._note(summary={**self.facts.get("summary", {}), **figures})
+        self._record(summary={**self.record.summary, **figures})
 
     def dataset(self, name: str, path: Path, digest: str = "") -> None:
-        """An input of the run that MLflow shows as a dataset, with its digest, if it is not its file's."""
-        each = {"path": str(path), "digest": digest or digest_path(path)}
-        self._note(datasets={**self.facts.get("datasets", {}), name: each})
+        """An input of the run that MLflow shows as a dataset, by default with the digest of its file."""
+        dataset = {"path": str(path), "digest": digest or digest_path(path)}
+        self._record(datasets={**self.record.datasets, name: dataset})
 
     def measured(self, models: Mapping[str, Path], dataset: str) -> None:
         """The summary's figures LABEL/… are of these model folders, on the dataset of this name."""
-        self._note(measured={"models": {name: str(path) for name, path in models.items()}, "dataset": dataset})
+        folders = {label: str(path) for label, path in models.items()}
+        self._record(measured=Evaluated(models=folders, dataset=dataset))
 
     def health(self, report: Mapping[str, Any]) -> None:
-        """What `mathrl.health.watch` says of the run so far; the flow and MLflow show it live."""
-        self._note(health=report)
+        """What `mathrl.health.watch` reports of the run so far; the flow and MLflow show it live."""
+        self._record(health=report)
 
-    def _note(self, **facts: Any) -> None:
-        self.facts.update(facts)
+    def _record(self, **changes: Any) -> None:
         if rank() == 0:
-            write_json(self.record / "run.json", self.facts)
+            self.record.update(**changes)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage with its work and files; as a recipe's step (`step`: recipe/name) with overrides of params/."""
+
+    name: str
+    work: Callable[[StageRun], None]
+    inputs: Sequence[Path]
+    outputs: Sequence[Path]
+    overrides: Sequence[str]
+    step: str
+    before: Callable[[Params], None]
+
+    @property
+    def title(self) -> str:
+        return self.step or self.name
+
+    @property
+    def label(self) -> str:
+        """Names its state and records."""
+        return self.title.replace("/", "-")
+
+    @property
+    def recipe(self) -> str | None:
+        return self.step.split("/")[0] if self.step else None
 
 
 def run_stage(
@@ -87,11 +115,11 @@ def run_stage(
     inputs: Sequence[str | Path],
     outputs: Sequence[str | Path],
     overrides: Sequence[str] = (),
-    step: str | None = None,
+    step: str = "",
     before: Callable[[Params], None] = lambda params: None,
 ) -> None:
     """Run `work` as the stage `name` and end the process: 0, 2 for a user's error, 75 when it was stopped
-    and can go on, 130 for Ctrl-C.
+    and can resume, 130 for Ctrl-C.
 
     As a recipe's step (`step`: recipe/name) it has that name in the records, and dotted overrides of params/.
 
@@ -101,72 +129,87 @@ def run_stage(
     """
     if rank() == 0:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # trainers put a gentler one over it
-    paths = [Path(i) for i in inputs], [Path(o) for o in outputs]
+    paths = tuple(map(Path, inputs)), tuple(map(Path, outputs))
+    stage = _Stage(name, work, *paths, tuple(overrides), step, before)
     try:
-        exit_on_user_error(lambda: _run(name, work, *paths, overrides, step, before))
+        exit_on_user_error(lambda: _run(stage))
     except KeyboardInterrupt:
-        print(f"{step or name}: stopped; start it again and it goes on", file=sys.stderr)
+        print(f"{stage.title}: stopped; start it again to resume", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _run(
-    name: str,
-    work: Callable[[StageRun], None],
-    inputs: list[Path],
-    outputs: list[Path],
-    overrides: Sequence[str],
-    step: str | None,
-    before: Callable[[Params], None],
-) -> None:
-    params = stage_params(name, overrides)
-    hostfile = params.training.deepspeed.hostfile if "training" in READS[name] else None
+def _run(stage: _Stage) -> None:
+    resolved = load_params(overrides=stage.overrides)
+    params = stage_params(resolved, stage.name)
+    hostfile = params.training.deepspeed.hostfile if "training" in READS[stage.name] else None
     status = launch_on_hosts(hostfile) if hostfile else None
     if status is not None:
         sys.exit(status)
-    before(params)
-    given = {str(path): digest_path(_present(path, name)) for path in inputs}
-    shown = load_params(overrides=overrides).model_dump(mode="json", by_alias=True)
-    own = {section: shown[section] for section in READS[name]}
-    key = digest([step or name, own, given])
-    label = (step or name).replace("/", "-")
-    state = state_root() / f"{label}-{key}"
-    state.mkdir(parents=True, exist_ok=True)
+    stage.before(params)
+    inputs = {str(path): digest_path(_present(path, stage.name)) for path in stage.inputs}
+    sections = resolved.model_dump(mode="json", by_alias=True)
+    own_sections = {section: sections[section] for section in READS[stage.name]}
+    key = digest([stage.title, own_sections, inputs])
+    state = state_root() / f"{stage.label}-{key}"
     if rank() != 0:
-        # Rank 0 writes the record; under another launcher its place is not told.
-        work(StageRun(name, params, state, Path(Variable.RECORD.get() or os.devnull)))
+        state.mkdir(parents=True, exist_ok=True)
+        # Rank 0 writes the record; under another launcher its folder is not known here.
+        stage.work(StageRun(stage.name, params, state, RunRecord(Path(Variable.RECORD.get() or os.devnull))))
         return
-    with _only_one(state, name):
-        for path in outputs:
+    with _locked(state, stage.name):
+        state.mkdir(parents=True, exist_ok=True)
+        for path in stage.outputs:
             remove_leftovers(path)
-        record = _open_record(label, key)
-        os.environ[Variable.RECORD] = str(record)
-        run = StageRun(name, params, state, record)
-        recipe = step.split("/")[0] if step else None
-        every = load_params().model_dump(mode="json", by_alias=True) if step else shown
-        every = {section: every[section] for stage in STAGES for section in READS[stage]}
-        run._note(
-            stage=name, name=step or name, recipe=recipe, preset=workspace_preset(), key=key,
-            status="running", pid=os.getpid(), host=socket.gethostname(), started=time.time(), params=own,
-            pipeline=digest([recipe, every] if recipe else every), pipeline_params=every, git=code_version(),
-            inputs=given, outputs={}, workspace=str(Path.cwd()),
-            prefect_flow_run=Variable.FLOW_RUN.get(),
-            sweep=Variable.SWEEP.get(), trial=Variable.TRIAL.get(),
-        )  # fmt: skip
+        record = open_record(stage.label, key)
+        os.environ[Variable.RECORD] = str(record.folder)
+        record.update(params=own_sections, key=key, inputs=inputs, **_origin(stage, sections))
         with mirroring():
-            try:
-                work(run)
-            except BaseException as error:
-                said = without_logins(str(error)) or type(error).__name__
-                with suppress(OSError):  # a disk that is full already ended it
-                    run._note(status=_status(error), ended=time.time(), error=said)
-                raise
-            # First: a checkpoint that outlives a finished record is resumed without the rows before it.
-            shutil.rmtree(state)
-            run._note(status="finished", ended=time.time(), outputs=_digests(outputs))
+            _work(stage, StageRun(stage.name, params, state, record))
 
 
-def _digests(outputs: list[Path]) -> dict[str, str]:
-    """Of every output, and of what a data or step folder holds, which later stages name as their inputs."""
+def _work(stage: _Stage, run: StageRun) -> None:
+    """Do the stage's work; its record says how that ended."""
+    try:
+        stage.work(run)
+    except BaseException as error:
+        message = without_logins(str(error)) or type(error).__name__
+        with suppress(OSError):  # a disk that is full already ended it
+            run.record.update(status=_status(error), ended=time.time(), error=message)
+        raise
+    # First: a checkpoint that outlives a finished record is resumed without the rows before it.
+    shutil.rmtree(run.state)
+    run.record.update(status="finished", ended=time.time(), outputs=_digests(stage.outputs))
+
+
+def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record says of where, when and by whom a stage is run.
+
+    The parameters of the whole pipeline, by which runs belong together, are without a step's overrides.
+    """
+    if stage.step:
+        sections = load_params().model_dump(mode="json", by_alias=True)
+    pipeline = {section: sections[section] for name in STAGES for section in READS[name]}
+    return {
+        "stage": stage.name,
+        "name": stage.title,
+        "recipe": stage.recipe,
+        "preset": workspace_preset(),
+        "status": "running",
+        "started": time.time(),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "workspace": str(Path.cwd()),
+        "git": code_version(),
+        "pipeline": digest([stage.recipe, pipeline] if stage.recipe else pipeline),
+        "pipeline_params": pipeline,
+        "prefect_flow_run": Variable.FLOW_RUN.get(),
+        "sweep": Variable.SWEEP.get(),
+        "trial": Variable.TRIAL.get(),
+    }
+
+
+def _digests(outputs: Sequence[Path]) -> dict[str, str]:
+    """Digests of every output, and of what a data or step folder holds, which later stages name as inputs."""
     folders = [path for path in outputs if path.parts[0] in ("data", "pipelines") and path.is_dir()]
     parts = [part for folder in folders for part in folder.iterdir()]
     return {str(path): digest_path(path) for path in [*outputs, *sorted(parts)]}
@@ -179,48 +222,46 @@ def _present(path: Path, stage: str) -> Path:
 
 
 @contextmanager
-def _only_one(state: Path, name: str) -> Iterator[None]:
-    lock = FileLock(state.with_suffix(".lock"), timeout=0)
+def _locked(state: Path, stage: str) -> Iterator[None]:
+    """Hold the lock of the state folder, a file beside it that goes with the last holder.
+
+    Raises:
+        UserError: another process holds it.
+        SystemExit: another flow held it, and has run this stage meanwhile.
+    """
+    file = state.with_name(f"{state.name}.lock")  # names have dots: `with_suffix` would cut recipes' names off
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, timeout=0)
     try:
         lock.acquire()
     except Timeout:
         if Variable.FLOW_RUN.get():
-            _wait_for_the_other(lock, name)
+            _wait_for_other_flow(lock, stage)
         raise UserError(
-            f"stage {name} with these parameters and inputs is running already ({state}); wait for it or stop it"
+            f"stage {stage} with these parameters and inputs is running already ({state}); wait for it or stop it"
         ) from None
     try:
         yield
     finally:
-        lock.release()
+        _release(lock)
 
 
-def _wait_for_the_other(lock: FileLock, name: str) -> NoReturn:
+def _release(lock: FileLock) -> None:
+    # While it is held: filelock tries again where the file that it has locked was removed meanwhile.
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
+
+
+def _wait_for_other_flow(lock: FileLock, stage: str) -> NoReturn:
     """Wait until another flow has run this very stage, and end with 75: the flow starts DVC again, which then
     has the outputs in its cache."""
-    print(f"{name}: another run makes the same; waiting for it", file=sys.stderr, flush=True)
+    print(f"{stage}: another flow runs the same stage; waiting for it to end", file=sys.stderr, flush=True)
     lock.acquire(timeout=-1)
-    lock.release()
+    _release(lock)
     sys.exit(EXIT_STOPPED)
 
 
-def _open_record(name: str, key: str) -> Path:
-    """The record of an unfinished run of this key, so that a resumed run stays one run, or a new one."""
-    root = home() / "records"
-    root.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 10_000):
-        record = root / f"{name}-{key}-{number}"
-        try:
-            finished = json.loads((record / "run.json").read_text())["status"] == "finished"
-        except (FileNotFoundError, json.JSONDecodeError):
-            finished = False
-        if not finished:
-            (record / "artifacts").mkdir(parents=True, exist_ok=True)
-            return record
-    raise UserError(f"{root}: ten thousand runs of {name}-{key}; remove old ones")
-
-
-def _status(error: BaseException) -> str:
+def _status(error: BaseException) -> Status:
     stopped = isinstance(error, KeyboardInterrupt) or (
         isinstance(error, SystemExit) and error.code in (EXIT_STOPPED, EXIT_INTERRUPTED)
     )

@@ -21,6 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.exit_status import RESUMABLE
 from mathrl.core.files import write_json
 from mathrl.core.paths import home, state_root
+from mathrl.core.records import METRICS, RunRecord, newest_record
 from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
 from mathrl.sweeps.study import Opened
@@ -135,7 +136,7 @@ def _all_seeds(
                     return True
             return False
 
-        run = rl_run(opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.folder.name)
+        run = rl_run(opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.record.folder.name)
         curve = execute(run, opened, stopping, hopeless, lambda below: renew(held, below))
         if curve is None:
             return None
@@ -205,7 +206,7 @@ def execute(
             record = finished(run)
         if record is None:
             raise Failed(f"{run.out} has no record of its end")
-        curve = dev_curve(record / "metrics.jsonl")
+        curve = dev_curve(record.metrics_file)
         if run.stage == "rl":
             if not curve:
                 raise Failed("no dev evaluation; are there dev problems?")
@@ -243,9 +244,9 @@ def _attempt(
             if stopping():
                 raise Interrupted
             record = newest(run)
-            if record is not None and _read(record).get("started", 0.0) >= began:
+            if record is not None and record.started >= began:
                 _show(run, record)
-                if hopeless(dev_curve(record / "metrics.jsonl")):
+                if hopeless(dev_curve(record.metrics_file)):
                     return None
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
@@ -278,36 +279,24 @@ def _environment(opened: Opened, trial: str) -> dict[str, str]:
     )
 
 
-def newest(run: Run) -> Path | None:
+def newest(run: Run) -> RunRecord | None:
     """The record of the run's last start."""
-    name = f"{run.folder.name}-{run.label}"
-    found = [
-        (_read(file.parent).get("started", 0.0), file.parent)
-        for file in (home() / "records").glob(f"{name}-*/run.json")
-    ]
-    return max(found)[1] if found else None
+    return newest_record(lambda record: True, prefix=f"{run.folder.name}-{run.label}-")
 
 
-def finished(run: Run) -> Path | None:
-    """The record of a run that is through, with all that it wrote in place."""
+def finished(run: Run) -> RunRecord | None:
+    """The record of a finished run, with all that it wrote in place."""
     record = newest(run)
-    done = record is not None and _read(record).get("status") == "finished"
+    done = record is not None and record.status == "finished"
     return record if done and (run.out / "report").exists() else None
 
 
-def _read(record: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads((record / "run.json").read_text(encoding="utf-8"))
-        return value
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-
-
-def _show(run: Run, record: Path) -> None:
+def _show(run: Run, record: RunRecord) -> None:
     """The run's live metrics in its own folder, whole after whatever ends it."""
-    if (record / "metrics.jsonl").exists() and not (run.out / "metrics.jsonl").exists():
-        (run.out / "metrics.jsonl").symlink_to(os.path.relpath(record / "metrics.jsonl", run.out))
-        write_json(run.out / "run.json", {"record": str(record), "words": run.words})
+    link = run.out / METRICS
+    if record.metrics_file.exists() and not link.exists():
+        link.symlink_to(os.path.relpath(record.metrics_file, run.out))
+        write_json(run.out / "run.json", {"record": str(record.folder), "words": run.words})
 
 
 def clear(run: Run, *, keep: bool) -> None:

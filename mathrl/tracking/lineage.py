@@ -15,6 +15,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.tracking.client import experiments
+from mathrl.tracking.names import escape, tags_under, unescape
 
 PAGE = 1000
 LONGEST = 6000  # MLflow's limit of a parameter; `upload` cuts there
@@ -254,11 +255,11 @@ def _kept(client: Any, run_id: str) -> Any | None:
 
 def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
     """The run that made what `reader` read: the one it was linked to, else any with the digest."""
-    link = reader.data.tags.get(f"made_by.{path}")
+    link = reader.data.tags.get(escape(f"made_by.{path}"))
     linked = _kept(client, link) if link else None
-    if linked is not None and linked.data.tags.get(f"output.{path}") == digest:
+    if linked is not None and linked.data.tags.get(escape(f"output.{path}")) == digest:
         return linked
-    found = client.search_runs(experiments(client), f"tags.`output.{path}` = '{digest}'", max_results=1)
+    found = client.search_runs(experiments(client), f"tags.`{escape(f'output.{path}')}` = '{digest}'", max_results=1)
     return found[0] if found else None
 
 
@@ -275,10 +276,7 @@ def _every_run(client: Any) -> Iterable[Any]:
 def _step(run: Any) -> Step:
     tags = run.data.tags
 
-    def under(prefix: str) -> dict[str, str]:
-        return {key.removeprefix(prefix): value for key, value in tags.items() if key.startswith(prefix)}
-
-    read, outputs = under("input."), under("output.")
+    read, outputs = tags_under(tags, "input."), tags_under(tags, "output.")
     inputs = {path: digest for path, digest in read.items() if not path.startswith(GIVEN)}
     made = {*inputs.values(), *outputs.values()}  # a stage may name its splits as datasets: those are no sources
     named = {each.dataset.name: each.dataset.digest for each in run.inputs.dataset_inputs}
@@ -287,7 +285,7 @@ def _step(run: Any) -> Step:
         tags.get("dvc.stage", ""),
         tags.get("mlflow.source.git.commit", ""),
         tags.get("git.dirty") == "true",
-        dict(run.data.params),
+        {unescape(key): text for key, text in run.data.params.items()},
         inputs,
         outputs,
         {name: digest for name, digest in (named | read).items() if digest not in made and name not in inputs},

@@ -1,9 +1,9 @@
 """One process that follows the stages' records and uploads them: `python -m mathrl.tracking.mirror`.
 
-It goes on until its standard input is closed, then uploads the rest and ends. Records are the truth; what was
-uploaded is kept in each record's mirror.json, so that nothing is sent twice and what a server missed while it
-was down is sent by the next mirror. A record is locked by the mirror that has it. Where machines share the
-folder, a run that goes on is left to the mirrors of its own machine, which alone see whether it lives.
+It runs until its standard input is closed, then uploads the rest and ends. Records are the truth; what was
+uploaded is kept in each record's `MirrorState`, so that nothing is sent twice and what a server missed while it
+was down is sent by the next mirror. A record is locked by the mirror that follows it. Where machines share the
+folder, a running stage is left to the mirrors of its own machine, which alone see whether its process lives.
 """
 
 import json
@@ -14,25 +14,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.files import write_json
 from mathrl.core.parent import at_end_of_input
-from mathrl.core.paths import home
 from mathrl.core.progress import pause
+from mathrl.core.records import MirrorState, RunRecord, read_record, written_times
 from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.upload import Upload, question
 
 EVERY_SECONDS = 1.0
-AWAY_SECONDS = 24 * 3600.0  # another machine's run whose record has not changed for so long counts as killed
+AWAY_SECONDS = 24 * 3600.0  # another machine's running record counts as killed when it has not changed for this long
 
 
 def main() -> None:
-    """Follow until end of input. A server that does not answer is said once and tried again."""
+    """Follow until end of input. A server that does not answer is reported once and tried again."""
     ended = threading.Event()
     at_end_of_input(ended.set)
     mirror = Mirror()
@@ -41,134 +41,161 @@ def main() -> None:
     mirror.sweep()
 
 
-class Mirror:
-    """Uploads records; keeps a record's lock for as long as it lives."""
+@dataclass
+class Followed:
+    """What a mirror knows of one record.
 
-    def __init__(self) -> None:
-        self.records = home() / "records"
-        self.locks: dict[Path, FileLock] = {}
-        self.done: dict[Path, int] = {}  # complete records, with the time of their run.json
-        self.read: dict[Path, tuple[float, int]] = {}  # a run's start, and how many bytes of its metrics
-        self.due: dict[Path, tuple[int, float]] = {}  # run.json's time, and when else its record is looked at
-        self.failing: set[Path] = set()
-        self.machines: dict[Path, Any] = {}  # what logs cpu, memory, disk, network and GPUs, by record
-        self.upload: Upload | None = None
-        self.said = False
+    `written` is the time of run.json (ns) at the last look, and `due` when the record is looked at although
+    run.json has not changed; `started` and `bytes_read` tell how much of a run's metrics was read; `monitor`
+    logs the machine's load while the stage runs.
+    """
 
-    def sweep(self, *, patient: bool = False) -> int:
-        """Bring every record up to date; returns how many are now complete in MLflow.
+    folder: Path
+    lock: FileLock | None = None
+    written: int = 0
+    due: float = 0.0
+    complete: bool = False
+    failing: bool = False
+    started: float = 0.0
+    bytes_read: int = 0
+    monitor: Any = None
 
-        A patient one leaves out runs that have gone on for long and were looked at a moment ago.
-        """
-        for record, written in self._open_records(patient):
-            try:
-                self.upload = self.upload or Upload(connect())
-            except Exception as error:  # the tracker must never stop a run, whatever it raises
-                self.failing.add(record)
-                self._say(error)
-                break
-            try:
-                self._bring_up_to_date(record, written)
-                self.failing.discard(record)
-            except Exception as error:  # nor must one record keep the others back
-                self.failing.add(record)
-                self.upload = None
-                self._say(error)
-        self.said = bool(self.failing)  # what goes wrong after all went well is said again
-        return len(self.done)
-
-    def _say(self, error: Exception) -> None:
-        if not self.said:
-            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            print(f"tracking: {without_logins(said)}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
-        self.said = True
-
-    def _open_records(self, patient: bool) -> Iterator[tuple[Path, int]]:
-        times = {file: file.stat().st_mtime_ns for file in self.records.glob("*/run.json")}
-        for run in sorted(times, key=lambda file: times[file]):
-            record = run.parent
-            if self.done.get(record) == times[run]:
-                continue  # a record is opened again when a failed run goes on
-            looked, due = self.due.get(record, (0, 0.0))
-            if patient and looked == times[run] and time.time() < due:
-                continue
-            facts, now = _read(run), time.time()
-            self.due[record] = times[run], now + pause(now - facts.get("started", now))
-            if _elsewhere(facts, record):
-                self._leave(record)
-            elif not self._mine(record):
-                continue
-            elif _complete(facts, _read(record / "mirror.json")):
-                self._finish(record, times[run])
-            else:
-                yield record, times[run]
-
-    def _mine(self, record: Path) -> bool:
-        if record not in self.locks:
-            lock = FileLock(record / ".lock", timeout=0)
+    def acquire(self) -> bool:
+        """Whether this mirror has the record, and no other."""
+        if self.lock is None:
+            lock = FileLock(self.folder / ".lock", timeout=0)
             try:
                 lock.acquire()
             except Timeout:
                 return False
-            self.locks[record] = lock
+            self.lock = lock
         return True
 
-    def _finish(self, record: Path, written: int) -> None:
-        self.done[record] = written
-        self._leave(record)
+    def leave(self) -> None:
+        """To other mirrors, or because it is complete."""
+        self.stop_monitor()
+        self.failing = False
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
 
-    def _leave(self, record: Path) -> None:
-        self._unwatch(record)
-        self.failing.discard(record)
-        if record in self.locks:
-            self.locks.pop(record).release()
+    def stop_monitor(self) -> None:
+        if self.monitor is not None:
+            self.monitor.finish()
+            self.monitor = None
 
-    def _unwatch(self, record: Path) -> None:
-        if record in self.machines:
-            self.machines.pop(record).finish()
+    def new_rows(self, record: RunRecord) -> list[dict[str, Any]]:
+        """The metrics since the last look; a resumed run writes its file again, which is read from its start."""
+        start = self.bytes_read if self.started == record.started else 0
+        rows, self.bytes_read = new_rows(record.metrics_file, start)
+        self.started = record.started
+        return rows
 
-    def _bring_up_to_date(self, record: Path, written: int) -> None:
-        facts, known = _read(record / "run.json"), _read(record / "mirror.json")
-        before = json.dumps(known)
-        if _dead(facts):
-            facts = _read(record / "run.json")  # it may have ended, with a last word, since that was read
-        status = "killed" if _dead(facts) else facts.get("status", "running")
+
+class Mirror:
+    """Uploads records; keeps a record's lock for as long as it runs."""
+
+    def __init__(self) -> None:
+        self.followed: dict[Path, Followed] = {}
+        self.upload: Upload | None = None
+        self.reported = False  # an error, since all went well
+
+    def sweep(self, *, patient: bool = False) -> int:
+        """Bring every record up to date; returns how many are now complete in MLflow.
+
+        A patient sweep leaves out runs that have gone on for long and were looked at a moment ago.
+        """
+        for followed, record in self._open_records(patient):
+            try:
+                self.upload = self.upload or Upload(connect())
+            except Exception as error:  # the tracker must never stop a run, whatever it raises
+                followed.failing = True
+                self._report(error)
+                break
+            try:
+                self._bring_up_to_date(followed, record)
+                followed.failing = False
+            except Exception as error:  # nor must one record keep the others back
+                followed.failing = True
+                self.upload = None
+                self._report(error)
+        self.reported = any(followed.failing for followed in self.followed.values())
+        return sum(followed.complete for followed in self.followed.values())
+
+    def _report(self, error: Exception) -> None:
+        if not self.reported:
+            message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            print(f"tracking: {without_logins(message)}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
+        self.reported = True
+
+    def _open_records(self, patient: bool) -> Iterator[tuple[Followed, RunRecord]]:
+        """The records of which MLflow lacks something, as far as they are this mirror's, oldest first."""
+        times = written_times()
+        for folder in self.followed.keys() - times.keys():  # removed by a person
+            self.followed.pop(folder).leave()
+        for folder, written in times.items():
+            followed = self.followed.setdefault(folder, Followed(folder))
+            unchanged = followed.written == written
+            if unchanged and (followed.complete or (patient and time.time() < followed.due)):
+                continue  # a complete record is opened again when a failed run is resumed
+            record = read_record(folder)
+            if record is None:
+                continue
+            followed.written, followed.complete = written, False
+            followed.due = time.time() + pause(time.time() - record.started)
+            if _elsewhere(record):
+                followed.leave()
+            elif followed.acquire():
+                if _complete(record, record.mirror_state()):
+                    followed.complete = True
+                    followed.leave()
+                else:
+                    yield followed, record
+
+    def _bring_up_to_date(self, followed: Followed, record: RunRecord) -> None:
         assert self.upload is not None
-        if "run_id" not in known:
-            known["run_id"], known["parent"] = self.upload.start(facts, record.name)
-            known["experiment"] = experiment(self.upload.client, question(facts))
-            write_json(record / "mirror.json", known)
-        elif "complete" in known:
-            self.upload.reopen(known["run_id"])
-            del known["complete"]
-        began, read = self.read.get(record, (0.0, 0))
-        # A run that goes on writes its file anew, so it is read from its start again.
-        rows, read = new_rows(record / "metrics.jsonl", read if began == facts.get("started") else 0)
-        known["step"] = self.upload.metrics(known["run_id"], rows, after=known.get("step"))
-        self.read[record] = facts.get("started", 0.0), read
-        # A run that goes on has said nothing of its health yet; MLflow keeps what it said before.
-        if "health" in facts and facts["health"] != known.get("health"):
-            self.upload.health(known["run_id"], facts["health"])
-            known["health"] = facts["health"]
-        if json.dumps(known) != before:
-            write_json(record / "mirror.json", known)
-        if status == "running" and facts["stage"] != "trial" and record not in self.machines:
-            self.machines[record] = _watched_machine(known["run_id"])
-        if record in self.machines:
-            self.machines[record].sampling_interval = max(10.0, 2 * pause(time.time() - facts["started"]))
-        if status != "running":
-            self._unwatch(record)
-            self.upload.finish(known["run_id"], known["parent"], facts, status, record / "artifacts")
-            known |= {"complete": facts.get("started"), "status": status}
-            write_json(record / "mirror.json", known)
-            self._finish(record, written)
+        state = record.mirror_state()
+        if _dead(record):
+            record = read_record(followed.folder) or record  # it may have ended since it was read
+        status = "killed" if _dead(record) else record.status
+        if not state.run_id:
+            state.run_id, state.parent = self.upload.start(record)
+            state.experiment = experiment(self.upload.client, question(record))
+            state.write()
+        elif state.complete is not None:
+            self.upload.reopen(state.run_id)
+            state.complete = None
+            state.write()
+        last_step = self.upload.metrics(state.run_id, followed.new_rows(record), after=state.step)
+        # A resumed run has not reported its health yet; MLflow keeps what it reported before.
+        health = state.health if record.health is None else record.health
+        if health is not None and health != state.health:
+            self.upload.health(state.run_id, health)
+        if (last_step, health) != (state.step, state.health):
+            state.step, state.health = last_step, health
+            state.write()
+        if status == "running":
+            self._monitor(followed, record, state.run_id)
+            return
+        followed.stop_monitor()
+        self.upload.finish(state.run_id, state.parent, record, status)
+        state.complete, state.status = record.started, status
+        state.write()
+        followed.complete = True
+        followed.leave()
+
+    def _monitor(self, followed: Followed, record: RunRecord, run_id: str) -> None:
+        if record.stage != "trial" and followed.monitor is None:
+            followed.monitor = _system_monitor(run_id)
+        if followed.monitor is not None:
+            followed.monitor.sampling_interval = max(10.0, 2 * pause(time.time() - record.started))
 
 
-def _watched_machine(run_id: str) -> Any:
-    """MLflow's own monitor, begun: samples of system/cpu_utilization_percentage …"""
+def _system_monitor(run_id: str) -> Any:
+    """MLflow's own monitor, started: samples of system/cpu_utilization_percentage …"""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    # It tells of its starts and ends, and of a server that is away, which the mirror says once.
+    # It logs its starts and ends, and a server that is away, which the mirror reports once.
     logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
     monitor = SystemMetricsMonitor(run_id, resume_logging=True)
     monitor.start()
@@ -184,52 +211,44 @@ def sync() -> int:
     connect()
     mirror = Mirror()
     complete = mirror.sweep()
-    if mirror.said:
+    if mirror.reported:
         raise UserError("not everything could be uploaded; see the message above")
     return complete
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return value
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
+def new_rows(file: Path, start: int) -> tuple[list[dict[str, Any]], int]:
+    """The complete rows of a metrics file from byte `start` on, and the byte after them.
 
-
-def new_rows(file: Path, read: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows after the first `read` bytes of a metrics file, and how many bytes are read then.
-
-    A file that is shorter than that was begun anew. The last line may be half written yet.
+    A file that is shorter was written again from its start. The last line may be incomplete yet.
     """
     if not file.exists():
         return [], 0
     with file.open("rb") as stream:
-        stream.seek(read if read <= file.stat().st_size else 0)
+        stream.seek(start if start <= file.stat().st_size else 0)
         start = stream.tell()
-        whole, newline, _ = stream.read().rpartition(b"\n")
-    return [json.loads(line) for line in whole.splitlines()], start + len(whole) + len(newline)
+        lines, newline, _ = stream.read().rpartition(b"\n")
+    return [json.loads(line) for line in lines.splitlines()], start + len(lines) + len(newline)
 
 
-def _elsewhere(facts: dict[str, Any], record: Path) -> bool:
-    """Whether a run goes on at another machine, as far as its record tells."""
-    if facts.get("status") != "running" or facts.get("host", socket.gethostname()) == socket.gethostname():
-        return False
-    files = [record / name for name in ("run.json", "metrics.jsonl", "mirror.json")]
-    changed = max(file.stat().st_mtime for file in files if file.exists())
-    return time.time() - changed < AWAY_SECONDS
+def _elsewhere(record: RunRecord) -> bool:
+    """Whether the stage runs on another machine, as far as its record tells."""
+    running = record.status == "running" and not _here(record)
+    return running and time.time() - record.last_change() < AWAY_SECONDS
 
 
-def _complete(facts: dict[str, Any], known: dict[str, Any]) -> bool:
+def _complete(record: RunRecord, state: MirrorState) -> bool:
     """Whether MLflow has all of it; not where a run that was taken for killed has ended after all."""
-    mistaken = known.get("status") == "killed" and facts.get("status") != "running"
-    return known.get("complete") == facts.get("started") and not mistaken
+    mistaken = state.status == "killed" and record.status != "running"
+    return state.complete == record.started and not mistaken
 
 
-def _dead(facts: dict[str, Any]) -> bool:
-    """Whether a run that says of itself that it goes on has no process."""
-    here = facts.get("host", socket.gethostname()) == socket.gethostname()
-    return facts.get("status", "running") == "running" and not (here and _alive(int(facts.get("pid", 0))))
+def _dead(record: RunRecord) -> bool:
+    """Whether a record that says that the stage runs has no process."""
+    return record.status == "running" and not (_here(record) and _alive(record.pid))
+
+
+def _here(record: RunRecord) -> bool:
+    return record.host in ("", socket.gethostname())
 
 
 def _alive(pid: int) -> bool:

@@ -1,9 +1,12 @@
 """One record → one MLflow run under the pipeline's parent run, with the links that make lineage.
 
-Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (hash of the resolved parameters),
-`output.<path>` and `input.<path>` (content digests). A stage that DVC skipped is linked by them: whoever made
-the input of a run that did happen is found by its output's digest, and its run stands in the parent's tag
+Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (digest of the resolved parameters),
+`output.<path>` and `input.<path>` (content digests). A stage that DVC skipped is linked by them: the run that
+made the input of a run that did happen is found by its output's digest, and stands in the parent's tag
 `stage.<name>`. In a sweep the parent is the study's run, and between them stands the trial's.
+
+A name that MLflow refuses is escaped (`tracking.names`), with the name as written in the run's tag
+`name.<escaped>`. What MLflow refuses all the same is left out with a message, and costs nothing else.
 """
 
 import getpass
@@ -14,13 +17,15 @@ from typing import Any
 
 from filelock import FileLock
 
-from mathrl.core.files import read_json
+from mathrl.core.files import encodable
 from mathrl.core.paths import home
+from mathrl.core.records import RunRecord, read_record, records_folder
+from mathrl.tracking.batches import Batches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
+from mathrl.tracking.names import escape, tags_under
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
-METRICS_A_CALL = 900
 LINKED = 50  # stages that a note links
 
 
@@ -29,33 +34,29 @@ class Upload:
 
     def __init__(self, client: Any) -> None:
         self.client, self.everywhere = client, experiments(client)
+        self.batches = Batches(client)
 
-    def start(self, facts: Mapping[str, Any], record: str) -> tuple[str, str]:
+    def start(self, record: RunRecord) -> tuple[str, str]:
         """The MLflow run of a record and its parent's; both are made only where they do not exist yet."""
-        trial = home() / "records" / facts["trial"] / "run.json" if facts.get("trial") else None
-        if trial is not None and trial.exists():
-            above, parent = self.start(read_json(trial), facts["trial"])
-        else:
-            above = parent = ""
-        place = experiment(self.client, question(facts))
+        trial = read_record(records_folder() / record.trial) if record.trial else None
+        above, parent = self.start(trial) if trial else ("", "")
+        experiment_id = experiment(self.client, question(record))
         self.everywhere = experiments(self.client)
         with FileLock(home() / "tracking.lock"):
-            parent = parent or self._parent(facts, place)
-            found = self._find(f"tags.`mathrl.record` = '{record}'")
-            if found:
-                return found.info.run_id, parent
+            parent = parent or self._parent(record, experiment_id)
+            existing = self._find(f"tags.`mathrl.record` = '{record.folder.name}'")
+            if existing:
+                return existing.info.run_id, parent
+            tags = {"mlflow.parentRunId": above or parent, "mathrl.record": record.folder.name, **_tags(record)}
             run = self.client.create_run(
-                place,
-                run_name=_label(facts),
-                start_time=_milliseconds(facts["started"]),
-                tags={"mlflow.parentRunId": above or parent, "mathrl.record": record, **_tags(facts)},
+                experiment_id, run_name=record.name, start_time=_milliseconds(record.started), tags=mlflow_tags(tags)
             )
         run_id = str(run.info.run_id)
-        self._log_params(run_id, facts["params"])
-        self._log_datasets(run_id, facts)
-        if not facts.get("sweep"):
-            self.client.set_tag(parent, f"stage.{_label(facts)}", run_id)
-        self._link_makers(parent, facts["inputs"], run_id)
+        self.batches.params(run_id, flatten(record.params))
+        self._log_datasets(run_id, record)
+        if not record.sweep:
+            self.batches.tags(parent, {f"stage.{record.name}": run_id})
+        self._link_makers(parent, record.inputs, run_id)
         self._describe(parent)
         return run_id, parent
 
@@ -67,142 +68,128 @@ class Upload:
 
     def metrics(self, run_id: str, rows: Sequence[Mapping[str, Any]], after: int | None) -> int | None:
         """Send the rows of later steps than `after`; returns the last step sent."""
-        from mlflow.entities import Metric
-
-        batch: list[Any] = []
+        points: list[Point] = []
         for row in rows:
             step = int(row["step"])
             if after is not None and step <= after:
                 continue
             at = _milliseconds(row["at"])
-            batch += [Metric(_name(name), value, at, step) for name, value in row.items() if name not in ("step", "at")]
+            points += [Point(name, value, at, step) for name, value in row.items() if name not in ("step", "at")]
             after = step
-        for start in range(0, len(batch), METRICS_A_CALL):
-            self.client.log_batch(run_id, metrics=batch[start : start + METRICS_A_CALL])
+        self.batches.metrics(run_id, points)
         return after
 
     def health(self, run_id: str, report: Mapping[str, Any]) -> None:
         """Tags `health` (green, yellow, red) and `health.<rule>`, a sentence each."""
-        self.client.set_tag(run_id, "health", report["colour"])
-        for each in report["findings"]:
-            text = f"step {each['first']} to {each['last']}: {each['evidence']}; cause: {each['cause']}"
-            self.client.set_tag(run_id, f"health.{each['rule']}", text)
+        tags = {"health": report["colour"]}
+        for finding in report["findings"]:
+            steps = f"step {finding['first']} to {finding['last']}"
+            tags[f"health.{finding['rule']}"] = f"{steps}: {finding['evidence']}; cause: {finding['cause']}"
+        self.batches.tags(run_id, tags)
 
-    def finish(self, run_id: str, parent: str, facts: Mapping[str, Any], status: str, artifacts: Path) -> None:
+    def finish(self, run_id: str, parent: str, record: RunRecord, status: str) -> None:
         """Final figures, files, output digests, status."""
-        self._log_datasets(run_id, facts)  # those that the stage named on its way
+        self._log_datasets(run_id, record)  # those that the stage named on its way
+        final = {f"final/{name}": value for name, value in record.summary.items()}
         if status == "finished":
-            self._log_models(run_id, facts)
+            self._log_models(run_id, record, final)
         else:
-            self._log_figures(run_id, facts, {f"final/{k}": v for k, v in facts.get("summary", {}).items()})
-        self._link_makers(parent, facts["inputs"], run_id)  # a maker that was not uploaded at the start
+            self._log_figures(run_id, record, final)
+        self._link_makers(parent, record.inputs, run_id)  # a maker that was not uploaded at the start
         self._describe(parent)
-        for path, digest in facts.get("outputs", {}).items():
-            self.client.set_tag(run_id, f"output.{path}", digest)
-        if facts.get("outcome"):
-            self.client.set_tag(run_id, "mathrl.outcome", facts["outcome"])
-        if facts.get("error"):
-            self.client.set_tag(run_id, "mathrl.error", facts["error"][:5000])
-        if any(artifacts.iterdir()):
-            self._log_files(run_id, artifacts)
-        end = _milliseconds(facts.get("ended", facts["started"]))
+        tags = {f"output.{path}": digest for path, digest in record.outputs.items()}
+        tags |= {"mathrl.outcome": record.outcome} if record.outcome else {}
+        tags |= {"mathrl.error": record.error[:5000]} if record.error else {}
+        self.batches.tags(run_id, tags)
+        if record.artifacts.is_dir() and any(record.artifacts.iterdir()):
+            self._log_files(run_id, record.artifacts)
+        end = _milliseconds(record.ended or record.started)
         self.client.set_terminated(run_id, STATUS[status], end)
-        if facts["stage"] in ("evaluate", "register") and status == "finished":
-            for name, value in facts.get("summary", {}).items():
-                self.client.log_metric(parent, _name(name), value)
-        if not facts.get("trial"):  # one that was ended early says nothing of its study
+        if record.stage in ("evaluate", "register") and status == "finished":
+            self.batches.metrics(parent, [Point(name, value, end) for name, value in record.summary.items()])
+        if not record.trial:  # one that was ended early says nothing of its study
             self.client.set_terminated(parent, STATUS[status], end)
 
-    def _log_models(self, run_id: str, facts: Mapping[str, Any]) -> None:
+    def _log_models(self, run_id: str, record: RunRecord, final: Mapping[str, float]) -> None:
         """The models that the stage made and measured, and its figures bound to them and to their data."""
         from mlflow.entities import LoggedModelInput, LoggedModelOutput
 
         run = self.client.get_run(run_id)
         inputs, outputs = run.inputs.model_inputs, run.outputs.model_outputs if run.outputs else []
-        params = flatten({facts["stage"]: facts["params"].get(facts["stage"], {})})
-        made = {
-            path: log_model(self.client, run.info.experiment_id, path, digest, run_id, _origin(facts), params)
-            for path, digest in model_paths(facts.get("outputs", {})).items()
-        }
+        params = flatten({record.stage: record.params.get(record.stage, {})})
+        models = [
+            log_model(self.client, run.info.experiment_id, path, digest, run_id, _origin(record), params)
+            for path, digest in model_paths(record.outputs).items()
+        ]
         steps = max((metric.step for metric in run.data._metric_objs), default=0)
-        new = [each.model_id for each in made.values()]
-        known = {each.model_id for each in outputs}
-        if links := [LoggedModelOutput(each, steps) for each in dict.fromkeys(new) if each not in known]:
+        outputs_before = {output.model_id for output in outputs}
+        new = dict.fromkeys(model.model_id for model in models)
+        if links := [LoggedModelOutput(model, steps) for model in new if model not in outputs_before]:
             self.client.log_outputs(run_id, links)
-        final = {f"final/{name}": value for name, value in facts.get("summary", {}).items()}
         # The last one is what the stage is about: sft makes models/base on its way.
-        self._log_figures(run_id, facts, final, model=new[-1] if new else None)
+        self._log_figures(run_id, record, final, model=models[-1].model_id if models else None)
 
-        measured = facts.get("measured", {})
-        known = {each.model_id for each in inputs}
-        for place, (label, path) in enumerate(measured.get("models", {}).items()):
-            digest = facts["inputs"][path]
-            model = log_model(self.client, run.info.experiment_id, path, digest, run_id)
-            if model.model_id not in known:
+        linked = {model.model_id for model in inputs}
+        for number, (label, path) in enumerate(record.measured["models"].items() if record.measured else ()):
+            assert record.measured is not None
+            model = log_model(self.client, run.info.experiment_id, path, record.inputs[path], run_id)
+            if model.model_id not in linked:
                 self.client.log_inputs(run_id, models=[LoggedModelInput(model.model_id)])
-                known.add(model.model_id)
-            figures = {
-                name.removeprefix(f"{label}/"): value
-                for name, value in facts["summary"].items()
-                if name.startswith(f"{label}/")
-            }
+                linked.add(model.model_id)
+            prefix = f"{label}/"
+            figures = {k.removeprefix(prefix): v for k, v in record.summary.items() if k.startswith(prefix)}
             # One step each, so that the run's own pass_at_1 is that of the last model.
-            self._log_figures(run_id, facts, figures, model.model_id, measured["dataset"], place)
+            self._log_figures(run_id, record, figures, model.model_id, record.measured["dataset"], number)
 
     def _log_figures(
         self,
         run_id: str,
-        facts: Mapping[str, Any],
+        record: RunRecord,
         figures: Mapping[str, float],
         model: str | None = None,
         dataset: str | None = None,
         step: int = 0,
     ) -> None:
-        """Metrics, bound to a model and a dataset where these are told."""
-        from mlflow.entities import Metric
-
-        at, named = _milliseconds(facts.get("ended", facts["started"])), _datasets(facts)
-        batch = []
+        """Metrics, bound to a model and a dataset where these are given."""
+        at, digests = _milliseconds(record.ended or record.started), _datasets(record)
+        dev = next((path for path in digests if path.endswith("dev.jsonl")), None)
+        points = []
         for name, value in figures.items():
-            data = dataset or next((path for path in named if "/dev" in name and path.endswith("dev.jsonl")), None)
+            data = dataset or (dev if "/dev" in name else None)
             bound = {"model_id": model} if model else {}
-            bound |= {"dataset_name": data, "dataset_digest": named[data]} if model and data in named else {}
-            batch.append(Metric(_name(name), value, at, step, **bound))
-        for start in range(0, len(batch), METRICS_A_CALL):
-            self.client.log_batch(run_id, metrics=batch[start : start + METRICS_A_CALL])
+            bound |= {"dataset_name": data, "dataset_digest": digests[data]} if model and data in digests else {}
+            points.append(Point(name, value, at, step, bound))
+        self.batches.metrics(run_id, points)
 
-    def _parent(self, facts: Mapping[str, Any], place: str) -> str:
-        study, pipeline = facts.get("sweep"), facts["pipeline"]
-        role, known_by = ("study", study) if study else ("pipeline", pipeline)
-        name = f"sweep {study}" if study else f"{facts.get('recipe') or 'pipeline'} {pipeline[:6]}"
-        found = self._find(f"tags.`mathrl.{role}` = '{known_by}' and tags.`mathrl.role` = '{role}'")
-        if found:
-            return str(found.info.run_id)
-        tags = {f"mathrl.{role}": known_by, "mathrl.role": role, **_origin(facts)}
-        run = self.client.create_run(place, run_name=name, start_time=_milliseconds(facts["started"]), tags=tags)
-        self._log_params(run.info.run_id, facts["pipeline_params"])
+    def _parent(self, record: RunRecord, experiment_id: str) -> str:
+        study, pipeline = record.sweep, record.pipeline
+        role, key = ("study", study) if study else ("pipeline", pipeline)
+        name = f"sweep {study}" if study else f"{record.recipe or 'pipeline'} {pipeline[:6]}"
+        existing = self._find(f"tags.`mathrl.{role}` = '{key}' and tags.`mathrl.role` = '{role}'")
+        if existing:
+            return str(existing.info.run_id)
+        tags = mlflow_tags({f"mathrl.{role}": key, "mathrl.role": role, **_origin(record)})
+        start = _milliseconds(record.started)
+        run = self.client.create_run(experiment_id, run_name=name, start_time=start, tags=tags)
+        self.batches.params(run.info.run_id, flatten(record.pipeline_params))
         return str(run.info.run_id)
 
     def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
         """Tag the parent with the runs that made `inputs`, and with the runs that made theirs."""
         for path, digest in inputs.items():
-            maker = self._find(f"tags.`output.{path}` = '{digest}'")
+            maker = self._find(f"tags.`{escape(f'output.{path}')}` = '{digest}'")
             if maker is None:
                 continue
-            self.client.set_tag(reader, f"made_by.{path}", maker.info.run_id)
-            stage = maker.data.tags["dvc.stage"]
-            known = self.client.get_run(parent).data.tags.get(f"stage.{stage}")
-            if known == maker.info.run_id:
+            self.batches.tags(reader, {f"made_by.{path}": maker.info.run_id})
+            stage = f"stage.{maker.data.tags['dvc.stage']}"
+            if self.client.get_run(parent).data.tags.get(escape(stage)) == maker.info.run_id:
                 continue
-            self.client.set_tag(parent, f"stage.{stage}", maker.info.run_id)
-            tags = maker.data.tags
-            theirs = {k.removeprefix("input."): v for k, v in tags.items() if k.startswith("input.")}
-            self._link_makers(parent, theirs, maker.info.run_id)
+            self.batches.tags(parent, {stage: maker.info.run_id})
+            self._link_makers(parent, tags_under(maker.data.tags, "input."), maker.info.run_id)
 
     def _describe(self, parent: str) -> None:
         """The parent's note: links to its stages' runs, wherever they were made; MLflow cuts long notes."""
-        tags = self.client.get_run(parent).data.tags
-        stages = {name.removeprefix("stage."): run for name, run in tags.items() if name.startswith("stage.")}
+        stages = tags_under(self.client.get_run(parent).data.tags, "stage.")
         lines = [
             f"- [{name}](#/experiments/{self.client.get_run(run).info.experiment_id}/runs/{run})"
             for name, run in list(stages.items())[-LINKED:]
@@ -211,22 +198,15 @@ class Upload:
             lines.append(f"- and {len(stages) - LINKED} more, in this run's tags `stage.*`")
         self.client.set_tag(parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines))
 
-    def _log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        flat = [Param(name, text[:6000]) for name, text in flatten(params).items()]
-        for start in range(0, len(flat), 100):
-            self.client.log_batch(run_id, params=flat[start : start + 100])
-
-    def _log_datasets(self, run_id: str, facts: Mapping[str, Any]) -> None:
+    def _log_datasets(self, run_id: str, record: RunRecord) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = [
             DatasetInput(
                 Dataset(name=path, digest=digest, source_type="dvc", source=json.dumps({"path": path})),
-                [InputTag("mlflow.data.context", facts["stage"])],
+                [InputTag("mlflow.data.context", record.stage)],
             )
-            for path, digest in _datasets(facts).items()
+            for path, digest in _datasets(record).items()
         ]
         if inputs:
             self.client.log_inputs(run_id, datasets=inputs)
@@ -237,13 +217,13 @@ class Upload:
         if table.exists():
             rows = json.loads(table.read_text(encoding="utf-8"))
             if rows:
-                columns = {name: [str(row.get(name, "")) for row in rows] for name in rows[0]}
+                columns = {name: [encodable(str(row.get(name, ""))) for row in rows] for name in rows[0]}
                 self.client.log_table(run_id, columns, "examples_table.json")
         self.client.log_artifacts(run_id, str(artifacts))
 
     def _find(self, query: str) -> Any | None:
-        found = self.client.search_runs(self.everywhere, query, max_results=1)
-        return found[0] if found else None
+        runs = self.client.search_runs(self.everywhere, query, max_results=1)
+        return runs[0] if runs else None
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -257,53 +237,40 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return out
 
 
-def question(facts: Mapping[str, Any]) -> str:
+def question(record: RunRecord) -> str:
     """What names the run's experiment: a sweep, a recipe, a preset; "" for the pipeline."""
-    if facts.get("sweep"):
-        return f"sweep {facts['sweep'].rpartition('-')[0]}"
-    preset = facts.get("preset")
-    return str(facts.get("recipe") or (f"preset {preset}" if preset else ""))
+    if record.sweep:
+        return f"sweep {record.sweep.rpartition('-')[0]}"
+    return record.recipe or (f"preset {record.preset}" if record.preset else "")
 
 
-def _datasets(facts: Mapping[str, Any]) -> dict[str, str]:
+def _datasets(record: RunRecord) -> dict[str, str]:
     """Names of what the stage read and named as data, with their digests."""
-    read = {path: digest for path, digest in facts["inputs"].items() if path.startswith("data/")}
-    return read | {name: each["digest"] for name, each in facts.get("datasets", {}).items()}
+    read = {path: digest for path, digest in record.inputs.items() if path.startswith("data/")}
+    named = {name: dataset["digest"] for name, dataset in record.datasets.items()}
+    return {encodable(name): digest for name, digest in (read | named).items()}
 
 
-def _tags(facts: Mapping[str, Any]) -> dict[str, str]:
+def _tags(record: RunRecord) -> dict[str, str]:
     return {
-        **_origin(facts),
-        "dvc.stage": _label(facts),
-        "mathrl.pipeline": facts["pipeline"],
-        "mathrl.key": facts["key"],
-        **{f"input.{path}": digest for path, digest in facts["inputs"].items()},
+        **_origin(record),
+        "dvc.stage": record.name,
+        "mathrl.pipeline": record.pipeline,
+        "mathrl.key": record.key,
+        **{f"input.{path}": digest for path, digest in record.inputs.items()},
     }
 
 
-def _label(facts: Mapping[str, Any]) -> str:
-    """The stage's name; a recipe's step is recipe/step."""
-    return str(facts.get("name") or facts["stage"])
-
-
-def _origin(facts: Mapping[str, Any]) -> dict[str, str]:
-    git = facts.get("git", {})
+def _origin(record: RunRecord) -> dict[str, str]:
     tags = {
-        "mlflow.source.git.commit": git.get("commit", ""),
-        "git.dirty": str(git.get("dirty", False)).lower(),
-        "mathrl.workspace": facts.get("workspace", ""),
+        "mlflow.source.git.commit": record.commit,
+        "git.dirty": str(record.dirty).lower(),
+        "mathrl.workspace": record.workspace,
         "mlflow.user": getpass.getuser(),
-        "mlflow.source.name": f"mathrl.stages.{facts['stage']}",
+        "mlflow.source.name": f"mathrl.stages.{record.stage}",
     }
-    if facts.get("prefect_flow_run"):
-        tags["prefect.flow_run_id"] = facts["prefect_flow_run"]
-    if facts.get("sweep"):
-        tags["mathrl.study"] = facts["sweep"]
-    return tags
-
-
-def _name(name: str) -> str:
-    return name.replace("@", "_at_")
+    optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
+    return tags | {name: text for name, text in optional.items() if text}
 
 
 def _milliseconds(seconds: float) -> int:

@@ -16,6 +16,7 @@ from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import main_checkout
 from mathrl.core.problems import write_problems
+from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
 from mathrl.evaluation.paired import Comparison
 from mathrl.health.watch import examine
@@ -73,8 +74,6 @@ class Registry:
         self.root, self.client = root, connect()
         self.upload = Upload(self.client)
         self.runs: dict[str, str] = {}  # by stage and version
-        self.nothing = root / "none"
-        self.nothing.mkdir()
 
     def add(
         self,
@@ -114,24 +113,23 @@ class Registry:
             "register": ({"models/rl": made} | summary, {}, {}),
         }
         for stage, (inputs, outputs, told) in chain.items():
-            facts = {
-                "stage": stage,
-                "started": 1.0,
-                "params": {each: params[each] for each in READS[stage]},
-                "key": "k",
-                "pipeline": "p",
-                "pipeline_params": {},
-                "git": {},
-                "workspace": str(folder),
-                "inputs": inputs,
-                "outputs": outputs,
-            }
-            self.runs[f"{stage} {seed}"] = self._record(facts, f"{stage}{seed}", told)
+            record = RunRecord(
+                folder / "records" / f"{stage}{seed}",
+                stage=stage,
+                started=1.0,
+                params={each: params[each] for each in READS[stage]},
+                key="k",
+                pipeline="p",
+                workspace=str(folder),
+                inputs=inputs,
+                outputs=outputs,
+            )
+            self.runs[f"{stage} {seed}"] = self._upload(record, told)
         register_version(self.client, "m", self.runs[f"register {seed}"], model, {"mathrl.digest": made})
         return self.client
 
-    def _record(self, facts: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
-        run, parent = self.upload.start(facts, name)
+    def _upload(self, record: RunRecord, figures: dict[str, Any]) -> str:
+        run, parent = self.upload.start(record)
         if figures:
             rows = [
                 {
@@ -144,7 +142,7 @@ class Registry:
             ]
             self.upload.metrics(run, rows, None)
             self.upload.health(run, examine(rows, Health(), Rl()).report())
-        self.upload.finish(run, parent, facts, "finished", self.nothing)
+        self.upload.finish(run, parent, record, "finished")
         return run
 
 

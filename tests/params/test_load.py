@@ -118,12 +118,15 @@ def test_written_parameters_read_back_and_unchanged_files_stay(folder: Path) -> 
     assert (folder / "sft.yaml").read_bytes() == untouched
 
 
-def test_a_stage_sees_only_what_dvc_watches_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder.parent)
-    assert stage_params("rl").rl.steps > 0
-    assert stage_params("register").register_.name
-    with pytest.raises(AttributeError, match="stage mix reads rl"):
-        _ = stage_params("mix").rl
+def test_a_stage_sees_only_what_dvc_watches_for_it(folder: Path) -> None:
+    params = load_params(folder)
+    assert stage_params(params, "rl").rl == params.rl
+    assert stage_params(params, "register").register_ == params.register_
+    assert isinstance(stage_params(params, "mix"), Params)
+    with pytest.raises(AttributeError, match="reads section rl: add it to READS"):
+        _ = stage_params(params, "mix").rl
+    changed = stage_params(params, "rl").model_copy(update={"run": params.run.model_copy(update={"seed": 7})})
+    assert changed.run.seed == 7 and changed.rl == params.rl and not hasattr(changed, "mix")
 
 
 def test_every_stage_has_a_section_and_reads_it() -> None:

@@ -93,7 +93,7 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
     wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 60, "its first step")
     os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
     output = repro.communicate(timeout=60)[0]
-    assert "difficulty: stopped; start it again and it goes on" in output
+    assert "difficulty: stopped; start it again to resume" in output
     assert "Traceback" not in output
     records = list((checkout.home / "records").glob("difficulty-*/run.json"))
     assert '"status": "stopped"' in records[0].read_text()
@@ -115,7 +115,7 @@ def test_two_of_one_stage_at_once_is_refused(checkout: Checkout) -> None:
         own = env | {"MATHRL_FLOW_RUN": "a flow"}
         third = subprocess.Popen(command, cwd=checkout.folder, env=own, text=True, stderr=subprocess.PIPE)
         assert third.stderr is not None
-        assert any("another run makes the same; waiting for it" in line for line in third.stderr)
+        assert any("waiting for it to end" in line for line in third.stderr)
         assert third.wait(timeout=60) == 75
         (record,) = (checkout.home / "records").glob("difficulty-*/run.json")
         assert '"status": "finished"' in record.read_text(), "the run that Ctrl-C stopped went on"

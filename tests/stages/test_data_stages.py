@@ -11,6 +11,7 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.problems import read_problems
+from mathrl.core.records import RunRecord
 from mathrl.models.base import make_base
 from mathrl.params import Params, load_params
 from mathrl.stages import curate, difficulty, evaluate, mix
@@ -36,7 +37,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
 
 
 def start(name: str, params: Params) -> StageRun:
-    run = StageRun(name, params, Path("state").absolute() / name, Path("records").absolute() / name)
+    run = StageRun(name, params, Path("state").absolute() / name, RunRecord(Path("records").absolute() / name))
     run.state.mkdir(parents=True, exist_ok=True)
     run.artifacts.mkdir(parents=True, exist_ok=True)
     return run

@@ -12,6 +12,7 @@ import torch
 
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.problems import read_problems, write_problems
+from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
@@ -210,7 +211,7 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
     params = load_params(overrides=[*SETTINGS, "run.processes=1", "sample.continuations=4", "run.seed=3"])
 
     def draw_into(name: str, state: str) -> dict[str, bytes]:
-        run = StageRun("sample", params, tmp_path / state, tmp_path / f"{state}-record")
+        run = StageRun("sample", params, tmp_path / state, RunRecord(tmp_path / f"{state}-record"))
         run.state.mkdir(exist_ok=True)
         places = {"start": place.folder / "start", "data": [Path("rl.jsonl")], "examples": Path("rl.jsonl")}
         draw(run, **places, out=Path(name))  # type: ignore[arg-type]

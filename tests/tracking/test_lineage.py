@@ -9,6 +9,7 @@ from mathrl.cli.lineage import lineage, page, told
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
+from mathrl.core.records import Dataset, RunRecord
 from mathrl.registry.versions import register_version
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import way_back, way_forward
@@ -23,7 +24,7 @@ CHAIN = {  # stage: (what it reads, what it makes)
     "evaluate": (("models/sft", "models/rl", "data/curated/test.jsonl"), ("reports/summary.json",)),
     "register": (("models/rl", "reports/summary.json"), ()),
 }
-SOURCES = {"gsm8k/train.jsonl": {"path": "x", "digest": "5ec0"}}
+SOURCES: dict[str, Dataset] = {"gsm8k/train.jsonl": {"path": "x", "digest": "5ec0"}}
 
 
 class Store:
@@ -43,23 +44,23 @@ class Store:
             for path in makes:
                 write_text(self.root / path, f"{path} of {lr if stage in stages[-3:] else 0}\n")
             outputs = {str(each) for path in makes for each in (Path(path), Path(path).parent)}
-            facts: dict[str, Any] = {
-                "stage": stage,
-                "started": 1.0,
-                "ended": 2.0,
-                "params": {stage: {"lr": lr}},
-                "key": stage,
-                "pipeline": f"p{lr}",
-                "pipeline_params": {"rl": {"lr": lr}},
-                "git": {"commit": "c0ffee" * 6},
-                "inputs": {path: self.digest(path) for path in reads},
-                "outputs": {path: self.digest(path) for path in outputs - {"reports"}},
-                "datasets": SOURCES if stage == "curate" else {},
-            }
+            record = RunRecord(
+                self.root / "records" / f"{stage}-{lr}",
+                stage=stage,
+                started=1.0,
+                ended=2.0,
+                params={stage: {"lr": lr}},
+                key=stage,
+                pipeline=f"p{lr}",
+                pipeline_params={"rl": {"lr": lr}},
+                git={"commit": "c0ffee" * 6},
+                inputs={path: self.digest(path) for path in reads},
+                outputs={path: self.digest(path) for path in outputs - {"reports"}},
+                datasets=SOURCES if stage == "curate" else {},
+            )
             upload = Upload(self.client)
-            run, parent = upload.start(facts, f"{stage}-{lr}")
-            (self.root / "none").mkdir(exist_ok=True)
-            upload.finish(run, parent, facts, "finished", self.root / "none")
+            run, parent = upload.start(record)
+            upload.finish(run, parent, record, "finished")
             self.runs[f"{stage} {lr}"] = run
         tags = {"mathrl.digest": self.digest("models/rl")}
         folder = self.root / "models" / "rl"

@@ -27,7 +27,7 @@ def record(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -
     """An empty record of a home of its own."""
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(module, "_watched_machine", lambda run_id: Unwatched())  # ten seconds a sample
+    monkeypatch.setattr(module, "_system_monitor", lambda run_id: Unwatched())  # ten seconds a sample
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     folder = tmp_path / "records" / NAME
     (folder / "artifacts").mkdir(parents=True)
@@ -160,3 +160,42 @@ def test_a_run_whose_process_is_gone_was_killed(record: Path) -> None:
     assert Mirror().sweep() == 1 and status() == "KILLED"
     say(record, "running", 2.0)
     assert Mirror().sweep() == 0 and status() == "RUNNING", "it goes on"
+
+
+def test_a_record_that_is_removed_while_it_is_followed_ends_nothing(
+    record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(record, "running", 1.0)
+    other = tmp_path / "records" / "sft-k-1"
+    (other / "artifacts").mkdir(parents=True)
+    say(other, "running", 1.0)
+    mirror = Mirror()
+    mirror.sweep()
+    glob, seen = Path.glob, []
+
+    def removed_after_glob(self: Path, pattern: str) -> Any:
+        files = list(glob(self, pattern))
+        if self == tmp_path / "records" and not seen:
+            seen.append(files)
+            shutil.rmtree(other)
+        return files
+
+    monkeypatch.setattr(Path, "glob", removed_after_glob)
+    say(record, "finished", 1.0)
+    assert mirror.sweep() == 1 and status() == "FINISHED"
+    assert len(seen[0]) == 2 and not other.exists()
+    assert list(mirror.followed) == [record] and capfd.readouterr().err == ""
+
+
+def test_a_resumed_run_is_opened_again_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = Mirror()
+    say(record, "stopped", 1.0)
+    mirror.sweep()
+    assert mirror.upload is not None
+    reopened: list[str] = []
+    reopen = mirror.upload.reopen
+    monkeypatch.setattr(mirror.upload, "reopen", lambda run: (reopened.append(run), reopen(run)))
+    say(record, "running", 2.0)
+    for _ in range(3):
+        mirror.sweep()
+    assert len(reopened) == 1 and status() == "RUNNING"

@@ -8,6 +8,7 @@ import pytest
 
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
+from mathrl.core.records import RunRecord
 from mathrl.registry.versions import register_version
 from mathrl.tracking.client import connect, experiment, experiments
 from mathrl.tracking.lineage import way_back, way_forward
@@ -24,23 +25,31 @@ def record(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / "none").mkdir()
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
     counted = iter(range(100))
 
     def upload(stage: str, inputs: Any, outputs: Any, summary: Any, **more: Any) -> str:
-        facts = {
-            "stage": stage, "started": 1.0, "ended": 2.0, "params": {stage: {"lr": 0.1}}, "key": "k",
-            "pipeline": "p", "pipeline_params": {}, "git": {"commit": "c0ffee"}, "inputs": inputs,
-            "outputs": outputs, "summary": summary, **more,
-        }  # fmt: skip
+        facts = RunRecord(
+            tmp_path / "records" / f"{stage}-{next(counted)}",
+            stage=stage,
+            started=1.0,
+            ended=2.0,
+            params={stage: {"lr": 0.1}},
+            key="k",
+            pipeline="p",
+            git={"commit": "c0ffee"},
+            inputs=inputs,
+            outputs=outputs,
+            summary=summary,
+            **{"status": "finished", **more},
+        )
         each = Upload(connect())
-        run, parent = each.start(facts, f"{stage}-{next(counted)}")
+        run, parent = each.start(facts)
         for _ in range(2):  # a mirror that is killed after it sent all does it again
-            each.finish(run, parent, facts, more.get("status", "finished"), tmp_path / "none")
+            each.finish(run, parent, facts, facts.status)
             each.reopen(run)
-        each.finish(run, parent, facts, more.get("status", "finished"), tmp_path / "none")
+        each.finish(run, parent, facts, facts.status)
         return run
 
     return upload
@@ -127,7 +136,7 @@ def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
     assert [step.stage for step in steps] == ["curate", "rl", "register"] and models[0].made
     note = client.get_run(client.get_run(run).data.tags["mlflow.parentRunId"]).data.tags["mlflow.note.content"]
     assert f"#/experiments/{names['mathrl/study']}/runs/{rl}" in note
-    assert question({"sweep": "demo-a1b2c3", "recipe": None}) == "sweep demo"
+    assert question(RunRecord(Path("none"), sweep="demo-a1b2c3")) == "sweep demo"
 
 
 def test_a_note_links_as_many_stages_as_mlflow_keeps(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,224 @@
+"""The records of runs, written, read and found here alone.
+
+A stage leaves one folder per run, from which MLflow is filled and reports and lineage are made:
+
+    home()/records/rl-77aa…-1/run.json        the fields of `RunRecord`
+                              metrics.jsonl   a row per step (core.metrics)
+                              artifacts/      pictures and texts
+                              mirror.json     the fields of `MirrorState`
+"""
+
+import glob
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Self, TypedDict
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
+from mathrl.core.paths import home
+
+RUN, METRICS, MIRROR = "run.json", "metrics.jsonl", "mirror.json"
+MOST_RUNS = 10_000  # of the same parameters and inputs
+Status = Literal["running", "finished", "failed", "stopped"]
+
+
+class Dataset(TypedDict):
+    """A named input of a run: {"path": "data/curated/test.jsonl", "digest": "7e57…"}."""
+
+    path: str
+    digest: str
+
+
+class Evaluated(TypedDict):
+    """Whose figures a summary holds as LABEL/…: {"models": {"rl": "models/rl"}, "dataset": "test"}."""
+
+    models: dict[str, str]
+    dataset: str
+
+
+@dataclass
+class RunRecord:
+    """One run of a stage.
+
+    Example:
+        RunRecord(folder=Path(".mathrl/records/rl-77aa…-1"), stage="rl", name="rl", key="77aa…",
+                  status="finished", started=1.78e9, ended=1.79e9, params={"rl": {"lr": 5e-4, …}, …},
+                  inputs={"models/sft": "9be1…"}, outputs={"models/rl": "40d2…"}, …)
+
+    `name` is the stage's, of a recipe's step recipe/step; `key` is the digest of the stage, its parameters and
+    inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
+    `inputs` and `outputs` map paths to content digests; `started` and `ended` are Unix seconds; `trial` is the
+    name of the trial's record, `sweep` the study; `health` is the report of `mathrl.health.watch`, None before
+    there is one; `outcome` says in words how a trial ended.
+    """
+
+    folder: Path
+    stage: str = ""
+    name: str = ""
+    key: str = ""
+    status: Status = "running"
+    started: float = 0.0
+    ended: float | None = None
+    pid: int = 0
+    host: str = ""
+    workspace: str = ""
+    git: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    pipeline: str = ""
+    pipeline_params: dict[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+    preset: str = ""
+    prefect_flow_run: str = ""
+    sweep: str = ""
+    trial: str = ""
+    summary: dict[str, float] = field(default_factory=dict)
+    datasets: dict[str, Dataset] = field(default_factory=dict)
+    measured: Evaluated | None = None
+    health: Mapping[str, Any] | None = None
+    outcome: str = ""
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.stage
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / METRICS
+
+    @property
+    def artifacts(self) -> Path:
+        return self.folder / "artifacts"
+
+    @property
+    def step(self) -> str:
+        """The stage's name, or a recipe's step without the recipe."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def commit(self) -> str:
+        return str(self.git.get("commit", ""))
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the commit's files were changed."""
+        return bool(self.git.get("dirty", False))
+
+    def update(self, **changes: Any) -> None:
+        """Set fields and write the record."""
+        for name, value in changes.items():
+            assert name in self.__dataclass_fields__, name
+            setattr(self, name, value)
+        self.name = self.name or self.stage
+        _write(self, RUN)
+
+    def mirror_state(self) -> "MirrorState":
+        """What MLflow has of the run."""
+        return MirrorState.read(self.folder)
+
+    def last_change(self) -> float:
+        """When the run or its mirror last wrote something, in Unix seconds; 0 if the record is gone."""
+        return max((_modified(self.folder / name) or 0 for name in (RUN, METRICS, MIRROR)), default=0) / 1e9
+
+
+@dataclass
+class MirrorState:
+    """What MLflow has of a run, so that nothing is sent twice.
+
+    `parent` is the MLflow run that holds this one, `step` the last step whose metrics were sent; `complete` is
+    the `started` of the run of which all was sent, with the `status` that it was sent with.
+    """
+
+    folder: Path
+    run_id: str = ""
+    parent: str = ""
+    experiment: str = ""
+    step: int | None = None
+    health: Mapping[str, Any] | None = None
+    complete: float | None = None
+    status: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        return cls(folder, **_known_fields(cls, _read(folder / MIRROR) or {}))
+
+    def write(self) -> None:
+        _write(self, MIRROR)
+
+
+def records_folder() -> Path:
+    return home() / "records"
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """The record in a folder, whatever older version wrote it; None where none is, or where it was cut short."""
+    row = _read(folder / RUN)
+    return None if row is None else RunRecord(folder, **_known_fields(RunRecord, row))
+
+
+def written_times(prefix: str = "") -> dict[Path, int]:
+    """The folders of records whose names begin with `prefix`, and when each run.json was written (ns).
+
+    Oldest first. A record that is removed meanwhile is left out.
+    """
+    files = records_folder().glob(f"{glob.escape(prefix)}*/{RUN}")
+    times = {file.parent: _modified(file) for file in files}
+    return dict(sorted(((folder, time) for folder, time in times.items() if time), key=lambda item: item[1]))
+
+
+def all_records(prefix: str = "", *, newest_first: bool = False) -> Iterator[RunRecord]:
+    """Every run's record on this machine, in the order in which they were last written."""
+    folders = list(written_times(prefix))
+    for folder in reversed(folders) if newest_first else folders:
+        record = read_record(folder)
+        if record is not None:
+            yield record
+
+
+def newest_record(matches: Callable[[RunRecord], bool], prefix: str = "") -> RunRecord | None:
+    """The record that was written last of those for which `matches` holds."""
+    return next(filter(matches, all_records(prefix, newest_first=True)), None)
+
+
+def maker_of(path: str, digest: str) -> RunRecord | None:
+    """The latest run that made `path` with these bytes; None if it ran elsewhere."""
+    return newest_record(lambda record: record.outputs.get(path) == digest)
+
+
+def open_record(label: str, key: str) -> RunRecord:
+    """The record of an unfinished run of this label and key, so that a resumed run stays one run, or a new one."""
+    for number in range(1, MOST_RUNS):
+        folder = records_folder() / f"{label}-{key}-{number}"
+        record = read_record(folder)
+        if record is None or record.status != "finished":
+            (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+            return RunRecord(folder)
+    raise UserError(f"{records_folder()}: {MOST_RUNS} runs of {label}-{key}; remove old ones")
+
+
+def _write(value: RunRecord | MirrorState, file: str) -> None:
+    row = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "folder"}
+    write_json(value.folder / file, {name: entry for name, entry in row.items() if entry is not None})
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        row = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _known_fields(kind: type[RunRecord | MirrorState], row: dict[str, Any]) -> dict[str, Any]:
+    known = {item.name for item in fields(kind)} - {"folder"}
+    return {name: value for name, value in row.items() if name in known and value is not None}
+
+
+def _modified(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,77 @@
+"""A stage's lock: one per recipe's step whatever its name, held by one process at a time, gone afterwards."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.stages.stage_run import _locked
+
+ROOT = Path(__file__).parents[2]
+CONTENDER = """
+import os, sys, time
+from pathlib import Path
+from mathrl.core.errors import UserError
+from mathrl.stages.stage_run import _locked
+
+state, held = Path(sys.argv[1]), 0
+deadline = time.monotonic() + 60
+while held < 40 and time.monotonic() < deadline:
+    try:
+        with _locked(state, "rl"):
+            os.close(os.open(state.with_name("inside"), os.O_CREAT | os.O_EXCL))  # fails if another is inside
+            held += 1
+            os.unlink(state.with_name("inside"))
+    except UserError:
+        pass
+sys.exit(held != 40)
+"""
+
+
+def test_steps_of_recipes_whose_names_have_dots_run_beside_one_another(tmp_path: Path) -> None:
+    with _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"), _locked(tmp_path / "qwen2.7-x-rl-40d2", "rl"):
+        locks = {"qwen2.5-r1-rl-77aa.lock", "qwen2.7-x-rl-40d2.lock"}
+        assert {file.name for file in tmp_path.iterdir()} == locks
+        with pytest.raises(UserError, match="running already"), _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"):
+            pass
+        assert {file.name for file in tmp_path.iterdir()} == locks, "whoever was refused leaves it to the holder"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_released_and_gone_after_an_error_and_a_stale_one_hinders_nobody(tmp_path: Path) -> None:
+    (tmp_path / "rl-77aa.lock").touch()  # of a process that was killed
+    for _ in range(2):
+        with pytest.raises(RuntimeError), _locked(tmp_path / "rl-77aa", "rl"):
+            raise RuntimeError
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flow_that_waited_for_another_ends_with_75_and_leaves_no_lock(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from mathrl.stages.stage_run import _locked\n"
+    code += "with _locked(Path(sys.argv[1]), 'rl'): sys.exit(9)"
+    with _locked(tmp_path / "rl-77aa", "rl"):
+        flow = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "rl-77aa")],
+            env=os.environ | {"MATHRL_FLOW_RUN": "a flow"},
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert flow.stderr is not None and "waiting for it to end" in flow.stderr.readline()
+        assert flow.poll() is None
+    assert flow.wait(timeout=60) == 75
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_removal_of_the_lock_lets_no_two_in(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CONTENDER, str(tmp_path / "rl-77aa")]
+    environment = {name: text for name, text in os.environ.items() if name != "MATHRL_FLOW_RUN"}
+    contenders = [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    errors = [contender.communicate(timeout=100)[1] for contender in contenders]
+    assert [contender.returncode for contender in contenders] == [0] * 4, "\n".join(errors)
+    assert list(tmp_path.iterdir()) == []

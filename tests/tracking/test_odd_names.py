@@ -1,0 +1,116 @@
+"""Names and values that MLflow refuses cost nothing else: a real store, filled by the mirror and `mathrl sync`."""
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.files import write_jsonl
+from mathrl.core.records import RunRecord
+from mathrl.tracking import mirror as module
+from mathrl.tracking.client import connect, experiments
+from mathrl.tracking.lineage import _step
+from mathrl.tracking.mirror import sync
+from mathrl.tracking.names import escape
+
+ROOT = Path(__file__).parents[2]
+ODD = ("reward/len<100", "dev/AIME (2024)/accuracy", "reward/gsm8k+math", "a//b", "odd@name", "x" * 300, "\ud83d", "")
+INPUTS = {"data/gsm8k+math (1).jsonl": "aa", "data/curated/rl.jsonl": "bb"}
+
+
+@pytest.fixture
+def record(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
+    """A finished run with three steps of metrics, half of them of names that MLflow refuses."""
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(module, "_system_monitor", lambda run_id: None)
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    record = RunRecord(tmp_path / "records" / "rl-k-1")
+    record.artifacts.mkdir(parents=True)
+    record.update(
+        stage="rl", key="k", status="finished", started=1.0, ended=2.0, pid=os.getpid(), host=socket.gethostname(),
+        pipeline="p", params={"rl": {"lr": 0.1, "weights": {"len<100": 2.0}}}, inputs=INPUTS,
+        outputs={"models/rl": "71", "reports/a+b": "1"},
+        summary={"dev/accuracy": 0.5, "dev/len<100": 0.25, "bad": None},
+        error="\ud83d", prefect_flow_run="", datasets={"AIME \ud83d": {"path": "x", "digest": "cc"}},
+    )  # fmt: skip
+    return record
+
+
+def rows(**more: Any) -> list[dict[str, Any]]:
+    odd = {name: float(place) for place, name in enumerate(ODD)}
+    return [{"step": step, "at": float(step), "loss": 1 / step, **odd, **more} for step in (1, 2, 3)]
+
+
+def only_run() -> Any:
+    (run,) = connect().search_runs(experiments(connect()), "tags.`mathrl.record` = 'rl-k-1'")
+    return run
+
+
+def test_all_metrics_arrive_and_odd_names_arrive_escaped_with_the_name_as_written(
+    record: RunRecord, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(record.metrics_file, rows())
+    assert sync() == 1
+    run = only_run()
+    assert run.info.status == "FINISHED" and run.data.metrics["loss"] == pytest.approx(1 / 3)
+    for place, name in enumerate(ODD):
+        history = connect().get_metric_history(run.info.run_id, escape(name))
+        assert [(point.step, point.value) for point in history] == [(1, place), (2, place), (3, place)], name
+        assert run.data.tags[f"name.{escape(name)}"] == name.encode("utf-8", "backslashreplace").decode(), name
+    assert len({escape(name) for name in ODD}) == len(ODD)
+    assert run.data.metrics["final/dev/len:3c:100"] == 0.25 and run.data.metrics["final/dev/accuracy"] == 0.5
+    assert run.data.params == {"rl.lr": "0.1", "rl.weights.len:3c:100": "2.0"}
+    assert "name.loss" not in run.data.tags
+    errors = capfd.readouterr().err
+    assert errors.count("tracking:") == 1 and "MLflow refuses 'final/bad', all else is sent" in errors, errors
+    assert sync() == 1, "and there is nothing left to send"
+
+
+def test_lineage_knows_files_by_their_names_as_written(record: RunRecord) -> None:
+    sync()
+    step = _step(only_run())
+    assert step.inputs == INPUTS and step.outputs == {"models/rl": "71", "reports/a+b": "1"}
+    assert step.section("rl") == {"lr": 0.1, "weights": {"len<100": 2.0}}
+
+
+@pytest.mark.parametrize("value", [None, "text", [1.0], 10**400])
+def test_a_value_that_is_no_number_costs_neither_its_name_nor_the_others(
+    record: RunRecord, value: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record.update(summary={})
+    lines = rows(**{f"m{n}": float(n) for n in range(300)})  # more than one batch
+    lines[1]["m7"] = value
+    write_jsonl(record.metrics_file, lines)
+    assert sync() == 1
+    run = only_run()
+    assert {f"m{n}": float(n) for n in range(300)}.items() <= run.data.metrics.items()
+    history = connect().get_metric_history(run.info.run_id, "m7")
+    assert sorted(point.step for point in history) == [1, 3]
+    assert capfd.readouterr().err.count("MLflow refuses 'm7'") == 1
+
+
+def test_values_that_are_not_finite_arrive(record: RunRecord) -> None:
+    lines = rows(grad_norm=math.nan, ratio=math.inf)
+    record.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert sync() == 1
+    metrics = only_run().data.metrics
+    assert math.isnan(metrics["grad_norm"]) and metrics["ratio"] > 1e300 and metrics["loss"] == pytest.approx(1 / 3)
+
+
+def test_the_command_sync_succeeds_on_what_a_run_with_odd_names_left(record: RunRecord) -> None:
+    write_jsonl(record.metrics_file, rows())
+    done = subprocess.run(
+        [sys.executable, "-c", "from mathrl.cli import main; main()", "sync"],
+        cwd=ROOT, env=os.environ | {"MATHRL_HOME": str(record.folder.parents[1])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert only_run().data.metrics["reward/gsm8k:2b:math"] == 2.0
