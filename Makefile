@@ -53,7 +53,7 @@ parity: install  ## Our formulas against verl's and TRL's, in an environment of 
 	.venv-parity/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
 
-faults: install  ## Twenty kills at random moments, each run resumed to the same bits (10 minutes).
+faults: install  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes).
 	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py -q -s
 
 mutants: install  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
