@@ -48,11 +48,19 @@ def written_aside(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what `written_aside` of a process that was killed left beside `target`."""
-    for left in target.parent.glob(f".{target.name}.*"):
-        pid, _, kind = left.name.removeprefix(f".{target.name}.").partition(".")
-        if kind in ("partial", "old") and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            _remove(left)
+    """Remove what `written_aside` of a killed process left beside `target`, or within it if it is a folder."""
+    beside = [path for path in target.parent.glob(f".{target.name}.*") if _partial_of(path) == target.name]
+    within = [path for path in target.rglob(".*") if _partial_of(path)] if target.is_dir() else []
+    for path in (*beside, *within):
+        if not Path(f"/proc/{path.name.split('.')[-2]}").exists():
+            _remove(path)
+
+
+def _partial_of(path: Path) -> str:
+    """The name that `path` was to replace; "" if `written_aside` did not make it."""
+    name, *pid_and_kind = path.name.removeprefix(".").rsplit(".", 2)
+    made = len(pid_and_kind) == 2 and pid_and_kind[0].isdigit() and pid_and_kind[1] in ("partial", "old")
+    return name if made else ""
 
 
 def _remove(path: Path) -> None:

@@ -43,10 +43,10 @@ def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) ->
         hidden_RD = model.get_decoder()(**inputs).last_hidden_state[0].index_select(0, batch.rows_R)
         return _logprobs_in_parts(model, hidden_RD, batch.row_of_N, batch.targets_N, temperature)
     logits_RV = model(**inputs, logits_to_keep=batch.rows_R).logits[0]
-    return _logprobs(logits_RV, batch.row_of_N, batch.targets_N, temperature)
+    return token_logprobs(logits_RV, batch.row_of_N, batch.targets_N, temperature)
 
 
-def _logprobs(logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     with memory_part("logits", "lower the stage's tokens_per_microbatch"):
         found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
             logits_RV, row_of_N, targets_N, temperature
@@ -68,7 +68,7 @@ def _logprobs_in_parts(
     sizes = torch.bincount(part_of_N, minlength=-(-len(hidden_RD) // rows)).tolist()
 
     def part(hidden: Tensor, row_of_n: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
-        return _logprobs(head(hidden), row_of_n, targets_n, temperature)
+        return token_logprobs(head(hidden), row_of_n, targets_n, temperature)
 
     found = [
         checkpoint(

@@ -86,7 +86,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     ]
     if not rows:
         raise UserError(f"{data}: no problem was measured")
-    summary = summarise(rows) | {"prompts_too_long": len(problems) - len(rows), "measured_before": len(known)}
+    summary = summarise(rows) | {"prompts_too_long": len(problems) - len(rows)}
     with written_aside(report) as folder:
         folder.mkdir()
         draw_difficulty(rows, folder / "histogram.png", summary)
@@ -95,7 +95,8 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
         folder.mkdir()
         write_jsonl(folder / "pass_rates.jsonl", rows)
         write_json(folder / "summary.json", summary)
-    run.summary({name: float(value) for name, value in summary.items() if isinstance(value, int | float)})
+    figures = summary | {"measured_before": len(known)}  # no output: it depends on the runs before
+    run.summary({name: float(value) for name, value in figures.items() if isinstance(value, int | float)})
 
 
 def rates_file(params: Params, start: Path, few_shot: Sequence[Problem]) -> Path:

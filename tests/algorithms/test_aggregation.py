@@ -1,4 +1,4 @@
-"""Token weights, entropy and the sampler's alignment."""
+"""Token weights and the sampler's alignment."""
 
 import math
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import logprob_alignment
-from mathrl.algorithms.entropy import entropy
 
 KINDS = ("token_mean", "sequence_mean", "sequence_sum")
 
@@ -62,13 +61,6 @@ def test_the_loss_does_not_depend_on_the_split(lengths: list[int], data: st.Data
     uneven = sum(losses[a:b].mean() for a, b in ((0, first), (first, len(losses)))) / 2
     if first * 2 != len(losses):
         assert uneven.item() != pytest.approx(losses.mean().item(), rel=1e-9)
-
-
-def test_entropy_by_hand() -> None:
-    logits = torch.tensor([[0.0, 0.0], [30.0, -math.inf], [math.log(3), 0.0]])
-    three = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert entropy(logits).tolist() == pytest.approx([math.log(2), 0.0, three])
-    assert entropy(torch.tensor([[1000.0, 1000.0]])).item() == pytest.approx(math.log(2))
 
 
 def test_alignment_is_a_mean_over_the_tokens_of_each_response() -> None:

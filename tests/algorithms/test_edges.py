@@ -1,19 +1,11 @@
 """Shapes, types and bounds at their edges, where a wrong sign would else go unseen."""
 
-import math
-
 import pytest
 import torch
 
 from mathrl.algorithms.advantages import process_advantages, whiten
-from mathrl.algorithms.entropy import entropy
 from mathrl.algorithms.policy_loss import clipped_policy_loss
 from mathrl.algorithms.value_loss import clipped_value_loss
-
-
-def test_entropy_of_any_leading_shape() -> None:
-    assert entropy(torch.zeros(4)).item() == pytest.approx(math.log(4))
-    assert entropy(torch.zeros(2, 3, 4)).shape == (2, 3)
 
 
 def test_nothing_is_clipped_without_a_clip() -> None:

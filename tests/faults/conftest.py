@@ -1,49 +1,116 @@
-"""The workspaces of tests/trainers, with a model to start from, whose stages can be killed at a moment."""
+"""The workspaces of tests/trainers, with models and rows for every stage, whose stages can be killed at a moment."""
 
 import importlib.util
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mathrl.core.files import write_jsonl
+from mathrl.core.problems import read_problems, write_problems
 from mathrl.models.base import make_base
 from mathrl.params import load_params
 
-SCRIPT = Path(__file__).with_name("killed_stage.py")
+SCRIPT, ROOT = Path(__file__).with_name("killed_stage.py"), Path(__file__).parents[2]
+
+
+@dataclass
+class StageProcess:
+    """A stage that `killed_stage.py --serve` forked, with the part of Popen's interface that the tests use."""
+
+    pid: int
+    log: Path
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        status = self.log.with_suffix(".status")
+        if self.returncode is None and status.exists():
+            self.returncode = int(status.read_text())
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = 300) -> tuple[None, str]:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(self.log.read_text()[-2000:])
+            time.sleep(0.01)
+        return None, self.log.read_text()
+
+
+@dataclass
+class ForkServer:
+    """A process that has imported torch and forks one process per stage run; started by the first of them."""
+
+    folder: Path
+    hash_seed: str
+    process: "subprocess.Popen[str] | None" = None
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def start(self, folder: Path, environment: dict[str, str], words: list[str]) -> StageProcess:
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), "--serve"],
+                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": self.hash_seed},
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        assert self.process.stdin and self.process.stdout
+        log = self.folder / f"{next(self.numbers)}.log"
+        request = {"folder": str(folder), "environment": environment, "words": words, "log": str(log)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return StageProcess(int(self.process.stdout.readline()), log)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.stdin:
+            self.process.stdin.close()
+            self.process.wait(30)
 
 
 @dataclass
 class Breakable:
-    """A workspace; `run` ends with the stage's status and what it wrote on stderr."""
+    """A workspace; `run` ends with the stage's status and what it wrote."""
 
     workspace: Any
+    server: ForkServer
 
-    def start(self, stage: str, fault: str = "", **environment: str) -> "subprocess.Popen[str]":
-        own = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-        own |= {
+    def start(self, stage: str, fault: str = "", words: list[str] | None = None, **environment: str) -> StageProcess:
+        outside = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        outside |= {
             "MATHRL_HOME": str(self.workspace.folder / "home"),
             "MATHRL_MIRROR": "none",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(ROOT),
+            "STAGE": stage,
             "FAULT": fault,
             "OMP_NUM_THREADS": "1",
             **environment,
         }
-        return subprocess.Popen(
-            [sys.executable, str(SCRIPT), stage],
-            cwd=self.workspace.folder,
-            env={key: value for key, value in own.items() if value},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        environment = {key: value for key, value in outside.items() if value}
+        return self.server.start(self.workspace.folder, environment, words or [])
 
-    def run(self, stage: str, fault: str = "", **environment: str) -> tuple[int, str]:
-        process = self.start(stage, fault, **environment)
+    def run(
+        self, stage: str, fault: str = "", words: list[str] | None = None, **environment: str
+    ) -> tuple[int | None, str]:
+        process = self.start(stage, fault, words, **environment)
         _, errors = process.communicate(timeout=900)
         return process.returncode, errors
 
@@ -51,7 +118,7 @@ class Breakable:
         return self.workspace.output(stage)
 
 
-def of_trainers(name: str, file: str) -> Any:
+def module_of_trainers(name: str, file: str) -> Any:
     """A module of tests/trainers."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "trainers" / file)
     assert spec and spec.loader
@@ -63,18 +130,37 @@ def of_trainers(name: str, file: str) -> Any:
 
 @pytest.fixture(scope="session")
 def small() -> Any:
-    return of_trainers("small", "small.py")
+    return module_of_trainers("small", "small.py")
 
 
 @pytest.fixture(scope="session")
-def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Breakable]]:
-    module = of_trainers("trainer_workspaces", "conftest.py")
-    make = next(module.make_workspace.__wrapped__(tmp_path_factory))
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServer]]:
+    """Two, whose sets of strings have other orders."""
+    servers = [ForkServer(tmp_path_factory.mktemp("runs"), seed) for seed in ("1", "2")]
+    yield servers
+    for server in servers:
+        server.close()
 
-    def made(*overrides: str) -> Breakable:
-        workspace = make(*overrides)
-        params = load_params(workspace.folder / "params")
-        make_base(params.model, workspace.folder / "models" / "sft", 0)
-        return Breakable(workspace)
 
-    yield made
+@pytest.fixture(scope="session")
+def breakable(
+    tmp_path_factory: pytest.TempPathFactory, servers: list[ForkServer]
+) -> Iterator[Callable[..., Breakable]]:
+    module = module_of_trainers("trainer_workspaces", "conftest.py")
+    make_workspace = next(module.make_workspace.__wrapped__(tmp_path_factory))
+
+    def make(*overrides: str, server: int = 0) -> Breakable:
+        workspace = make_workspace(*overrides)
+        params, folder = load_params(workspace.folder / "params"), workspace.folder
+        for seed, name in enumerate(("sft", "base", "rl")):
+            make_base(params.model, folder / "models" / name, seed)
+        problems = list(read_problems(folder / "data/curated/rl.jsonl"))
+        write_problems(folder / "data/curated/test.jsonl", [p.with_(id=f"{p.id}-test", split="test") for p in problems])
+        shared = [{"problem_id": p.id, "problem": p.to_row()} for p in problems]
+        sides = {"chosen": "1;2", "rejected": "3", "chosen_ended": True, "rejected_ended": False}
+        labels = {"response": "1;2", "ended": True, "correct": False, "soft": [1.0, 0.25], "hard": [1.0, 1.0]}
+        write_jsonl(folder / "data/pairs.jsonl", [row | sides for row in shared])
+        write_jsonl(folder / "data/steps.jsonl", [row | labels for row in shared])
+        return Breakable(workspace, servers[server])
+
+    yield make

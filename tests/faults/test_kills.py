@@ -1,161 +1,230 @@
-"""SIGKILL at random moments of a run: the same command again ends in the bits of a run that nobody killed.
+"""SIGKILL at random moments of every stage that trains or samples: the command again ends in the same bits.
 
-FAULTS=20 (`make faults`) is how many kills, no kind of moment left out; two without it.
+Without FAULTS each stage is killed three times: at work, while it writes its outputs, and while it removes its resume
+state. FAULTS=20 (`make faults`) is how many kills each stage gets, no kind of moment left out.
 """
 
+import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from mathrl.models.load import load_model, load_tokenizer
-from mathrl.params.rollout import Rollout
-from mathrl.params.run import Model
-from mathrl.rollout.engine import Sampling
-from mathrl.rollout.torch_engine import TorchEngine
-
-KILLS = int(os.environ.get("FAULTS", "2"))
+KILLS = int(os.environ.get("FAULTS", "0"))
 IN_A_ROW = 3  # a run is killed, goes on, is killed, …
-# A moment, and in which of its occurrences; later ones may not come, since a run goes on from a checkpoint.
-# "clock": from outside, so many tenths of a second after the first step that is logged.
-MOMENTS = {
-    "rollout": 40, "update": 5, "optimizer": 5, "tensors": 2, "unnamed": 2, "named": 2, "metrics": 5,
-    "export": 1, "rows": 1, "state": 1, "clock": 20,
-}  # fmt: skip
-AFTER_THE_MODEL = ("clock", "state")  # these may come when it is exported
-AHEAD = ("rl.rollout_ahead=1",)
+ENDS = ("export", "clean-up")
+NO_KILLS = ("full", "rows full", "slow")
+AHEAD, TWO = ("rl.rollout_ahead=1",), ("run.processes=2",)
+
+
+@dataclass(frozen=True)
+class Killable:
+    """A stage's command, the files and folders that it writes, and the overrides of `make faults` beside none."""
+
+    outputs: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    variants: tuple[tuple[str, ...], ...] = ()
+
+
+def step(stage: str, *words: str, variants: tuple[tuple[str, ...], ...] = ()) -> Killable:
+    folder = f"pipelines/recipes/tried/{stage}"
+    return Killable((folder,), (stage, folder, "--start", "models/sft", *words), variants)
+
+
+STAGES = {
+    "sft": Killable(("models/base", "models/sft", "reports/sft"), variants=(TWO,)),
+    "difficulty": Killable(("data/difficulty", "reports/difficulty"), variants=(TWO,)),
+    "rl": Killable(("models/rl", "reports/rl"), variants=(AHEAD, TWO)),
+    "evaluate": Killable(("reports/summary.json", "reports/evaluate")),
+    "sample": step(
+        "sample", "--data", "data/curated/rl.jsonl", "--examples", "data/curated/sft.jsonl", variants=(TWO,)
+    ),
+    "dpo": step("dpo", "--data", "data/pairs.jsonl"),
+    "reward_model": step("reward_model", "--data", "data/pairs.jsonl", "--replay", "data/pairs.jsonl"),
+    "process_reward_model": step("process_reward_model", "--data", "data/steps.jsonl"),
+}
+OVERRIDES = (
+    "run.processes=1", "rollout.max_sequences=16",
+    "difficulty.samples=8", "difficulty.max_tokens=12",
+    "evaluate.samples=2", "evaluate.ks=[1,2]", "evaluate.max_tokens=12", "evaluate.resamples=100",
+    "sample.samples=3", "sample.max_tokens=12", "sample.continuations=2", "sample.labelled_per_problem=1",
+    "dpo.steps=6", "dpo.pairs_per_step=4", "dpo.eval_every=2", "dpo.checkpoint_every=2",
+    "reward_model.steps=6", "reward_model.batch=4", "reward_model.eval_every=2", "reward_model.checkpoint_every=2",
+)  # fmt: skip
+
+
+@dataclass
+class Attempt:
+    """A workspace in which one stage runs."""
+
+    broken: Any
+    stage: str
+
+    def __post_init__(self) -> None:
+        for output in STAGES[self.stage].outputs:
+            shutil.rmtree(self.folder / output, ignore_errors=True)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.broken.workspace.folder)
+
+    def start(self, fault: str = "", **environment: str) -> Any:
+        module, words = (self.stage, []) if not STAGES[self.stage].words else ("recipe_step", STAGES[self.stage].words)
+        return self.broken.start(module, fault, list(words), **environment)
+
+    def run(self, fault: str = "", **environment: str) -> tuple[int, str]:
+        process = self.start(fault, **environment)
+        _, errors = process.communicate(timeout=600)
+        return process.returncode, errors
+
+    def killed_by_the_clock(self, tenths: int) -> tuple[int, str]:
+        """From outside, this many tenths of a second after its start."""
+        process = self.start()
+        time.sleep(tenths / 10)
+        process.kill()
+        _, errors = process.communicate(timeout=30)
+        return process.returncode, errors
+
+    def outputs(self) -> dict[str, dict[str, bytes]]:
+        """The bytes of the outputs that are there, by output and file."""
+        found: dict[str, dict[str, bytes]] = {}
+        for output in STAGES[self.stage].outputs:
+            path = self.folder / output
+            files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+            if files:
+                found[output] = {str(file.relative_to(self.folder)): file.read_bytes() for file in files}
+        return found
+
+    def state(self) -> list[Path]:
+        return [
+            path for path in (self.folder / "home" / "state").glob("*") if path.is_dir() and path.name != "pass_rates"
+        ]
 
 
 @pytest.fixture(scope="module")
-def whole(breakable: Callable[..., Any]) -> Callable[[tuple[str, ...]], Any]:
-    made: dict[tuple[str, ...], Any] = {}
+def whole(breakable: Callable[..., Any]) -> Callable[..., tuple[Attempt, dict[str, int]]]:
+    """A run that nobody killed, and how often each moment occurred in it."""
+    runs: dict[tuple[str, tuple[str, ...]], tuple[Attempt, dict[str, int]]] = {}
 
-    def get(overrides: tuple[str, ...]) -> Any:
-        if overrides not in made:
-            made[overrides] = breakable(*overrides)
-            status, errors = made[overrides].run("rl")
+    def get(stage: str, overrides: tuple[str, ...]) -> tuple[Attempt, dict[str, int]]:
+        if (stage, overrides) not in runs:
+            attempt = Attempt(breakable(*OVERRIDES, *overrides), stage)
+            status, errors = attempt.run(OCCURRENCES=str(attempt.folder / "occurrences.json"))
             assert status == 0, errors
-        return made[overrides]
+            runs[stage, overrides] = attempt, json.loads((attempt.folder / "occurrences.json").read_text())
+        return runs[stage, overrides]
 
     return get
 
 
-def answers(folder: Path) -> list[tuple[int, ...]]:
-    """Greedy responses to some prompts that were in no training."""
-    torch.set_num_threads(1)
-    tokenizer = load_tokenizer(folder)
-    engine = TorchEngine(load_model(folder, Model(), "cpu"), tokenizer, Rollout())
-    prompts = [tokenizer.encode(text) for text in ("a=7;b=a+5;b?", "x=91;y=x-3;y?", "12*3=")]
-    return [row[0].tokens for row in engine.generate(prompts, Sampling(1, 0.0, 12), 0)]
-
-
-def killed_from_outside(broken: Any, fault: str) -> tuple[int, str]:
-    process = broken.start("rl")
-    try:
-        before = broken.workspace.steps_logged("rl")
-        while process.poll() is None and broken.workspace.steps_logged("rl") == before:
-            time.sleep(0.01)
-        time.sleep(int(fault.partition(":")[2]) / 10)
-    finally:
-        process.kill()
-    _, errors = process.communicate(timeout=30)
-    return process.returncode, errors
+@pytest.mark.timeout(120 + 60 * KILLS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_random_moments_it_ends_in_the_same_bits(
+    breakable: Callable[..., Any], whole: Callable[..., Any], stage: str
+) -> None:
+    chance, hits = random.Random(f"{stage} {KILLS}"), Counter[str]()
+    chains, kills = 0, 0
+    while kills < max(KILLS, IN_A_ROW):
+        variants = ((), *STAGES[stage].variants)
+        overrides = variants[chains % len(variants)] if KILLS else AHEAD if stage == "rl" else ()
+        expected, occurrences = whole(stage, overrides)
+        expected_outputs = expected.outputs()
+        attempt = Attempt(breakable(*OVERRIDES, *overrides, server=1), stage)
+        status: int | None = None
+        for number in range(IN_A_ROW):
+            moments = {name: count for name, count in occurrences.items() if name not in NO_KILLS}
+            moments["clock"] = 20  # from outside
+            if list(attempt.folder.glob("home/state/*/checkpoints/*.json")):
+                moments["rows"] = 1  # only a run that goes on rewrites them
+            if not KILLS:
+                work = [name for name in moments if name not in (*ENDS, "clock", "record")]
+                moments = {name: moments[name] for name in (work, ENDS[:1], ENDS[1:])[number]}
+            fewest = min(hits[name] for name in moments)
+            moment = chance.choice([name for name in sorted(moments) if hits[name] == fewest])
+            fault = f"{moment}:{chance.randint(1, moments[moment])}"
+            began = time.monotonic()
+            tenths = int(fault.partition(":")[2])
+            status, errors = attempt.killed_by_the_clock(tenths) if moment == "clock" else attempt.run(fault)
+            print(f"{stage} {overrides} {fault}: {status} after {time.monotonic() - began:.1f} s", flush=True)
+            assert status in (0, -signal.SIGKILL), f"{fault}: {errors[-3000:]}"
+            hits[moment] += 1
+            kills += status != 0
+            for name, files in attempt.outputs().items() if not STAGES[stage].words else ():
+                assert files == expected_outputs[name], f"{fault}: {name} is half there"
+            if status == 0:
+                break
+        if status != 0:
+            status, errors = attempt.run()
+            assert status == 0, f"after {fault}: {errors[-3000:]}"
+        outputs = attempt.outputs()
+        differing = {
+            name: [file for file in {**files, **outputs[name]} if files.get(file) != outputs[name].get(file)]
+            for name, files in expected_outputs.items()
+        }
+        assert not any(differing.values()), f"after {fault}: {differing}"
+        assert not attempt.state(), "the resume state is removed"
+        chains += 1
+    print(stage, dict(hits), flush=True)
+    assert KILLS < 20 or not set(occurrences) - set(hits) - set(NO_KILLS)
 
 
 def test_a_signal_in_a_long_step_leaves_a_checkpoint_within_ten_seconds(
     breakable: Callable[..., Any], whole: Callable[..., Any]
 ) -> None:
     # With two processes beside `make faults`: they take turns slowly where cores are busy.
-    overrides = (f"run.processes={1 if KILLS <= IN_A_ROW else 2}", "rl.checkpoint_every=100")
-    expected, broken = whole(overrides), breakable(*overrides)
-    process = broken.start("rl", "slow:40")
-    folder = broken.workspace.folder
-    while not (folder / "asleep").exists():
+    overrides = (f"run.processes={2 if KILLS else 1}", "rl.checkpoint_every=100")
+    expected, attempt = whole("rl", overrides)[0], Attempt(breakable(*OVERRIDES, *overrides), "rl")
+    process = attempt.start("slow:40")
+    while not (attempt.folder / "asleep").exists():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
-    done = broken.workspace.steps_logged("rl")
-    assert 1 <= done < len(expected.output("rl")[1])
+    done = attempt.broken.workspace.steps_logged("rl")
+    assert 1 <= done < len(expected.broken.output("rl")[1])
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and time.monotonic() - began < 10, errors
-    (state,) = (folder / "home" / "state").glob("rl-*/checkpoints")
-    assert {file.name for file in state.iterdir()} == {f"step-{done:08d}.json", f"step-{done:08d}.safetensors"}, (
-        "of the step before, although none was due"
-    )
-    status, errors = broken.run("rl")
-    assert status == 0 and broken.output("rl") == expected.output("rl"), errors
-
-
-@pytest.mark.timeout(300 * KILLS)
-def test_killed_at_random_moments_it_ends_in_the_same_bits(
-    breakable: Callable[..., Any], whole: Callable[..., Any]
-) -> None:
-    chance, made, chain = random.Random(f"faults {KILLS}"), 0, 0
-    hit: Counter[str] = Counter()
-    while made < KILLS:
-        # The fast subset is one run, with a sampler that has weights of its own.
-        fast = KILLS <= IN_A_ROW
-        processes, ahead = (1, AHEAD) if fast else (1 + chain % 2, AHEAD if chain % 3 == 2 else ())
-        overrides = (f"run.processes={processes}", *ahead)
-        expected, broken = whole(overrides), breakable(*overrides)
-        status, through = None, False
-        for _ in range(min(IN_A_ROW, KILLS - made)):
-            moments = MOMENTS | ({"sync": 4} if ahead else {})
-            if not list(broken.workspace.folder.glob("home/state/rl-*/checkpoints/*.json")):
-                del moments["rows"]  # it would keep none
-            fewest = min(hit[name] for name in moments)  # no kind is left out
-            moment = chance.choice([name for name in sorted(moments) if hit[name] == fewest])
-            fault = f"{moment}:{chance.randint(1, moments[moment])}"
-            status, errors = killed_from_outside(broken, fault) if moment == "clock" else broken.run("rl", fault)
-            assert status in (0, -signal.SIGKILL), f"{fault}: {errors[-2000:]}"
-            print(f"{overrides} {fault}: {'killed' if status else 'ended before'}")
-            if status == 0:
-                break
-            made, hit[moment] = made + 1, hit[moment] + 1
-            through = through or moment in AFTER_THE_MODEL
-            assert through or not (broken.workspace.folder / "models" / "rl").exists(), fault
-        if status != 0:
-            status, errors = broken.run("rl")
-            assert status == 0, errors
-        assert broken.output("rl") == expected.output("rl"), fault
-        rl = Path("models/rl")
-        assert answers(broken.workspace.folder / rl) == answers(expected.workspace.folder / rl)
-        assert not list((broken.workspace.folder / "home" / "state").glob("rl-*/")), "state is removed"
-        chain += 1
-    print(dict(hit))
-    assert KILLS < 20 or min(hit[name] for name in (*MOMENTS, "sync")) >= 1
-    weights, rows = expected.output("rl")
-    # The runs have something to differ in.
-    start = (expected.workspace.folder / "models" / "sft" / "model.safetensors").read_bytes()
-    assert weights != start and max(row["grad_norm"] for row in rows) > 0
+    (state,) = attempt.state()
+    names = {f"step-{done:08d}.json", f"step-{done:08d}.safetensors"}
+    assert {file.name for file in (state / "checkpoints").iterdir()} == names, "of the step before, although not due"
+    status, errors = attempt.run()
+    assert status == 0 and attempt.outputs() == expected.outputs(), errors
 
 
 def test_a_full_disk_is_one_sentence_and_costs_nothing(
     breakable: Callable[..., Any], whole: Callable[..., Any]
 ) -> None:
-    overrides = ("run.processes=1", *AHEAD)
-    broken = breakable(*overrides)
-    status, errors = broken.run("rl", "full:2")
-    said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert status == 2 and len(said) == 1, errors
-    assert "step-00000006.safetensors: no room to write it (File too large)" in said[0]
-    (state,) = (broken.workspace.folder / "home" / "state").glob("rl-*/checkpoints")
-    assert {file.name for file in state.iterdir()} == {"step-00000003.json", "step-00000003.safetensors"}
-    assert not (broken.workspace.folder / "models" / "rl").exists()
+    expected, attempt = whole("rl", AHEAD)[0], Attempt(breakable(*OVERRIDES, *AHEAD), "rl")
+    status, errors = attempt.run("full:2")
+    messages = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert status == 2 and len(messages) == 1, errors
+    assert "step-00000006.safetensors: no room to write it (File too large)" in messages[0]
+    (state,) = attempt.state()
+    names = {"step-00000003.json", "step-00000003.safetensors"}
+    assert {file.name for file in (state / "checkpoints").iterdir()} == names
+    assert not (attempt.folder / "models" / "rl").exists()
     # It goes on from step 3, and is killed, or finds no room, while the rows after it are dropped.
-    assert broken.workspace.steps_logged("rl") > 3
-    status, errors = broken.run("rl", "rows:1")
+    assert attempt.broken.workspace.steps_logged("rl") > 3
+    status, errors = attempt.run("rows:1")
     assert status == -signal.SIGKILL, errors
-    status, errors = broken.run("rl", "rows full:1")
+    status, errors = attempt.run("rows full:1")
     assert status == 2 and "metrics.jsonl: no room to write it (File too large)" in errors, errors
-    status, errors = broken.run("rl")
-    assert status == 0, errors
-    assert broken.output("rl") == whole(overrides).output("rl")
+    status, errors = attempt.run()
+    assert status == 0 and attempt.outputs() == expected.outputs(), errors
+
+
+def test_the_runs_have_something_to_differ_in(whole: Callable[..., Any]) -> None:
+    expected = whole("rl", AHEAD)[0]
+    weights, rows = expected.broken.output("rl")
+    start = (expected.folder / "models" / "sft" / "model.safetensors").read_bytes()
+    assert weights != start and max(row["grad_norm"] for row in rows) > 0
+    pairs = whole("dpo", ())[0].outputs()["pipelines/recipes/tried/dpo"]
+    assert pairs["pipelines/recipes/tried/dpo/model/model.safetensors"] != start

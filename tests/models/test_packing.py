@@ -1,6 +1,7 @@
 """Packed rows with a shared prompt against the plain forward pass of each response on its own."""
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from mathrl.models.attention import CausalLayout
 from mathrl.models.linear import BFloat16Linear, keep_rounded_only, use_bfloat16_products
-from mathrl.models.logprobs import _padded_logprobs, response_logprobs, takes_packed
+from mathrl.models.logprobs import _padded_logprobs, response_logprobs, takes_packed, token_logprobs
 from mathrl.models.packing import Group, pack, rounded_up
 
 # Float32 sums in another order; log-probs are of the order of 10 in these models.
@@ -104,6 +105,13 @@ def test_packed_and_padded_agree_on_entropy_too(network: Callable[..., Any]) -> 
     packed, padded = response_logprobs(model, groups, 1.3), _padded_logprobs(model, groups, 1.3)
     for found, expected in zip(packed, padded, strict=True):
         assert torch.allclose(found, expected, atol=TOLERANCE)
+
+
+def test_entropy_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0], [30.0, -math.inf], [math.log(3), 0.0], [1000.0, 1000.0]])
+    three = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    entropies = token_logprobs(logits, torch.arange(4), torch.zeros(4, dtype=torch.long), 1.0)[1]
+    assert entropies.tolist() == pytest.approx([math.log(2), 0.0, three, math.log(2)])
 
 
 def test_gradients_of_logprobs_and_entropies(network: Callable[..., Any]) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.entropy import entropy
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import policy_loss
 from mathrl.algorithms.value_loss import clipped_value_loss
+from mathrl.models.logprobs import token_logprobs
 
 MODES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean", "sequence_sum": "seq-mean-token-sum-norm"}
 LONGEST = 40  # the configured length, which sequence_sum divides by
@@ -173,4 +173,5 @@ def test_verl_entropy(ragged: Any, agree: Any) -> None:
     from verl.utils.torch_functional import entropy_from_logits
 
     logits_NV = torch.randn(30, 11, generator=ragged.generator)
-    agree(entropy(logits_NV), entropy_from_logits(logits_NV))
+    rows_N = torch.arange(30)
+    agree(token_logprobs(logits_NV, rows_N, rows_N % 11, 1.0)[1], entropy_from_logits(logits_NV))

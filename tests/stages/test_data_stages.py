@@ -183,14 +183,15 @@ def test_what_was_measured_is_not_measured_again(params: Params, monkeypatch: py
     def measured(number: int, *overrides: str) -> int:
         """How many problems were sampled."""
         calls.clear()
-        difficulty.work(start(f"run{number}", load_params(PARAMS, overrides=[*SMALL, *overrides])))
+        run = start(f"run{number}", load_params(PARAMS, overrides=[*SMALL, *overrides]))
+        difficulty.work(run)
+        assert run.facts["summary"]["measured_before"] + sum(calls) == run.facts["summary"]["problems"]
         return sum(calls)
 
     assert measured(0) == 20
-    rates = Path("data/difficulty/pass_rates.jsonl").read_bytes()
-    assert measured(1) == 0 and Path("data/difficulty/pass_rates.jsonl").read_bytes() == rates
+    outputs = [file.read_bytes() for file in sorted(Path("data/difficulty").iterdir())]
+    assert measured(1) == 0 and [file.read_bytes() for file in sorted(Path("data/difficulty").iterdir())] == outputs
     assert measured(2, "difficulty.max_problems=24") == 4  # more problems: the further ones alone
-    assert read_json(Path("data/difficulty/summary.json"))["measured_before"] == 20
     assert len(list(read_jsonl(Path("data/difficulty/pass_rates.jsonl")))) == 24
     assert measured(3, "difficulty.temperature=0.5") == 20  # another sampling
     assert measured(4, "run.seed=1") == 20
