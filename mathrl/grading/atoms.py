@@ -13,22 +13,7 @@ from mathrl.grading.syntax import Node, neg, num, sym
 _BIG = frozenset(["sum", "prod", "int", "iint", "iiint", "oint", "lim", "bigcap", "limsup", "liminf"])
 _TASK_FUNCTIONS = frozenset(["gcd", "lcm", "det"])
 _INVERSES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
-_DECORATIONS = frozenset(
-    [
-        "vec",
-        "hat",
-        "bar",
-        "overline",
-        "overrightarrow",
-        "tilde",
-        "widehat",
-        "dot",
-        "ddot",
-        "widetilde",
-        "boldsymbol",
-        "pmb",
-    ]
-)
+_DECORATIONS = frozenset("vec hat bar overline overrightarrow tilde widehat dot ddot widetilde boldsymbol pmb".split())
 _APPLICABLE = frozenset("fghFGHPQ")
 
 

@@ -32,27 +32,27 @@ class Brackets(Cursor):
             return inside
         self.bars, self.depth = bars, self.depth - 1
         token = self.take()
-        found = token.value if token.value != "rbrace" else "\\}"
+        ending = token.value if token.value != "rbrace" else "\\}"
         parts = inside.args[0] if inside.kind == "list" else (inside,)
         if opener == "\\{":
-            if found != closer:
+            if ending != closer:
                 raise ParseError("unbalanced brackets")
             return Node("set", (parts,))
         if opener == "langle":
-            if found != closer:
+            if ending != closer:
                 raise ParseError("unbalanced brackets")
             return Node("tuple", ("(", ")", parts))
-        if found not in (")", "]") and not (opener == "[" and found == "["):
+        if ending not in (")", "]") and not (opener == "[" and ending == "["):
             raise ParseError("unbalanced brackets")
-        if found == "[":
-            found = ")"
+        if ending == "[":
+            ending = ")"
         if len(parts) == 1:
-            if opener == "(" and found == ")":
+            if opener == "(" and ending == ")":
                 return parts[0]
-            if opener == "[" and found == "]":
+            if opener == "[" and ending == "]":
                 return Node("tuple", ("[", "]", parts)) if parts[0].kind == "tuple" else parts[0]
             raise ParseError("unbalanced brackets")
-        return Node("tuple", (opener, found, parts))
+        return Node("tuple", (opener, ending, parts))
 
     def french_interval(self) -> Node:
         """]1, 2[ and ]1, 2]."""
@@ -67,13 +67,13 @@ class Brackets(Cursor):
     def brace_group(self) -> Node:
         """A TeX group; with commas in it, a set whose braces lost their backslash."""
         self.deeper()
-        before = self.tokens[self.i - 2].value if self.i > 1 else ""
+        previous = self.tokens[self.i - 2].value if self.i > 1 else ""
         inside = self.items("}")
         self.expect("}")
         self.depth -= 1
         if inside.kind == "list":
             return Node("set", (inside.args[0],))
-        return Node("set", ((inside,),)) if before in SET_OPS or self.at(*SET_OPS) else inside
+        return Node("set", ((inside,),)) if previous in SET_OPS or self.at(*SET_OPS) else inside
 
     def environment(self) -> Node:
         self.expect("{")

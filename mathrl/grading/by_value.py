@@ -7,7 +7,7 @@
    in 160-bit arithmetic, where sums that cancel are recognised as zero. Points outside the real domain are
    passed over, so sqrt(x)sqrt(y) equals sqrt(xy), and sqrt(x^2) is |x|.
 
-Sizes are bounded before anything is computed: `Refused` says why a value would not be formed.
+Sizes are bounded before anything is computed: `Refused` says why a value is not formed.
 """
 
 from __future__ import annotations
@@ -19,25 +19,7 @@ from mathrl.grading.finite_field import FIELD_KINDS, hash_text, modular
 from mathrl.grading.numeric import Numeric, OutsideDomain, close
 from mathrl.grading.syntax import Node, key, kinds, symbols
 
-TASK_OPERATORS = frozenset(
-    [
-        "sum",
-        "prod",
-        "int",
-        "iint",
-        "iiint",
-        "oint",
-        "lim",
-        "derivative",
-        "det",
-        "gcd",
-        "lcm",
-        "mod",
-        "bigcap",
-        "limsup",
-        "liminf",
-    ]
-)
+TASK_OPERATORS = frozenset("sum prod int iint iiint oint lim derivative det gcd lcm mod bigcap limsup liminf".split())
 _PATTERNS = ("positive", "small", "negative", "mixed", "large", "integer", "whole")
 
 

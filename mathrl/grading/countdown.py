@@ -30,8 +30,8 @@ def evaluate_expression(text: str) -> tuple[Fraction, list[int]]:
     >>> evaluate_expression("(3 + 5) / 2")
     (Fraction(4, 1), [3, 5, 2])
     """
-    for command, plain in _COMMANDS:
-        text = text.replace(command, plain)
+    for command, symbol in _COMMANDS:
+        text = text.replace(command, symbol)
     text = text.translate(_SPELLING).strip()
     if len(text) > MAX_EXPRESSION:
         raise NotAnExpression("too long")

@@ -40,7 +40,7 @@ class Cursor:
 
     def raw(self, closer: str) -> str:
         """The text of the tokens up to `closer`, spacing dropped."""
-        out: list[str] = []
+        texts: list[str] = []
         depth = 0
         while True:
             token = self.take()
@@ -49,10 +49,10 @@ class Cursor:
             if token.value == "{":
                 depth += 1
             elif token.value == closer and depth == 0:
-                return "".join(out)
+                return "".join(texts)
             elif token.value == "}":
                 depth -= 1
-            out.append(token.value)
+            texts.append(token.value)
 
     def deeper(self) -> None:
         self.depth += 1

@@ -1,4 +1,4 @@
-"""The symbolic engine as seen from the caller: killable, owned, usable from any thread and after a fork."""
+"""The symbolic engine from the caller's side: killable, usable from any thread and after a fork."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAM = "import sys; sys.path.insert(0, sys.argv[3]); from mathrl.grading.eng
 
 
 class EngineReply(NamedTuple):
-    """EngineReply(True, "") or EngineReply(False, "timeout"); a lost or still starting engine is a reason too."""
+    """EngineReply(True, "") or EngineReply(False, "timeout"); a lost or starting engine is a reason too."""
 
     equal: bool
     reason: str
@@ -29,8 +29,8 @@ class EngineReply(NamedTuple):
 class SymbolicEngine:
     """One keeper process and its worker; calls are served one at a time.
 
-    The process starts in the background on `start` or the first `ask`. Until it is ready (about a second,
-    once), `ask` waits at most `patience` seconds and then answers "not shown equal"; `warm_up` waits longer.
+    The process starts in the background at `start` or the first `ask`. Until it is ready (about a second),
+    `ask` waits at most `patience` seconds and then replies "not equal"; `warm_up` waits longer.
 
     >>> engine = SymbolicEngine()
     >>> engine.warm_up()
@@ -57,13 +57,13 @@ class SymbolicEngine:
             self._start()
 
     def warm_up(self, seconds: float = 120.0) -> bool:
-        """Start and wait until the engine answers; whether it does."""
+        """Start the engine and wait until it is ready; False if `seconds` pass first."""
         with self._lock:
             self._start()
             return self._wait_ready(seconds)
 
     def ask(self, truth: str, answer: str, mode: str = "reduced") -> EngineReply:
-        """Whether the engine shows the two equal, within the limit; mode "whole" takes a whole response."""
+        """Whether the engine shows the pair equal within the limit; in mode "whole" `answer` is a response."""
         line = json.dumps([truth, answer, mode]).encode() + b"\n"
         started = time.monotonic()
         if not self._lock.acquire(timeout=self.limit + _GRACE):
@@ -80,7 +80,7 @@ class SymbolicEngine:
             self._lock.release()
 
     def close(self) -> None:
-        """End the process; the next `ask` would start a new one."""
+        """End the process; the next `ask` starts a new one."""
         with self._lock:
             self._stop()
 
@@ -90,7 +90,7 @@ class SymbolicEngine:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return
         if self._process is not None and self._owner != os.getpid():
-            self._forget()  # inherited through a fork: the parent's process is not ours to use or to end
+            self._forget()  # inherited through a fork: the process belongs to the parent
         self._stop()
         self._owner = os.getpid()
         self._process = subprocess.Popen(

@@ -3,8 +3,8 @@ r"""The process behind the engine: a keeper that forks one worker at a time and 
     caller  <-- pipe -->  keeper (imports Math-Verify once)  <-- pipe -->  worker (forked, limited)
 
 The keeper is started by `engine.SymbolicEngine` with ``python -c``; it never looks at a response, so it cannot hang
-on one. Lines of JSON in both directions. It leaves when its input closes, and the kernel kills it and its
-worker when their parent dies.
+on one. Both directions carry lines of JSON. The keeper exits when its input closes, and the kernel kills it
+and its worker when their parent dies.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Worker:
 
 
 def _serve(compare: dict[str, Callable[[str, str], bool]], request: int, reply: int) -> None:
-    """The worker's loop. Whatever the engine does or raises, the keeper only ever sees a line or silence."""
+    """The worker's loop. Whatever the engine does or raises, the keeper sees either one line or silence."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))

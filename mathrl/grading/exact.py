@@ -19,9 +19,9 @@ _local = threading.local()
 
 
 def start_clock(seconds: float) -> None:
-    """From now on this thread's evaluations are refused after so many seconds, until `stop_clock`.
+    """Refuse this thread's evaluations once `seconds` have passed, until `stop_clock`.
 
-    The seconds are processor time: on a busy machine an answer is right or wrong as on an idle one.
+    The seconds are processor time: a busy machine gives the same verdicts as an idle one.
     """
     _local.deadline = time.thread_time() + seconds
 
@@ -74,8 +74,8 @@ def in_base(digits: str, base: int) -> Fraction:
     >>> in_base("0.11", 2)
     Fraction(3, 4)
     """
-    whole, _, rest = digits.partition(".")
-    return Fraction(int(whole + rest, base), base ** len(rest))
+    integer, _, decimals = digits.partition(".")
+    return Fraction(int(integer + decimals, base), base ** len(decimals))
 
 
 def _exact_of(node: Node, values: list[Fraction]) -> Fraction | None:

@@ -1,4 +1,4 @@
-r"""Where the answer of a response is, and by which rule it was found.
+r"""Where the answer of a response is, and which rule found it.
 
 Order: (1) the last balanced \boxed{} outside think, or a run of boxes joined by commas or "and";
 (2) <answer>; (3) ####; (4) "answer is", "Answer:", 答案; then, only when lenient: (5) a short response as a
@@ -62,34 +62,11 @@ _NUMBER = re.compile(
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z*]+\}(?:\{[lcr| ]+\})?")
 _HAN = re.compile(r"[\u3400-\u9fff]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])|[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f]{2,}")
-_MATH_WORDS = frozenset(
-    [
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "log",
-        "ln",
-        "exp",
-        "pi",
-        "and",
-        "or",
-        "cm",
-        "mm",
-        "km",
-        "in",
-        "ft",
-        "kg",
-        "oo",
-        "inf",
-        "infinity",
-        "union",
-    ]
-)
+_MATH_WORDS = frozenset("sqrt sin cos tan log ln exp pi and or cm mm km in ft kg oo inf infinity union".split())
 
 
 def prose_words(text: str) -> int:
-    r"""How many ordinary words stand in a text, commands and \text{} looked over."""
+    r"""The number of ordinary words in a text; commands and \text{} do not count."""
     if "\\begin" in text:
         text = _ENVIRONMENT.sub(" ", text)
     words = sum(1 for word in _PROSE.findall(text) if word.lower() not in _MATH_WORDS)
@@ -122,9 +99,9 @@ def extract(response: str, mode: ExtractionMode = "lenient") -> Extraction:
     rest = without_think(response)
     if rest is None:
         return Extraction(None, "think")
-    found = _boxed(rest) or _tagged(rest, mode) or _hashes(rest) or _phrase(rest)
-    if found is not None:
-        return found
+    extraction = _boxed(rest) or _tagged(rest, mode) or _hashes(rest) or _phrase(rest)
+    if extraction is not None:
+        return extraction
     return NOTHING if mode == "strict" else _unmarked(rest)
 
 
@@ -141,10 +118,10 @@ def _boxed(text: str) -> Extraction | None:
         match = _BOX.match(text, start)
         if match is None:
             continue
-        found = _box_content(text, match.end())
-        if found is None:
+        box = _box_content(text, match.end())
+        if box is None:
             continue
-        end, content = found
+        end, content = box
         if boxes and not (end <= boxes[0][0]):
             boxes[0] = (start, end, content)  # a box around the box
             continue
@@ -226,7 +203,7 @@ def _phrase(text: str) -> Extraction | None:
 
 
 def _claim(claim: str) -> str:
-    """What a phrase claims: a formula right behind it, else its sentence, cut to the last value if wordy."""
+    """What a phrase claims: the formula right after it, else its sentence, cut to the last value if wordy."""
     formula = _FORMULA.match(claim)
     if formula:
         following = claim[formula.end() : formula.end() + 12].lstrip()

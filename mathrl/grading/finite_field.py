@@ -29,7 +29,7 @@ def modular(node: Node, point: int) -> int:
     """The value in the field of 2**61 - 1 elements at a random point.
 
     Raises:
-        Refused: a kind without a rule there, a power that is no integer, or a pole.
+        Refused: a kind without a rule there, an exponent that is not an integer, or a pole.
     """
     kind, args = node.kind, node.args
     if kind == "num":
@@ -56,7 +56,7 @@ def modular(node: Node, point: int) -> int:
     if kind == "pow":
         exponent = exact(args[1])
         if exponent is None or exponent.denominator != 1:
-            raise Refused("a power that is no integer")
+            raise Refused("an exponent that is not an integer")
         base = modular(args[0], point)
         if base == 0 and exponent <= 0:
             raise Refused("a pole")

@@ -1,4 +1,4 @@
-"""text in, verdict out: `grade` for one response, `grade_batch` for a roll-out batch."""
+"""Text in, verdict out: `grade` judges one response; `parallel.grade_batch` judges a batch of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mathrl.grading.verdict import Verdict
 from mathrl.grading.words import last_option, option
 
 CACHE_SIZE = 65_536
-ENGINE_BUDGET = 0.3  # after this many seconds further accepted answers are compared without the engine
+ENGINE_BUDGET = 0.3  # seconds; after them, further accepted answers are compared without the engine
 
 
 class _Cache:
-    """Comparisons by (extracted, truth): the least recently used are dropped. Safe between threads."""
+    """Matches by (extracted, truth), without the least recently used beyond `size`; thread-safe."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -31,10 +31,10 @@ class _Cache:
 
     def get(self, pair: tuple[str, str]) -> Match | None:
         with self._lock:
-            found = self._rows.get(pair)
-            if found is not None:
+            match = self._rows.get(pair)
+            if match is not None:
                 self._rows.move_to_end(pair)
-            return found
+            return match
 
     def put(self, pair: tuple[str, str], value: Match) -> None:
         with self._lock:
@@ -60,11 +60,11 @@ def grade(
     r"""Judge one response against the accepted answer, or against any of several.
 
     Args:
-        response: What the policy wrote; any text at all.
+        response: The response of the policy; any text.
         ground_truth: One accepted answer or several. JSON with "numbers" and "target" is a Countdown.
-        extraction: "strict" wants a marked answer (box, answer tag, ####, "answer is"); "lenient" takes a
-            short response whole, the last formula or the last number too.
-        engine: The symbolic engine to use; this process's own by default.
+        extraction: "strict" requires a marked answer (box, answer tag, ####, "answer is"); "lenient" also takes
+            a short response whole, the last formula or the last number.
+        engine: The symbolic engine; by default that of this process (`default_engine`).
 
     Never raises on any text and never takes much longer than a second.
 
@@ -76,17 +76,17 @@ def grade(
     started = time.perf_counter()
     truths = (ground_truth,) if isinstance(ground_truth, str) else tuple(ground_truth)
     text = _without_surrogates(response)
-    found = extract(text, extraction)
+    extracted = extract(text, extraction)
     result = Match(False, "", "no accepted answer")
     for truth in truths:
         hurried = time.perf_counter() - started > ENGINE_BUDGET
         accepted = _without_surrogates(str(truth))
-        result, found = _judge(text, found, accepted, extraction, False if hurried else engine)
+        result, extracted = _judge(text, extracted, accepted, extraction, False if hurried else engine)
         if result.equal:
             break
-    rule = f"{found.rule}; {result.rule}" if result.rule else found.rule
+    rule = f"{extracted.rule}; {result.rule}" if result.rule else extracted.rule
     reason = "" if result.equal else result.reason
-    return Verdict(bool(result.equal), found.text, rule, reason, time.perf_counter() - started)
+    return Verdict(bool(result.equal), extracted.text, rule, reason, time.perf_counter() - started)
 
 
 def _without_surrogates(text: object) -> str:
@@ -97,31 +97,35 @@ def _without_surrogates(text: object) -> str:
 
 
 def _judge(
-    response: str, found: Extraction, truth: str, mode: ExtractionMode, engine: SymbolicEngine | Literal[False] | None
+    response: str,
+    extraction: Extraction,
+    truth: str,
+    mode: ExtractionMode,
+    engine: SymbolicEngine | Literal[False] | None,
 ) -> tuple[Match, Extraction]:
     game = read_truth(truth)
     if game is not None:
-        correct, reason = countdown_correct(found.text or "", *game)
-        return Match(correct, "countdown", reason), found
+        correct, reason = countdown_correct(extraction.text or "", *game)
+        return Match(correct, "countdown", reason), extraction
     letter = option(truth)
     if (
         letter is not None
         and letter.isupper()
         and mode == "lenient"
-        and found.rule in ("last number", "last formula", "none", "whole")
+        and extraction.rule in ("last number", "last formula", "none", "whole")
     ):
-        last = last_option(response) if option(found.text or "") is None else None
+        last = last_option(response) if option(extraction.text or "") is None else None
         if last is not None:
-            found = Extraction(last, "last letter")
-    if found.text is None:
-        reason = "the answer never left the thinking" if found.rule == "think" else "no answer found"
-        return Match(False, "", reason), found
-    if not found.text.strip():
-        return Match(False, "", "an empty answer"), found
-    result = _settled(found.text, truth, engine)
-    if not result.equal and found.boxes and all(_settled(box, truth, engine).equal for box in found.boxes):
+            extraction = Extraction(last, "last letter")
+    if extraction.text is None:
+        reason = "the answer never left the thinking" if extraction.rule == "think" else "no answer found"
+        return Match(False, "", reason), extraction
+    if not extraction.text.strip():
+        return Match(False, "", "an empty answer"), extraction
+    result = _settled(extraction.text, truth, engine)
+    if not result.equal and extraction.boxes and all(_settled(box, truth, engine).equal for box in extraction.boxes):
         result = Match(True, "the same in every box", "")
-    return result, found
+    return result, extraction
 
 
 def _settled(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] | None) -> Match:
@@ -136,13 +140,13 @@ def _settled(extracted: str, truth: str, engine: SymbolicEngine | Literal[False]
     except (ValueError, ArithmeticError) as error:  # a gap in the grammar must not end a training run
         result = Match(False, "error", f"not compared: {error!r}"[:200])
     if result.equal is None:
-        result = _by_engine(extracted, truth, result, engine)
+        result = _by_engine(extracted, truth, engine)
     if result.reason not in _TRANSIENT:
         _cache.put(pair, result)
     return result
 
 
-def _by_engine(extracted: str, truth: str, before: Match, engine: SymbolicEngine | Literal[False] | None) -> Match:
+def _by_engine(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] | None) -> Match:
     answer, gold = canonical(extracted), canonical(truth)
     refused = refusal(answer, gold)
     if refused is not None:
@@ -155,18 +159,18 @@ def _by_engine(extracted: str, truth: str, before: Match, engine: SymbolicEngine
     return Match(False, "symbolic", outcome.reason or "not shown equal")
 
 
-def equal_answers(one: str, other: str, engine: SymbolicEngine | None = None) -> bool:
-    """Whether two extracted answers are the same answer, whichever of them is taken as the truth.
+def equal_answers(first: str, second: str, engine: SymbolicEngine | None = None) -> bool:
+    """Whether two extracted answers are equal, with either of them taken as the truth.
 
-    What `grade` would say of them, so votes for 0.5 and 1/2 are votes for one answer. The first question
-    that the symbolic engine must settle waits for its start.
+    It agrees with `grade`, so votes for 0.5 and 1/2 count as votes for one answer. The first pair that needs
+    the symbolic engine waits until it has started.
 
     >>> equal_answers("0.5", "1/2"), equal_answers("12", "21")
     (True, False)
     """
-    if one == other:
+    if first == second:
         return True
-    for answer, truth in ((one, other), (other, one)):
+    for answer, truth in ((first, second), (second, first)):
         result = _settled(answer, truth, engine)
         if result.reason == _TRANSIENT[0] and (engine or default_engine()).warm_up():
             result = _settled(answer, truth, engine)
@@ -176,10 +180,10 @@ def equal_answers(one: str, other: str, engine: SymbolicEngine | None = None) ->
 
 
 def clear_cache() -> None:
-    """Forget every comparison (benchmarks and tests)."""
+    """Drop every cached match (for benchmarks and tests)."""
     _cache.clear()
 
 
 def warm_up() -> bool:
-    """Start this process's symbolic engine and wait for it; whether it answers."""
+    """Start the symbolic engine of this process and wait for it; True if it is ready."""
     return default_engine().warm_up()

@@ -16,7 +16,7 @@ class ParseError(ValueError):
 
 
 class Token(NamedTuple):
-    """`kind`: num, cmd, name, text, op, end. `spaced`: white space stood before it."""
+    """`kind`: num, cmd, name, text, op, end. `spaced`: white space precedes it."""
 
     kind: str
     value: str
@@ -38,69 +38,17 @@ _TOKEN = re.compile(
 )
 _OPS = {"**": "^", "==": "=", "=<": "<=", "!=": "\\ne"}
 _TEXT = frozenset(
-    [
-        "text",
-        "textbf",
-        "textit",
-        "textrm",
-        "textsf",
-        "texttt",
-        "mbox",
-        "hbox",
-        "textnormal",
-        "mathrm",
-        "operatorname",
-        "mathbf",
-        "boldsymbol",
-        "mathit",
-        "mathsf",
-        "mathcal",
-        "bm",
-        "rm",
-        "emph",
-        "fbox",
-        "boxed",
-        "bold",
-    ]
+    (
+        "text textbf textit textrm textsf texttt mbox hbox textnormal mathrm operatorname mathbf boldsymbol "
+        "mathit mathsf mathcal bm rm emph fbox boxed bold"
+    ).split()
 )
 _CURRENCY = frozenset("$€£¥")
 FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "arccot",
-        "arcsec",
-        "arccsc",
-        "sinh",
-        "cosh",
-        "tanh",
-        "coth",
-        "log",
-        "ln",
-        "lg",
-        "exp",
-        "sqrt",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "det",
-        "asin",
-        "acos",
-        "atan",
-        "abs",
-        "floor",
-        "ceil",
-        "cbrt",
-        "arg",
-    ]
+    (
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log ln lg exp sqrt "
+        "max min gcd lcm det asin acos atan abs floor ceil cbrt arg"
+    ).split()
 )
 _WORDS = {
     "infinity": "infty",
@@ -196,7 +144,7 @@ _COMPOUND_UNIT = re.compile(r"~?[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?(?:\s*(?:/|\\cdot)
 
 
 def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
-    """\text{...}: words stay one token; a command over mathematics is looked through."""
+    """\text{...}: words stay one token; mathematics inside a command is tokenized."""
     word = content.strip()
     if command in ("mathrm", "operatorname", "mathit", "mathsf", "rm"):
         name = word.strip("\\ ").lower()
@@ -217,7 +165,7 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     return [Token("text", word, spaced)] if word else []
 
 
-def _name_tokens(run: str, spaced: bool, before: list[Token]) -> list[Token]:
+def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
     """A run of letters: a function, a word, a unit after a number, or a product of symbols."""
     lower = run.lower()
     if run in FUNCTIONS:
@@ -226,7 +174,7 @@ def _name_tokens(run: str, spaced: bool, before: list[Token]) -> list[Token]:
         return [Token("text", lower, spaced)]
     if lower in _WORDS and (len(run) > 2 or run in ("pi", "oo")):
         return [Token("cmd", _WORDS[lower], spaced)]
-    if before and len(run) > 1 and lower in UNIT_WORDS and not (len(run) <= 2 and not _after_number(before)):
+    if preceding and len(run) > 1 and lower in UNIT_WORDS and not (len(run) <= 2 and not _after_number(preceding)):
         return [Token("text", run, spaced)]
     if len(run) >= 4:
         return [Token("text", run, spaced)]
@@ -234,6 +182,6 @@ def _name_tokens(run: str, spaced: bool, before: list[Token]) -> list[Token]:
     return [tokens[0]._replace(spaced=spaced), *tokens[1:]]
 
 
-def _after_number(before: list[Token]) -> bool:
-    last = before[-1]
+def _after_number(preceding: list[Token]) -> bool:
+    last = preceding[-1]
     return last.kind == "num" or last.value in ("}", "/", ")")

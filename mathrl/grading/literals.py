@@ -1,4 +1,4 @@
-"""Number tokens and what numbers do side by side: mixed numbers, bases, repeating decimals."""
+"""Number tokens and numbers side by side: mixed numbers, bases, repeating decimals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mathrl.grading.syntax import Node, num
 
 
 def literal(text: str) -> Node:
-    """A number token; exponents beyond any answer's size are refused."""
+    """The node of a number token; exponents beyond the size of any answer are refused."""
     mantissa, _, exponent = text.lower().partition("e")
     if len(mantissa) > 2000 or len(exponent) > 6 or abs(int(exponent or 0)) > 2000:
         raise ParseError("a number too large")
@@ -23,7 +23,7 @@ def literal(text: str) -> Node:
 
 def ellipsis_decimal(text: str) -> Node:
     """0.333…: the shortest block that repeats to the end, at least twice, and for three digits or more."""
-    whole, _, digits = text.partition(".")
+    integer, _, digits = text.partition(".")
     for size in range(1, len(digits) // 2 + 1):
         block = digits[-size:]
         count = 1
@@ -31,7 +31,7 @@ def ellipsis_decimal(text: str) -> Node:
             count += 1
         if count >= 2 and count * size >= 3:
             fixed = digits[: len(digits) - size * count]
-            base = Fraction(f"{whole}.{fixed}0")
+            base = Fraction(f"{integer}.{fixed}0")
             return num(base + Fraction(int(block), (10**size - 1) * 10 ** len(fixed)))
     raise ParseError("a decimal that goes on")
 
@@ -58,9 +58,9 @@ def adjacent(left: Node, right: Node, token: Token) -> Node:
         if below == 0:
             raise ParseError("a denominator of zero")
         part = right.args[0].args[0] / below
-        whole = left.args[0]
+        integer = left.args[0]
         if 0 < part < 1:
-            return num(whole + part if whole >= 0 else whole - part)
+            return num(integer + part if integer >= 0 else integer - part)
     if token.kind == "num":
         last = left.args[0][-1] if left.kind == "mul" else left
         if last.kind not in ("pow", "fact", "root"):
@@ -75,12 +75,12 @@ def _is_integer(node: Node) -> bool:
 def mixed(tokens: list[Token]) -> list[Token]:
     """1 1/2 in plain text: number, space, number, slash, number becomes number, (number / number)."""
     for i in range(len(tokens) - 4, -1, -1):
-        whole, above, slash, below = tokens[i : i + 4]
+        integer, above, slash, below = tokens[i : i + 4]
         if (
-            whole.kind == above.kind == below.kind == "num"
+            integer.kind == above.kind == below.kind == "num"
             and slash.value == "/"
             and above.spaced
-            and "." not in whole.value + above.value + below.value
+            and "." not in integer.value + above.value + below.value
         ):
             group = [Token("cmd", "frac", True)]
             for token in (above, below):

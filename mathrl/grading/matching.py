@@ -60,8 +60,8 @@ def _simple_number(text: str) -> tuple[Fraction, bool] | None:
     match = _NUMBER.fullmatch(text)
     if match is None or (match[2] is None and match[3] is None):
         return None
-    whole, decimals = (match[2] or "0").replace(",", ""), match[3] or ""
-    value = Fraction(whole + decimals)
+    integer, decimals = (match[2] or "0").replace(",", ""), match[3] or ""
+    value = Fraction(integer + decimals)
     return (-value if match[1] == "-" else value), bool(decimals)
 
 
@@ -74,25 +74,25 @@ def compare(truth: str, answer: str) -> Match:
     if not truth.strip() or not answer.strip():
         return Match(False, "empty", "no answer or no accepted answer")
     if len(answer) <= 60 and len(truth) <= 60:
-        mine, theirs = _simple_number(truth.strip()), _simple_number(answer.strip())
-        if mine is not None and theirs is not None and mine[0] == theirs[0]:
+        truth_number, answer_number = _simple_number(truth.strip()), _simple_number(answer.strip())
+        if truth_number is not None and answer_number is not None and truth_number[0] == answer_number[0]:
             return Match(True, "number", "")
-        if mine is not None and theirs is not None and not (mine[1] or theirs[1]):
+        if truth_number is not None and answer_number is not None and not (truth_number[1] or answer_number[1]):
             return Match(False, "number", "different numbers")
     truth, answer = truth[:20000], answer[:20000]
-    mine_text, their_text = canonical(truth), canonical(answer)
-    if not mine_text or not their_text:
+    truth_text, answer_text = canonical(truth), canonical(answer)
+    if not truth_text or not answer_text:
         return Match(False, "empty", "no answer or no accepted answer")
-    if mine_text == their_text or squeezed(truth) == squeezed(answer):
+    if truth_text == answer_text or squeezed(truth) == squeezed(answer):
         return Match(True, "same text", "")
-    if _INTEGER.fullmatch(mine_text) and _INTEGER.fullmatch(their_text):
-        equal = _integer_text(mine_text) == _integer_text(their_text)
+    if _INTEGER.fullmatch(truth_text) and _INTEGER.fullmatch(answer_text):
+        equal = _integer_text(truth_text) == _integer_text(answer_text)
         return Match(equal, "number", "" if equal else "different numbers")
-    if len(their_text) > max(MAX_ANSWER, 2 * len(mine_text)):
+    if len(answer_text) > max(MAX_ANSWER, 2 * len(truth_text)):
         return Match(False, "guard", "the answer is too long")
     start_clock(TIME_LIMIT)
     try:
-        return _compare_texts(mine_text, their_text)
+        return _compare_texts(truth_text, answer_text)
     finally:
         stop_clock()
 
@@ -129,22 +129,22 @@ _DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
 _POINT = re.compile(r"-?\d*\.\d+")
 
 
-def _pointed(text: str, other: str) -> str:
+def _pointed(text: str, counterpart: str) -> str:
     """A decimal comma written as a point, where the other side is a decimal: 1 000,5 as 1000.5."""
-    if _DECIMAL_COMMA.fullmatch(text) and _POINT.fullmatch(other.replace(",", "")):
+    if _DECIMAL_COMMA.fullmatch(text) and _POINT.fullmatch(counterpart.replace(",", "")):
         return text.replace(" ", "").replace(".", "").replace(",", ".")
     return text
 
 
 def _compare_trees(truth: str, answer: str) -> Match | None:
-    """Parsed and compared, in each reading of the commas (thousands, list, decimal)."""
-    mine, theirs = _readings(truth), _readings(answer)
-    if len(mine) < len(theirs):
-        mine = (mine[0],) * len(theirs)
-    elif len(theirs) < len(mine):
-        theirs = (theirs[0],) * len(mine)
+    """The match of the parsed texts, in each reading of the commas (thousands, list, decimal)."""
+    truth_readings, answer_readings = _readings(truth), _readings(answer)
+    if len(truth_readings) < len(answer_readings):
+        truth_readings = (truth_readings[0],) * len(answer_readings)
+    elif len(answer_readings) < len(truth_readings):
+        answer_readings = (answer_readings[0],) * len(truth_readings)
     result: Match | None = None
-    for left, right in zip(mine, theirs, strict=True):
+    for left, right in zip(truth_readings, answer_readings, strict=True):
         left_tree, right_tree = parse(left), parse(right)
         if left_tree is None or right_tree is None:
             continue
@@ -169,7 +169,7 @@ _REALS = frozenset(["all real numbers", "all reals", "real numbers", "any real n
 
 
 def _digits_of_words(text: str) -> str:
-    """A number or the real line, written in words, in symbols."""
+    """The text in symbols if it spells a number or the real line in words, else as it is."""
     words = plain_words(text) or ""
     if words in _REALS:
         return "\\mathbb{R}"
@@ -178,7 +178,7 @@ def _digits_of_words(text: str) -> str:
 
 
 def _as_text(text: str) -> str:
-    """Letters and digits only, \\text{} looked through; capitals count unless there are words."""
+    """The letters and digits, those in \\text{} included; capitals count unless there are words."""
     inner = _BETWEEN_DIGITS.sub("_", unwrapped(text).replace("\\", ""))
     inner = "".join(inner.split())
     return inner.lower() if _LONG_WORD.search(inner) else inner

@@ -75,7 +75,7 @@ _HARD_GROUPS = re.compile(
     r"(?<![\d.,])(?<!\d )(\d{1,3})"
     r"((?:\s*(?:\{\s*,\s*\}|,\\!|\\,|\\ |~|\{\\,\}|(?<=\d) (?=\d))\s*\d{3})+)(?![\d])"
 )
-# With a plain comma it may also be a list, so that reading is one of two.
+# With a plain comma it may also be a list: one of two readings.
 _COMMA_GROUPS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
 _TEX_DECIMAL_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
 _NOT_DIGIT = re.compile(r"\D")
@@ -103,7 +103,7 @@ def strip_wrappers(text: str) -> str:
     '\\frac{1}{2}'
     """
     while True:
-        before = text
+        previous = text
         text = text.strip()
         if text and text[-1] in _TRAILING and not text.endswith(("\\,", "\\;", "\\:", "\\.", "...")):
             text = text.rstrip(_TRAILING)
@@ -118,7 +118,7 @@ def strip_wrappers(text: str) -> str:
                 inner = text[len(left) : len(text) - len(right)]
                 if left not in inner and right not in inner:
                     text = inner
-        if text == before:
+        if text == previous:
             return text
 
 
@@ -136,13 +136,13 @@ def merge_thousands(text: str, commas: bool) -> str:
 
 
 def has_comma_groups(text: str) -> bool:
-    """Whether a plain comma stands where it may be a thousands separator."""
+    """Whether the text has a plain comma that may be a thousands separator."""
     return "," in text and _COMMA_GROUPS.search(text) is not None
 
 
 @lru_cache(maxsize=16384)
 def canonical(text: str) -> str:
-    r"""The answer in one spelling; the string that every comparison starts from.
+    r"""The answer in one spelling; every comparison starts from it.
 
     >>> canonical(" $\\left( −1 , 2 \\right)$. ")
     '( -1 , 2  )'

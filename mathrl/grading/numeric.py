@@ -20,7 +20,7 @@ _local = threading.local()
 
 
 def _context() -> Any:
-    """This thread's own mpmath context (its precision is never changed, so threads cannot disturb it)."""
+    """The mpmath context of this thread (its precision never changes, so threads cannot disturb one another)."""
     context = getattr(_local, "context", None)
     if context is None:
         from mpmath.ctx_mp import MPContext  # type: ignore[import-untyped]  # 60 ms, seldom needed
@@ -87,9 +87,9 @@ class Numeric:
             return self.rational_power(self(args[0]), Fraction(1, int(index)))
         if kind == "func":
             return self.function(args)
-        return self.other(node)
+        return self.special(node)
 
-    def other(self, node: Node) -> Any:
+    def special(self, node: Node) -> Any:
         kind, ctx = node.kind, self.ctx
         if kind == "base":
             return self.rational(in_base(node.args[0], node.args[1]))
@@ -107,12 +107,12 @@ class Numeric:
         if kind == "degree":
             return value * ctx.pi / 180
         if not ctx.isint(value) or not 0 <= value <= 3000:
-            raise OutsideDomain("a factorial of what is no small integer")
+            raise OutsideDomain("a factorial of something other than a small integer")
         if kind == "fact":
             return ctx.factorial(value)
         below = self(node.args[1])
         if not ctx.isint(below) or not 0 <= below <= 3000:
-            raise OutsideDomain("a binomial of what is no small integer")
+            raise OutsideDomain("a binomial of something other than a small integer")
         return ctx.binomial(value, below)
 
     def add(self, terms: list[Any]) -> Any:

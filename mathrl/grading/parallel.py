@@ -1,7 +1,8 @@
-"""`grade_batch`: a whole roll-out batch, in order, each distinct pair judged once, over several processes.
+"""`grade_batch`: grades a batch of responses in order, each distinct pair once, in one or several processes.
 
-Each process is a plain `python` child that reads chunks and writes verdicts; one that is lost is replaced by
-grading its chunk here. No executor, no signals, nothing left behind: a child leaves when its input closes.
+A child is a `python` process that reads pairs as JSON and writes verdicts; the parent grades the pairs of a
+child that is lost. There are no executors and no signals, and nothing is left behind: a child exits when its
+input closes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mathrl.grading.extract import ExtractionMode
 from mathrl.grading.grade import grade
 from mathrl.grading.verdict import Verdict
 
-SMALL_BATCH = 4096  # below this one process is done before a second has started
+SMALL_BATCH = 4096  # one process grades fewer pairs than this before a second has started
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from mathrl.grading.parallel import main; main()"
 
@@ -34,13 +35,13 @@ def grade_batch(
     *,
     processes: int | None = None,
 ) -> list[Verdict]:
-    """One verdict a response, in order.
+    """One verdict per response, in order.
 
     Args:
-        responses: What the policy wrote.
-        truths: As many accepted answers (or lists of accepted answers).
+        responses: The responses of the policy.
+        truths: The accepted answer, or the accepted answers, of each response.
         extraction: As in `grade`.
-        processes: How many grade; None takes one for small batches and up to four otherwise.
+        processes: Number of processes; None: one for a small batch, else up to four.
 
     Raises:
         UserError: the two sequences differ in length, or `processes` is below 1.
@@ -49,7 +50,9 @@ def grade_batch(
     [True, True]
     """
     if len(responses) != len(truths):
-        raise UserError(f"grade_batch: {len(responses)} responses but {len(truths)} truths; give one truth a response")
+        raise UserError(
+            f"grade_batch: {len(responses)} responses but {len(truths)} truths; give one truth per response"
+        )
     if processes is not None and processes < 1:
         raise UserError(f"grade_batch: processes={processes}; give 1 or more")
     keys = [(r, t if isinstance(t, str) else tuple(t)) for r, t in zip(responses, truths, strict=True)]
@@ -58,17 +61,17 @@ def grade_batch(
         processes = 1 if len(distinct) < SMALL_BATCH else min(4, os.cpu_count() or 1)
     processes = min(processes, max(1, len(distinct)))
     if processes == 1:
-        verdicts = [_patient(response, truth, extraction) for response, truth in distinct]
+        verdicts = [_grade_with_engine(response, truth, extraction) for response, truth in distinct]
     else:
         parts = [distinct[i::processes] for i in range(processes)]
-        with ThreadPoolExecutor(processes) as threads:  # threads that only wait for the pipes
+        with ThreadPoolExecutor(processes) as threads:  # the threads only wait for the pipes
             graded = list(threads.map(lambda part: _in_child(part, extraction), parts))
         verdicts = [graded[i % processes][i // processes] for i in range(len(distinct))]
-    found = dict(zip(distinct, verdicts, strict=True))
-    return [found[key] for key in keys]
+    verdict_of = dict(zip(distinct, verdicts, strict=True))
+    return [verdict_of[key] for key in keys]
 
 
-def _patient(response: str, truth: str | tuple[str, ...], extraction: ExtractionMode) -> Verdict:
+def _grade_with_engine(response: str, truth: str | tuple[str, ...], extraction: ExtractionMode) -> Verdict:
     """As `grade`, but a batch waits for the engine to start instead of doing without it."""
     verdict = grade(response, truth, extraction)
     if verdict.reason.endswith("is still starting") and default_engine().warm_up():
@@ -84,14 +87,14 @@ def _in_child(part: list[tuple[str, str | tuple[str, ...]]], extraction: Extract
         stderr=subprocess.DEVNULL,
     )
     try:
-        out, _ = child.communicate(json.dumps(part).encode(), timeout=60 + 1.5 * len(part))
-        rows: list[list[Any]] = json.loads(out)
+        output, _ = child.communicate(json.dumps(part).encode(), timeout=60 + 1.5 * len(part))
+        rows: list[list[Any]] = json.loads(output)
     except (subprocess.TimeoutExpired, ValueError):
         child.kill()
         child.wait()
         rows = []
     if len(rows) != len(part):
-        return [_patient(response, truth, extraction) for response, truth in part]
+        return [_grade_with_engine(response, truth, extraction) for response, truth in part]
     return [Verdict(*row) for row in rows]
 
 
@@ -101,7 +104,8 @@ def main() -> None:
     extraction: ExtractionMode = "strict" if sys.argv[2] == "strict" else "lenient"
     pairs = json.load(sys.stdin)
     verdicts = [
-        _patient(response, truth if isinstance(truth, str) else tuple(truth), extraction) for response, truth in pairs
+        _grade_with_engine(response, truth if isinstance(truth, str) else tuple(truth), extraction)
+        for response, truth in pairs
     ]
     rows = [[v.correct, v.extracted, v.rule, v.reason, v.seconds] for v in verdicts]
     sys.stdout.write(json.dumps(rows))

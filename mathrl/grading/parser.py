@@ -36,23 +36,23 @@ class Parser(Atoms):
 
     def items(self, closer: str) -> Node:
         """Clauses up to `closer`; one clause is returned as itself, several as a list."""
-        found: list[Node] = []
+        clauses: list[Node] = []
         semicolons: list[int] = []
         while True:
             while self.joiner():
                 pass
             if self.tokens[self.i].kind == "end" or (closer and self.at(closer, "]", ")")):
                 break
-            found.append(self.clause())
-            if not self.joiner(semicolons, len(found)):
+            clauses.append(self.clause())
+            if not self.joiner(semicolons, len(clauses)):
                 break
-        if not found:
+        if not clauses:
             raise ParseError("empty")
-        if len(found) == 1 and not semicolons:
-            return found[0]
-        if semicolons and semicolons[-1] < len(found) and len(semicolons) + 1 < len(found):
-            return _grouped(found, semicolons)
-        return found[0] if len(found) == 1 else Node("list", (tuple(found),))
+        if len(clauses) == 1 and not semicolons:
+            return clauses[0]
+        if semicolons and semicolons[-1] < len(clauses) and len(semicolons) + 1 < len(clauses):
+            return _grouped(clauses, semicolons)
+        return clauses[0] if len(clauses) == 1 else Node("list", (tuple(clauses),))
 
     def joiner(self, semicolons: list[int] | None = None, count: int = 0) -> bool:
         token = self.tokens[self.i]
@@ -278,11 +278,11 @@ class Parser(Atoms):
         return sym(f"{node.args[0] if node.kind == 'sym' else node}_{text}")
 
 
-def _grouped(found: list[Node], cuts: list[int]) -> Node:
+def _grouped(clauses: list[Node], cuts: list[int]) -> Node:
     """p=5,q=2; p=7,q=2: the semicolons bind more loosely than the commas."""
     groups, start = [], 0
-    for cut in [*cuts, len(found)]:
-        part = tuple(found[start:cut])
+    for cut in [*cuts, len(clauses)]:
+        part = tuple(clauses[start:cut])
         if part:
             groups.append(part[0] if len(part) == 1 else Node("list", (part,)))
         start = cut

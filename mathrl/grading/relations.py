@@ -18,18 +18,18 @@ _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
     if truth.kind == answer.kind:
         return _two_relations(truth, answer, same)
-    relation, other = (truth, answer) if truth.kind == "rel" else (answer, truth)
+    relation, counterpart = (truth, answer) if truth.kind == "rel" else (answer, truth)
     operators = relation.args[0]
     if operators == ("in",):
-        return same(relation.args[1][1], other) if relation is truth else same(other, relation.args[1][1])
+        return same(relation.args[1][1], counterpart) if relation is truth else same(counterpart, relation.args[1][1])
     if not set(operators) <= {"=", "~", "->", "=>"}:
         return False
     candidates = _chain_values(relation, from_answer=relation is answer)
     result: bool | None = False
     for i, value in enumerate(candidates):
-        if i and not _has_decimal(other):
+        if i and not _has_decimal(counterpart):
             break  # the approximate member counts only against a decimal
-        verdict = same(value, other) if relation is truth else same(other, value)
+        verdict = same(value, counterpart) if relation is truth else same(counterpart, value)
         if verdict:
             return True
         result = None if verdict is None else result
@@ -51,19 +51,19 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
     closed_members = [member for member in exact_members if _is_closed(member)]
     if any(same_expression(left, right) is False for left, right in pairwise(closed_members)):
         return []  # 42 = 43 claims nothing
-    out = []
+    values = []
     if len(exact_members) > 1:
         first, last = exact_members[0], exact_members[-1]
         if last.kind == "sym" and first.kind != "sym":
             first, last = last, first
         closed = not symbols(first)
         if len(exact_members) > 2 or closed or _is_label(first) or (from_answer and _is_total(first)):
-            out.append(last)
+            values.append(last)
     elif not _is_label(exact_members[0]):
-        out.append(exact_members[0])
+        values.append(exact_members[0])
     else:
         return [rough[-1]]
-    return out + list(rough[-1:])
+    return values + list(rough[-1:])
 
 
 def _is_closed(node: Node) -> bool:
@@ -94,41 +94,52 @@ def _numbers(node: Node) -> bool:
 
 
 def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
-    mine, theirs = truth.args, answer.args
-    if mine[0] == theirs[0]:
-        verdict = _memberwise(mine[1], theirs[1], same)
+    truth_operators, truth_members = truth.args
+    answer_operators, answer_members = answer.args
+    if truth_operators == answer_operators:
+        verdict = _memberwise(truth_members, answer_members, same)
         if verdict:
             return True
-    flipped = tuple(_FLIP.get(op, op) for op in reversed(theirs[0]))
-    if mine[0] == flipped and _memberwise(mine[1], theirs[1][::-1], same):
+    flipped = tuple(_FLIP.get(op, op) for op in reversed(answer_operators))
+    if truth_operators == flipped and _memberwise(truth_members, answer_members[::-1], same):
         return True
-    if mine[0] == theirs[0] == ("=",):
-        return _equations(mine[1], theirs[1], same)
-    if set(mine[0]) | set(theirs[0]) <= {"=", "~"}:
+    if truth_operators == answer_operators == ("=",):
+        return _equations(truth_members, answer_members, same)
+    if set(truth_operators) | set(answer_operators) <= {"=", "~"}:
         left = _chain_values(truth, from_answer=False)
         right = _chain_values(answer, from_answer=True)
-        if left and right and key(mine[1][0]) == key(theirs[1][0]):
+        if left and right and key(truth_members[0]) == key(answer_members[0]):
             return same(left[0], right[0])
         return False
-    if len(mine[0]) == len(theirs[0]) == 1 and mine[0][0] in _FLIP and theirs[0][0] in _FLIP:
+    if (
+        len(truth_operators) == len(answer_operators) == 1
+        and truth_operators[0] in _FLIP
+        and answer_operators[0] in _FLIP
+    ):
         return _inequalities(truth, answer)
     return False
 
 
-def _equations(mine: tuple[Node, Node], theirs: tuple[Node, Node], same: Same) -> bool | None:
-    left, right = mine[0], theirs[0]
+def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], same: Same) -> bool | None:
+    left, right = truth_sides[0], answer_sides[0]
     if left.kind in _NAMES and right.kind in _NAMES:
         if key(left) == key(right):
-            return same(mine[1], theirs[1])
-        if (left.kind == "app" or right.kind == "app") and symbols(mine[1]) and symbols(mine[1]) == symbols(theirs[1]):
-            return same(mine[1], theirs[1])
-    if not (symbols(mine[0]) | symbols(mine[1])) & (symbols(theirs[0]) | symbols(theirs[1])):
+            return same(truth_sides[1], answer_sides[1])
+        if (
+            (left.kind == "app" or right.kind == "app")
+            and symbols(truth_sides[1])
+            and symbols(truth_sides[1]) == symbols(answer_sides[1])
+        ):
+            return same(truth_sides[1], answer_sides[1])
+    if not (symbols(truth_sides[0]) | symbols(truth_sides[1])) & (symbols(answer_sides[0]) | symbols(answer_sides[1])):
         return False
-    return _proportional(_difference(*mine), _difference(*theirs), positive=False)
+    return _proportional(_difference(*truth_sides), _difference(*answer_sides), positive=False)
 
 
-def _memberwise(mine: Sequence[Node], theirs: Sequence[Node], same: Same) -> bool:
-    return len(mine) == len(theirs) and all(same(left, right) for left, right in zip(mine, theirs, strict=True))
+def _memberwise(truth_members: Sequence[Node], answer_members: Sequence[Node], same: Same) -> bool:
+    return len(truth_members) == len(answer_members) and all(
+        same(left, right) for left, right in zip(truth_members, answer_members, strict=True)
+    )
 
 
 def _difference(left: Node, right: Node) -> Node:

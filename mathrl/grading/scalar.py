@@ -25,12 +25,17 @@ def refuse_restated(truth: Node, answer: Node) -> None:
     Raises:
         Restated: e.g. ``\sum_{k=1}^{100} k`` for 5050, ``\gcd(84, 126)`` for 42, ``\log_2 1024`` for 10.
     """
-    mine, theirs = kinds(answer), kinds(truth)
-    if "op" in mine and "op" not in theirs:
-        for kind in mine:
+    answer_kinds, truth_kinds = kinds(answer), kinds(truth)
+    if "op" in answer_kinds and "op" not in truth_kinds:
+        for kind in answer_kinds:
             if kind.startswith("op:") and kind[3:] in TASK_OPERATORS:
                 raise Restated(f"the answer restates the task ({kind[3:]})")
-    if "func:log" in mine and "func:log" not in theirs and _log_with_base(answer) and exact(truth) is not None:
+    if (
+        "func:log" in answer_kinds
+        and "func:log" not in truth_kinds
+        and _log_with_base(answer)
+        and exact(truth) is not None
+    ):
         raise Restated("the answer restates the task (log)")
 
 
@@ -84,14 +89,14 @@ def _to_its_digits(truth: Node, answer: Node) -> bool:
 
     0.87 accepts sqrt(3)/2, 7.78 accepts 70/9 and 7.7778; 2.5 does not accept 2.51.
     """
-    mine, theirs = _literal(truth), _literal(answer)
-    if mine is not None:
-        value, places, digits = mine
-        if places < 2 or digits < 2 or (theirs is not None and (digits < 3 or theirs[1] <= places)):
+    truth_decimal, answer_decimal = _literal(truth), _literal(answer)
+    if truth_decimal is not None:
+        value, places, digits = truth_decimal
+        if places < 2 or digits < 2 or (answer_decimal is not None and (digits < 3 or answer_decimal[1] <= places)):
             return False
         return _within(answer, value, Fraction(1, 2 * 10**places))
-    if theirs is not None and theirs[2] >= LONG_DECIMAL:
-        value, places, _ = theirs
+    if answer_decimal is not None and answer_decimal[2] >= LONG_DECIMAL:
+        value, places, _ = answer_decimal
         return _within(truth, value, Fraction(1, 10**places), strict=True)
     return False
 
@@ -113,9 +118,9 @@ def _suffixed(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None
     """Percent and degrees: with the mark on both sides the numbers decide; else p may be p or p * factor."""
     left = truth.args[0] if truth.kind == kind else truth
     right = answer.args[0] if answer.kind == kind else answer
-    plain = same_scalar(left, right)
-    if plain or truth.kind == answer.kind:
-        return plain
+    verdict = same_scalar(left, right)
+    if verdict or truth.kind == answer.kind:
+        return verdict
     if truth.kind == kind:
         left = Node("mul", ((left, factor),))
     else:
@@ -127,13 +132,13 @@ def _with_units(truth: Node, answer: Node) -> bool | None:
     left = truth.args[0] if truth.kind == "unit" else truth
     right = answer.args[0] if answer.kind == "unit" else answer
     if truth.kind == answer.kind:
-        mine, theirs = scale(truth.args[1]), scale(answer.args[1])
-        if mine is not None and theirs is not None:
-            if mine[0] != theirs[0]:
+        truth_scale, answer_scale = scale(truth.args[1]), scale(answer.args[1])
+        if truth_scale is not None and answer_scale is not None:
+            if truth_scale[0] != answer_scale[0]:
                 return False
-            if mine[1] != theirs[1]:
-                left = Node("mul", ((left, num(mine[1])),))
-                right = Node("mul", ((right, num(theirs[1])),))
+            if truth_scale[1] != answer_scale[1]:
+                left = Node("mul", ((left, num(truth_scale[1])),))
+                right = Node("mul", ((right, num(answer_scale[1])),))
     return same_scalar(left, right)
 
 
@@ -164,10 +169,10 @@ def _ratio(truth: Node, answer: Node) -> bool | None:
             for i in range(1, len(left))
         ]
         return None if None in pairs else all(pairs)
-    ratio, other = (truth, answer) if truth.kind == "ratio" else (answer, truth)
+    ratio, value = (truth, answer) if truth.kind == "ratio" else (answer, truth)
     if len(ratio.args[0]) != 2:
         return False
-    return same_scalar(Node("div", ratio.args[0]), other)
+    return same_scalar(Node("div", ratio.args[0]), value)
 
 
 def _clock(parts: tuple[Node, ...]) -> bool:

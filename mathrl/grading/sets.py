@@ -84,29 +84,29 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
     def order(a: Piece, b: Piece) -> int:
         return _compare(a.low, b.low) or (int(b.low_closed) - int(a.low_closed))
 
-    out: list[Piece] = []
+    merged: list[Piece] = []
     for piece in sorted(pieces, key=cmp_to_key(order)):
-        if out:
-            last = out[-1]
+        if merged:
+            last = merged[-1]
             gap = _compare(piece.low, last.high)
             if gap < 0 or (gap == 0 and (piece.low_closed or last.high_closed)):
                 ends = _compare(piece.high, last.high)
                 high_closed = piece.high_closed if ends > 0 else last.high_closed or (ends == 0 and piece.high_closed)
-                out[-1] = last._replace(high=piece.high if ends > 0 else last.high, high_closed=high_closed)
+                merged[-1] = last._replace(high=piece.high if ends > 0 else last.high, high_closed=high_closed)
                 continue
-        out.append(piece)
-    return out
+        merged.append(piece)
+    return merged
 
 
 def _complement(pieces: list[Piece]) -> list[Piece]:
-    out, low, closed = [], -_INF, False
+    gaps, low, closed = [], -_INF, False
     for piece in _merged(pieces):
         if _less(low, piece.low) or (_compare(low, piece.low) == 0 and closed and not piece.low_closed):
-            out.append(Piece(low, closed, piece.low, not piece.low_closed))
+            gaps.append(Piece(low, closed, piece.low, not piece.low_closed))
         low, closed = piece.high, not piece.high_closed
     if low != _INF:
-        out.append(Piece(low, closed, _INF, False))
-    return out
+        gaps.append(Piece(low, closed, _INF, False))
+    return gaps
 
 
 def _interval(low: Any, low_closed: bool, high: Any, high_closed: bool) -> list[Piece]:

@@ -32,23 +32,23 @@ def same(truth: Node, answer: Node) -> bool | None:
     check_clock()
     if key(truth) == key(answer):
         return True
-    truth, answer = _plain(truth), _plain(answer)
+    truth, answer = _simplified(truth), _simplified(answer)
     verdict = _as_real_sets(truth, answer)
     if verdict is not None:
         return verdict
     if truth.kind in _SETS or answer.kind in _SETS:
-        other = answer if truth.kind in _SETS else truth
-        if is_expression(other) or other.kind == "matrix":
+        counterpart = answer if truth.kind in _SETS else truth
+        if is_expression(counterpart) or counterpart.kind == "matrix":
             return False
     if truth.kind == "rel" or answer.kind == "rel":
         return same_relation(truth, answer, same)
-    mine, theirs = _items(truth), _items(answer)
+    truth_items, answer_items = _items(truth), _items(answer)
     if truth.kind == "tuple" or answer.kind == "tuple":
         return _tuples(truth, answer)
     if truth.kind == "matrix" or answer.kind == "matrix":
         return _matrices(truth, answer)
-    if mine is not None or theirs is not None:
-        return _collections(truth, answer, mine or [truth], theirs or [answer])
+    if truth_items is not None or answer_items is not None:
+        return _collections(truth, answer, truth_items or [truth], answer_items or [answer])
     if truth.kind == "base" and answer.kind == "base" and truth.args[1] == answer.args[1]:
         return truth.args[0].lstrip("0") == answer.args[0].lstrip("0")  # type: ignore[no-any-return]
     if truth.kind == "text" or answer.kind == "text":
@@ -56,10 +56,10 @@ def same(truth: Node, answer: Node) -> bool | None:
     return same_scalar(truth, answer)
 
 
-def _plain(node: Node) -> Node:
+def _simplified(node: Node) -> Node:
     """Without a set of one element, a label list ("k = 1, 2, 3"), or a scalar before a matrix."""
     if node.kind == "set" and len(node.args[0]) == 1 and node.args[0][0].kind != "rel":
-        return _plain(node.args[0][0])
+        return _simplified(node.args[0][0])
     if node.kind == "mul":
         matrices = [factor for factor in node.args[0] if factor.kind == "matrix"]
         if len(matrices) == 1:
@@ -94,19 +94,19 @@ def _as_real_sets(truth: Node, answer: Node) -> bool | None:
         if subjects[0] != subjects[1] and symbols(truth) != symbols(answer):
             return False
     try:
-        mine, theirs = real_set(truth), real_set(answer)
+        truth_set, answer_set = real_set(truth), real_set(answer)
     except NotASet:
         return None
-    return same_real_set(mine, theirs)
+    return same_real_set(truth_set, answer_set)
 
 
 def _items(node: Node) -> list[Node] | None:
     """The elements of a list or set, plus-minus written out; None for a single value."""
     if node.kind in ("list", "set"):
-        out: list[Node] = []
+        elements: list[Node] = []
         for part in node.args[0]:
-            out.extend(_signs(part))
-        return out
+            elements.extend(_signs(part))
+        return elements
     spread = _signs(node)
     return spread if len(spread) > 1 else None
 
@@ -119,11 +119,11 @@ def _signs(node: Node) -> list[Node]:
         return _signs(node.args[1][1])
     if node.kind in ("tuple", "matrix", "rel", "list", "set", "union"):
         return [node]
-    out: list[Node] = []
+    values: list[Node] = []
     for value in (_signed(node, False), _signed(node, True)):
-        if value not in out:
-            out.append(value)
-    return out
+        if value not in values:
+            values.append(value)
+    return values
 
 
 def _signed(node: Node, minus: bool) -> Node:
@@ -143,28 +143,28 @@ def _signed(node: Node, minus: bool) -> Node:
     )
 
 
-def _collections(truth: Node, answer: Node, mine: list[Node], theirs: list[Node]) -> bool | None:
-    if len(mine) > MAX_ITEMS or len(theirs) > MAX_ITEMS:
+def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_items: list[Node]) -> bool | None:
+    if len(truth_items) > MAX_ITEMS or len(answer_items) > MAX_ITEMS:
         raise Refused("a list too long")
-    if all(is_assignment(part) for part in (*mine, *theirs)):
-        return _unordered(mine, theirs)
-    mine, theirs = _values(mine), _values(theirs)
+    if all(is_assignment(part) for part in (*truth_items, *answer_items)):
+        return _unordered(truth_items, answer_items)
+    truth_items, answer_items = _values(truth_items), _values(answer_items)
     if "set" in (truth.kind, answer.kind):
-        mine, theirs = _distinct(mine), _distinct(theirs)
-    return _unordered(mine, theirs)
+        truth_items, answer_items = _distinct(truth_items), _distinct(answer_items)
+    return _unordered(truth_items, answer_items)
 
 
 def _values(items: list[Node]) -> list[Node]:
     """x_1 = 2, x_2 = 3 as 2, 3; groups of assignments as tuples of their values."""
-    out = []
+    values = []
     for item in items:
         if is_assignment(item):
-            out.append(item.args[1][1])
+            values.append(item.args[1][1])
         elif item.kind == "list":
-            out.append(Node("tuple", ("(", ")", tuple(_assigned(item.args[0]) or item.args[0]))))
+            values.append(Node("tuple", ("(", ")", tuple(_assigned(item.args[0]) or item.args[0]))))
         else:
-            out.append(item)
-    return out
+            values.append(item)
+    return values
 
 
 def _assigned(items: Sequence[Node]) -> list[Node] | None:
@@ -178,38 +178,40 @@ def _assigned(items: Sequence[Node]) -> list[Node] | None:
 
 
 def _distinct(items: list[Node]) -> list[Node]:
-    out: list[Node] = []
+    distinct: list[Node] = []
     for item in items:
-        if not any(key(item) == key(seen) or (symbols(item) == symbols(seen) and same(seen, item)) for seen in out):
-            out.append(item)
-    return out
+        if not any(
+            key(item) == key(seen) or (symbols(item) == symbols(seen) and same(seen, item)) for seen in distinct
+        ):
+            distinct.append(item)
+    return distinct
 
 
-def _unordered(mine: list[Node], theirs: list[Node]) -> bool | None:
-    if len(mine) != len(theirs):
+def _unordered(truth_items: list[Node], answer_items: list[Node]) -> bool | None:
+    if len(truth_items) != len(answer_items):
         return False
-    left = list(theirs)
+    unmatched = list(answer_items)
     unknown = False
-    for item in mine:
-        found = next((i for i, other in enumerate(left) if key(other) == key(item)), None)
-        if found is None:
-            for i, other in enumerate(left):
-                verdict = same(item, other)
+    for item in truth_items:
+        index = next((i for i, candidate in enumerate(unmatched) if key(candidate) == key(item)), None)
+        if index is None:
+            for i, candidate in enumerate(unmatched):
+                verdict = same(item, candidate)
                 if verdict:
-                    found = i
+                    index = i
                     break
                 unknown = unknown or verdict is None
-        if found is None:
+        if index is None:
             return None if unknown else False
-        left.pop(found)
+        unmatched.pop(index)
     return True
 
 
-def _ordered(mine: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
-    if len(mine) != len(theirs):
+def _ordered(truth_items: Sequence[Node], answer_items: Sequence[Node]) -> bool | None:
+    if len(truth_items) != len(answer_items):
         return False
     result: bool | None = True
-    for left, right in zip(mine, theirs, strict=True):
+    for left, right in zip(truth_items, answer_items, strict=True):
         verdict = same(left, right)
         if verdict is False:
             return False
@@ -224,42 +226,42 @@ def _flat(parts: Sequence[Node]) -> list[Node]:
 
 def _tuples(truth: Node, answer: Node) -> bool | None:
     if truth.kind == answer.kind:
-        mine, theirs = _flat(truth.args[2]), _flat(answer.args[2])
-        if len(mine) <= 2 and truth.args[:2] != answer.args[:2]:
+        truth_parts, answer_parts = _flat(truth.args[2]), _flat(answer.args[2])
+        if len(truth_parts) <= 2 and truth.args[:2] != answer.args[:2]:
             return False
-        return _ordered(mine, theirs)
-    tuple_node, other = (truth, answer) if truth.kind == "tuple" else (answer, truth)
-    mine = _flat(tuple_node.args[2])
-    if other.kind == "list":
-        parts = _assigned(other.args[0]) or list(other.args[0])
+        return _ordered(truth_parts, answer_parts)
+    tuple_node, counterpart = (truth, answer) if truth.kind == "tuple" else (answer, truth)
+    tuple_parts = _flat(tuple_node.args[2])
+    if counterpart.kind == "list":
+        list_parts = _assigned(counterpart.args[0]) or list(counterpart.args[0])
         if tuple_node.args[:2] != ("(", ")"):
             return False
-        return _ordered(mine, parts) if tuple_node is truth else _ordered(parts, mine)
-    if other.kind == "matrix":
-        rows = other.args[0]
+        return _ordered(tuple_parts, list_parts) if tuple_node is truth else _ordered(list_parts, tuple_parts)
+    if counterpart.kind == "matrix":
+        rows = counterpart.args[0]
         if len(rows) == 1 or all(len(row) == 1 for row in rows):
             cells = [cell for row in rows for cell in row]
-            verdict = _ordered(mine, cells) if tuple_node is truth else _ordered(cells, mine)
-            if verdict or not all(part.kind == "tuple" for part in mine):
+            verdict = _ordered(tuple_parts, cells) if tuple_node is truth else _ordered(cells, tuple_parts)
+            if verdict or not all(part.kind == "tuple" for part in tuple_parts):
                 return verdict
-        if all(part.kind == "tuple" for part in mine):
-            nested = Node("matrix", (tuple(tuple(part.args[2]) for part in mine),))
-            return _matrices(nested, other) if tuple_node is truth else _matrices(other, nested)
-        if len(mine) == 1:
-            return same(mine[0], other) if tuple_node is truth else same(other, mine[0])
-    if len(mine) == 1 and other.kind == "tuple":
+        if all(part.kind == "tuple" for part in tuple_parts):
+            nested = Node("matrix", (tuple(tuple(part.args[2]) for part in tuple_parts),))
+            return _matrices(nested, counterpart) if tuple_node is truth else _matrices(counterpart, nested)
+        if len(tuple_parts) == 1:
+            return same(tuple_parts[0], counterpart) if tuple_node is truth else same(counterpart, tuple_parts[0])
+    if len(tuple_parts) == 1 and counterpart.kind == "tuple":
         return None
     return False
 
 
 def _matrices(truth: Node, answer: Node) -> bool | None:
     if truth.kind != answer.kind:
-        other = answer if truth.kind == "matrix" else truth
-        if {"matrix", "op"} & kinds(other):
+        counterpart = answer if truth.kind == "matrix" else truth
+        if {"matrix", "op"} & kinds(counterpart):
             refuse_restated(truth, answer)
             return None
         return False
-    mine, theirs = truth.args[0], answer.args[0]
-    if [len(row) for row in mine] != [len(row) for row in theirs]:
+    truth_rows, answer_rows = truth.args[0], answer.args[0]
+    if [len(row) for row in truth_rows] != [len(row) for row in answer_rows]:
         return False
-    return _ordered([cell for row in mine for cell in row], [cell for row in theirs for cell in row])
+    return _ordered([cell for row in truth_rows for cell in row], [cell for row in answer_rows for cell in row])

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def load() -> Any:
-    """Import the engine (seconds) and make it ready; returns the comparing functions by mode."""
+    """Import the engine (it takes seconds) and return its comparison functions by mode."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -25,10 +25,10 @@ def load() -> Any:
             return False
         return bool(verify(gold, target, float_rounding=12, timeout_seconds=None, raise_on_error=False))
 
-    def second(truth: str, response: str) -> bool:
+    def compare_response(truth: str, response: str) -> bool:
         """Math-Verify as its users call it, on the whole response: the second grader."""
         gold = parse("$" + truth + "$", parsing_timeout=None)
         return bool(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None, raise_on_error=False))
 
     compare("\\frac{1}{2}", "0.5")
-    return {"reduced": compare, "whole": second}
+    return {"reduced": compare, "whole": compare_response}

@@ -70,12 +70,12 @@ def _inside(items: tuple[Any, ...]) -> Iterator[Node]:
 @lru_cache(maxsize=8192)
 def kinds(node: Node) -> frozenset[str]:
     """All kinds in the tree, with ``func:log``-like entries for functions, operators and constants."""
-    found = {node.kind}
+    all_kinds = {node.kind}
     if node.kind in ("func", "op", "const"):
-        found.add(f"{node.kind}:{node.args[0]}")
+        all_kinds.add(f"{node.kind}:{node.args[0]}")
     for child in children(node):
-        found |= kinds(child)
-    return frozenset(found)
+        all_kinds |= kinds(child)
+    return frozenset(all_kinds)
 
 
 @lru_cache(maxsize=8192)
@@ -83,10 +83,10 @@ def symbols(node: Node) -> frozenset[str]:
     """The names of the free symbols."""
     if node.kind == "sym":
         return frozenset((node.args[0],))
-    found: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     for child in children(node):
-        found |= symbols(child)
-    return found
+        names |= symbols(child)
+    return names
 
 
 @lru_cache(maxsize=8192)
@@ -114,24 +114,7 @@ def _key_of(arg: Any) -> str:
     return str(arg)
 
 
-_STRUCTURES = frozenset(
-    [
-        "list",
-        "tuple",
-        "set",
-        "matrix",
-        "rel",
-        "union",
-        "inter",
-        "minus",
-        "ratio",
-        "base",
-        "text",
-        "unit",
-        "ellipsis",
-        "reals",
-    ]
-)
+_STRUCTURES = frozenset("list tuple set matrix rel union inter minus ratio base text unit ellipsis reals".split())
 
 
 def is_expression(node: Node) -> bool:

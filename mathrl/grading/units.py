@@ -48,131 +48,15 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
     for spellings, size in rows.items()
     for spelling in spellings.split()
 }
-_OTHERS = [
-    "unit",
-    "units",
-    "square",
-    "cubic",
-    "sq",
-    "percent",
-    "percentage",
-    "pct",
-    "degree",
-    "degrees",
-    "deg",
-    "radian",
-    "radians",
-    "rad",
-    "year",
-    "years",
-    "yr",
-    "yrs",
-    "month",
-    "months",
-    "mph",
-    "kmh",
-    "kph",
-    "km/h",
-    "m/s",
-    "hz",
-    "khz",
-    "mhz",
-    "pa",
-    "kpa",
-    "atm",
-    "mol",
-    "mole",
-    "moles",
-    "joule",
-    "joules",
-    "kj",
-    "ev",
-    "newton",
-    "newtons",
-    "watt",
-    "watts",
-    "kw",
-    "kwh",
-    "volt",
-    "volts",
-    "amp",
-    "amps",
-    "ohm",
-    "ohms",
-    "euro",
-    "euros",
-    "eur",
-    "yuan",
-    "rmb",
-    "rupee",
-    "rupees",
-    "peso",
-    "pesos",
-    "yen",
-    "pound",
-    "people",
-    "person",
-    "students",
-    "student",
-    "apples",
-    "apple",
-    "oranges",
-    "books",
-    "book",
-    "ways",
-    "way",
-    "cups",
-    "cup",
-    "bu",
-    "acre",
-    "acres",
-    "hectare",
-    "hectares",
-    "calories",
-    "points",
-    "point",
-    "times",
-    "pages",
-    "page",
-    "pieces",
-    "items",
-    "cars",
-    "balls",
-    "marbles",
-    "coins",
-    "games",
-    "boys",
-    "girls",
-    "men",
-    "women",
-    "children",
-    "kids",
-    "total",
-    "each",
-    "per",
-    "sides",
-    "cards",
-    "eggs",
-    "cookies",
-    "tickets",
-    "trees",
-    "dozen",
-    "o'clock",
-    "pm",
-    "am",
-    "kelvin",
-    "celsius",
-    "fahrenheit",
-    "integers",
-    "numbers",
-    "solutions",
-    "erg",
-    "ergs",
-    "million",
-    "billion",
-    "thousand",
-    "trillion",
-]
+_OTHERS = (
+    "unit units square cubic sq percent percentage pct degree degrees deg radian radians rad year years yr "
+    "yrs month months mph kmh kph km/h m/s hz khz mhz pa kpa atm mol mole moles joule joules kj ev newton "
+    "newtons watt watts kw kwh volt volts amp amps ohm ohms euro euros eur yuan rmb rupee rupees peso pesos "
+    "yen pound people person students student apples apple oranges books book ways way cups cup bu acre acres "
+    "hectare hectares calories points point times pages page pieces items cars balls marbles coins games boys "
+    "girls men women children kids total each per sides cards eggs cookies tickets trees dozen o'clock pm am "
+    "kelvin celsius fahrenheit integers numbers solutions erg ergs million billion thousand trillion"
+).split()
 UNIT_WORDS = frozenset(_SIZES) | frozenset(_OTHERS)
 SINGLE_LETTER_UNITS = frozenset("msghLl")
 _POWER = re.compile(r"(\^\s*\{?\s*([23])\s*\}?)$")
@@ -195,8 +79,8 @@ def scale(unit: str) -> tuple[str, Fraction] | None:
     for word, exponent in (("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)):
         if text.startswith(word):
             power, text = exponent, text[len(word) :].strip()
-    found = _SIZES.get(text)
-    if found is None:
+    entry = _SIZES.get(text)
+    if entry is None:
         return None
-    dimension, size = found
+    dimension, size = entry
     return (dimension if power == 1 else f"{dimension}^{power}", size**power)

@@ -13,48 +13,30 @@ _MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
 _LETTER = re.compile(r"^\(?\s*\(?([A-Za-z])\)?\s*[.):]?$")
 _LEADING = re.compile(r"^[\s*(\[]*([A-Z])[\s*]*(?:[):\].]|,\s+[a-z]|\s+[-–—]|\s+(?:because|since|as)\b)")
 _NONE = frozenset(
-    [
-        "no solution", "no solutions", "no real solution", "no real solutions", "no real roots", "none",
-        "no integer solutions", "there is no solution", "there are no solutions", "empty set", "empty",
-        "无解", "does not exist", "dne", "no such", "impossible",
-    ]
-)  # fmt: skip
+    (
+        "no solution, no solutions, no real solution, no real solutions, no real roots, none, no integer "
+        "solutions, there is no solution, there are no solutions, empty set, empty, 无解, does not exist, dne, no "
+        "such, impossible"
+    ).split(", ")
+)
 _UNITS = {
-    word: i
-    for i, word in enumerate(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-            "thirteen",
-            "fourteen",
-            "fifteen",
-            "sixteen",
-            "seventeen",
-            "eighteen",
-            "nineteen",
-        ]
+    word: number
+    for number, word in enumerate(
+        (
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+            "seventeen eighteen nineteen"
+        ).split()
     )
 }
 _TENS = {
-    word: 10 * i
-    for i, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2)
+    word: 10 * number
+    for number, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
 }
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 
 def unwrapped(text: str) -> str:
-    r"""The text with ``\text{...}`` and its kin looked through.
+    r"""The text with the contents of ``\text{...}`` and similar commands in their place.
 
     >>> unwrapped("\\text{(A)}")
     '(A)'
@@ -84,7 +66,8 @@ def plain_words(text: str) -> str | None:
 
 
 def number_in_words(words: str) -> int | None:
-    """
+    """The integer that English number words spell, or None.
+
     >>> number_in_words("two hundred and forty two"), number_in_words("any number")
     (242, None)
     """
@@ -174,31 +157,35 @@ def same_words(truth: str, answer: str) -> bool | None:
     several = option_set(truth) or option_set(answer)
     if several is not None:
         return option_set(truth, True) == option_set(answer, True)
-    mine, theirs = plain_words(truth), plain_words(answer)
-    if mine is None:
-        if truth.strip() in ("\\emptyset", "\\varnothing", "\\{\\}") and theirs is not None:
-            return is_none(theirs)
+    truth_words, answer_words = plain_words(truth), plain_words(answer)
+    if truth_words is None:
+        if truth.strip() in ("\\emptyset", "\\varnothing", "\\{\\}") and answer_words is not None:
+            return is_none(answer_words)
         return None
-    letter = option(truth)
-    if letter is not None:
-        found = option(answer)
-        if found is None:
-            found = leading_option(answer)
-            return found == letter if found is not None and letter.isupper() else None
-        if found == letter:
+    truth_letter = option(truth)
+    if truth_letter is not None:
+        answer_letter = option(answer)
+        if answer_letter is None:
+            answer_letter = leading_option(answer)
+            return answer_letter == truth_letter if answer_letter is not None and truth_letter.isupper() else None
+        if answer_letter == truth_letter:
             return True
-        if found.upper() == letter.upper() and letter.upper() in "ABCDE":
+        if answer_letter.upper() == truth_letter.upper() and truth_letter.upper() in "ABCDE":
             return marked_as_option(truth) or marked_as_option(answer)
         return False
-    if is_none(mine):
-        return is_none(theirs) if theirs is not None else (answer.strip() in ("\\emptyset", "\\varnothing", "\\{\\}"))
-    if theirs is None:
+    if is_none(truth_words):
+        return (
+            is_none(answer_words)
+            if answer_words is not None
+            else (answer.strip() in ("\\emptyset", "\\varnothing", "\\{\\}"))
+        )
+    if answer_words is None:
         return None
-    if mine == theirs:
+    if truth_words == answer_words:
         return True
-    first, second = number_in_words(mine), number_in_words(theirs)
+    first, second = number_in_words(truth_words), number_in_words(answer_words)
     if first is not None and second is not None:
         return first == second
-    if len(mine) < 3 or "," in mine or " and " in mine or " or " in mine:
+    if len(truth_words) < 3 or "," in truth_words or " and " in truth_words or " or " in truth_words:
         return None
-    return False if mine.replace(" ", "").isalpha() else None
+    return False if truth_words.replace(" ", "").isalpha() else None

@@ -26,7 +26,7 @@ GSM8K = [
 ]
 
 
-def problems(resolved: rooms.Resolved) -> list[Problem]:
+def problems(resolved: rooms.ResolvedSource) -> list[Problem]:
     found = list(read_source(resolved, seed=0))
     assert all(isinstance(item, Problem) for item in found), found
     return found  # type: ignore[return-value]

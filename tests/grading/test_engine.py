@@ -156,10 +156,21 @@ def test_after_a_fork_and_at_the_end_nothing_is_left(end: str) -> None:
     assert not alive(pid)
 
 
-def test_the_import_is_light() -> None:
-    code = (
-        "import sys, mathrl.grading as r; r.grade('\\\\boxed{\\\\frac12}', '0.5'); "
-        "print([m for m in ('sympy', 'math_verify', 'torch', 'transformers', 'numpy') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout.strip() == "[]"
+IMPORTS = """
+import json, sys
+at_start = set(sys.modules)
+import mathrl.grading
+mathrl.grading.grade("\\\\boxed{\\\\frac12}", "0.5")
+print(json.dumps(sorted(set(sys.modules) - at_start)))
+mathrl.grading.grade("\\\\boxed{2\\\\sqrt{x}}", "\\\\sqrt{4x}")
+print(json.dumps(sorted(set(sys.modules) - at_start)))
+"""
+
+
+def test_the_grader_imports_core_alone_and_no_library() -> None:
+    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60, check=True)
+    at_import, with_radicals = (json.loads(line) for line in run.stdout.splitlines())
+    own = {name.split(".")[1] for name in with_radicals if name.startswith("mathrl.")}
+    assert own == {"core", "grading"}
+    libraries = [{n.split(".")[0] for n in names} - sys.stdlib_module_names for names in (at_import, with_radicals)]
+    assert libraries == [{"mathrl"}, {"mathrl", "mpmath"}]

@@ -255,7 +255,7 @@ def test_batches_keep_their_order_and_use_processes() -> None:
     two = [v.correct for v in grade_batch(responses, truths, processes=2)]
     assert one == two == [bool(i % 3) or i == 14 for i in range(40)]
     assert grade_batch([], []) == []
-    with pytest.raises(UserError, match="one truth a response"):
+    with pytest.raises(UserError, match="one truth per response"):
         grade_batch(["a"], [])
     with pytest.raises(UserError, match="1 or more"):
         grade_batch(["a"], ["a"], processes=0)

@@ -15,20 +15,16 @@ class Scene:
     questions: tuple[str, ...]
 
 
-_WOMEN = (
-    "Amira", "Beatriz", "Chen", "Dana", "Elif", "Fatou", "Grace", "Hana", "Ines", "Julia", "Keiko", "Lena",
-    "Maria", "Noor", "Olga", "Priya",
-)  # fmt: skip
-_MEN = (
-    "Ahmed", "Boris", "Carlos", "David", "Emeka", "Felix", "Goran", "Hugo", "Ivan", "Jamal", "Kenji", "Luca",
-    "Mateo", "Nils", "Omar", "Pavel",
-)  # fmt: skip
+_WOMEN = "Amira Beatriz Chen Dana Elif Fatou Grace Hana Ines Julia Keiko Lena Maria Noor Olga Priya".split()
+_MEN = "Ahmed Boris Carlos David Emeka Felix Goran Hugo Ivan Jamal Kenji Luca Mateo Nils Omar Pavel".split()
 NAMES = (*((name, "she") for name in _WOMEN), *((name, "he") for name in _MEN))
-FRIENDS = ("Rosa", "Sami", "Tariq", "Uma", "Viktor", "Wei", "Yusuf", "Zoe", "Alma", "Bruno")
-THINGS = (
-    "marbles", "stickers", "apples", "pencils", "books", "shells", "coins", "buttons", "cards", "stamps",
-    "beads", "cookies", "tomatoes", "bricks", "candles", "plants", "postcards", "ribbons", "walnuts", "eggs",
-)  # fmt: skip
+FRIENDS = tuple("Rosa Sami Tariq Uma Viktor Wei Yusuf Zoe Alma Bruno".split())
+THINGS = tuple(
+    (
+        "marbles stickers apples pencils books shells coins buttons cards stamps beads cookies tomatoes bricks "
+        "candles plants postcards ribbons walnuts eggs"
+    ).split()
+)
 
 SCENES = (
     Scene(
