@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,6 @@ from prefect.runtime import flow_run
 
 from tasks.mlflow_links import TRAINING, artifact_key, compare_page, link_run, newest_record, records_of, run_page
 
-# What each stage leaves that is worth a look.
-PICTURES = {
-    "curate": "reports/curate/*.png",
-    "sft": "reports/sft/*.png",
-    "difficulty": "reports/difficulty/*.png",
-    "rl": "reports/rl/*.png",
-    "evaluate": "reports/evaluate/*.png",
-}
-BESIDE = {"pages": "reports/pages/*.png"}  # no part of the pipeline
-TEXTS = {
-    "curate": "reports/curate/report.md",
-    "evaluate": "reports/evaluate/examples.md",
-    "pages": "reports/pages/report.md",
-}
 LONGEST_TEXT = 60_000
 
 
@@ -49,21 +35,21 @@ def health_markdown(told: Mapping[str, Any]) -> str:
     return text
 
 
-def report(folder: Path, last: str) -> None:
-    """Artifacts of the stages up to `last` that the folder holds.
+def report(folder: Path, stages: Sequence[str]) -> None:
+    """Artifacts of what the stages left in `folder`: pictures and text of reports/<stage>, tables, links.
 
     Keys are the same for every run, so that the UI shows their history.
     """
-    reached = list(PICTURES)[: list(PICTURES).index(last) + 1] if last in PICTURES else list(PICTURES)
-    for stage in [last] if last in BESIDE else reached:
-        show_pictures(stage, folder.glob((PICTURES | BESIDE)[stage]))
-        if stage in TEXTS and (folder / TEXTS[stage]).exists():
-            text = (folder / TEXTS[stage]).read_text(encoding="utf-8")[:LONGEST_TEXT]
-            create_markdown_artifact(text, key=f"{stage}-report", description=TEXTS[stage])
-    if last in ("evaluate", "register"):
+    for stage in stages:
+        reports = folder / "reports" / stage
+        show_pictures(stage, reports.glob("*.png"))
+        for file in reports.glob("*.md"):
+            text = file.read_text(encoding="utf-8")[:LONGEST_TEXT]
+            create_markdown_artifact(text, key=f"{stage}-report", description=str(file.relative_to(folder)))
+    if "evaluate" in stages:
         _results(folder)
         _page(folder)
-    link_to_mlflow(folder, last)
+    link_to_mlflow(folder, stages[-1])
 
 
 def show_pictures(step: str, files: Iterable[Path]) -> None:

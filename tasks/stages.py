@@ -10,10 +10,9 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
-from mathrl.params.schema import STAGES
+from mathrl.params.schema import BESIDE, stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
 from tasks.live_progress import Live
@@ -25,16 +24,14 @@ from tasks.workspace import Workspace, prepare, working
 
 # How often a stage that was told to stop from outside is started again, and the seconds before each time.
 RETRIES, RETRY_SECONDS = 10, (1, 10, 60)
-# Stages beside the pipeline, each in a DVC file of its own.
-BESIDE = {name: f"pipelines/{name}/dvc.yaml:{name}" for name in ("controls", "pages")}
 
 
 def run_stages(
     target: str,
+    *,
     preset: str | None,
     sections: Mapping[str, BaseModel | None],
     overrides: Sequence[str],
-    *,
     controls: bool = False,
     allow_dirty: bool = False,
 ) -> str:
@@ -43,49 +40,28 @@ def run_stages(
     Overrides, from the form or dotted, are validated before anything runs and go to a worktree of their own.
     """
     workspace = prepare(target, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    named = name_run("stage", target, workspace, [workspace.params.run.seed])
-    last = STAGES[-1] if target == "pipeline" else target
-    chain = STAGES[: STAGES.index(last) + 1]
+    run_tags = name_run("stage", target, workspace, [workspace.params.run.seed])
+    chain = stages_until(target)
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = shower(target, workspace)
-    with tags(*named), working(workspace, show), slot(show), mirroring(env, workspace.folder):
+    with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
-        with running(Repro(workspace.folder, last, env, show)) as repro:
-            for stage in chain:
-                outcome = run_stage(stage, repro, env[Variable.PROGRESS])
-                if outcome == "ran":
-                    say_model_made(stage, workspace.folder / "models" / stage, workspace)
-            repro.finish(last)
-        if controls:
-            _beside("controls", workspace, env, show)
-    report(workspace.folder, last)
+        for stages in [chain, *([("controls",)] if controls else [])]:
+            _run_chain(stages, workspace, env, show)
+    report(workspace.folder, chain)
     return str(workspace.folder)
 
 
-def run_beside(
-    stage: str,
-    preset: str | None,
-    sections: Mapping[str, BaseModel | None],
-    overrides: Sequence[str],
-    *,
-    allow_dirty: bool = False,
-) -> str:
-    """Like `run_stages`, for one stage beside the pipeline."""
-    workspace = prepare(stage, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    named = name_run("stage", stage, workspace, [workspace.params.run.seed])
-    env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(stage, workspace)
-    with tags(*named), working(workspace, show), slot(show), mirroring(env, workspace.folder):
-        link_inputs(workspace.folder, [stage], workspace.params, env)
-        _beside(stage, workspace, env, show)
-    report(workspace.folder, stage)
-    return str(workspace.folder)
-
-
-def _beside(stage: str, workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
-    with running(Repro(workspace.folder, BESIDE[stage], env, show, single=True)) as repro:
-        run_stage(stage, repro, env[Variable.PROGRESS])
-        repro.finish(stage)
+def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
+    """One `dvc repro` of the last of the stages; beside the pipeline, of it alone."""
+    last = stages[-1]
+    target = f"pipelines/{last}/dvc.yaml:{last}" if last in BESIDE else last
+    with running(Repro(workspace.folder, target, env, show, single=last in BESIDE)) as repro:
+        for stage in stages:
+            outcome = run_stage(stage, repro, env[Variable.PROGRESS])
+            if outcome == "ran" and stage not in BESIDE:
+                say_model_made(stage, workspace.folder / "models" / stage, workspace)
+        repro.finish(last)
 
 
 def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
@@ -113,9 +89,3 @@ def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
     else:
         live.finish()
     return outcome
-
-
-def refuse(stage: str) -> None:
-    """Raises UserError for a name that is no stage."""
-    if stage not in (*STAGES, "pipeline"):
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, or pipeline")

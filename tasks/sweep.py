@@ -34,7 +34,12 @@ LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
 
 def run_sweep(
-    preset: str | None, section: BaseModel | None, overrides: Sequence[str], *, compare: bool, allow_dirty: bool
+    *,
+    preset: str | None,
+    sections: Mapping[str, BaseModel | None],
+    overrides: Sequence[str],
+    compare: bool,
+    allow_dirty: bool,
 ) -> str:
     """Run the study of params/sweep.yaml with overrides, in the checkout or a preset's worktree; returns the
     study's folder.
@@ -42,7 +47,7 @@ def run_sweep(
     Raises:
         UserError: wrong parameters, or a study that stopped with an error.
     """
-    given = named(preset, [*form_overrides({"sweep": section}), *overrides], main_checkout())
+    given = named(preset, [*form_overrides(sections), *overrides], main_checkout())
     root = workspace(preset, allow_dirty=allow_dirty)
     params = load_params(root / "params", overrides=[each for each in given if each.startswith("sweep.")])
     folder = home() / "sweeps" / params.sweep.study
