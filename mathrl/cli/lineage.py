@@ -2,6 +2,9 @@
 
 import html
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
@@ -19,12 +22,12 @@ STYLE = (
 )
 
 
-def lineage(model: str | None, dataset: str | None, output: Path | None) -> None:
-    """Print the way, and write `output` (HTML with the picture in it) for a model.
-
-    Raises:
-        UserError: neither or both of model and dataset, or nothing known of it.
-    """
+def lineage(
+    model: Annotated[str | None, typer.Argument(help="NAME, NAME:VERSION or NAME@ALIAS.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Path or digest of a dataset whose models are wanted.")] = None,
+    output: Annotated[Path | None, typer.Option(help="HTML file for a picture of the model's lineage.")] = None,
+) -> None:
+    """Trace a registered model back to its sources, or a dataset forward to every model made from it."""
     if (model is None) == (dataset is None):
         raise UserError("give a registered model NAME[:VERSION|@ALIAS], or --dataset DIGEST_OR_PATH")
     if dataset is not None:

@@ -12,8 +12,10 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+import typer
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -28,16 +30,19 @@ SERVERS = "servers.json"
 DEFAULT_SLOTS = 2
 
 
-def serve(
-    prefect_port: int, mlflow_port: int, host: str = HOST, *, open_: bool = False, slots: int | None = None
+def ui(
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --open.")] = HOST,
+    open_host: Annotated[
+        bool, typer.Option("--open", help="Let other machines in; both servers need a login.")
+    ] = False,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Number of flows that may compute at a time (at first 2).")
+    ] = None,
 ) -> None:
-    """Run until Ctrl-C.
-
-    Raises:
-        UserError: a port is in use, a server did not start (its log is named), or others could reach the
-            servers without a login.
-    """
-    check_host(host, open_, os.environ)
+    """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
+    check_host(host, open_host, os.environ)
     root = main_checkout()
     os.chdir(root)
     for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
@@ -93,7 +98,7 @@ def answering() -> dict[str, str]:
     return {name: url for name, url in urls.items() if _answers(f"{url}/health")}
 
 
-def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
+def check_host(host: str, open_host: bool, environment: Mapping[str, str]) -> None:
     """Refuse to let other machines in where nobody asks them who they are: a flow runs code.
 
     Raises:
@@ -107,7 +112,7 @@ def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
         "MLFLOW_AUTH_CONFIG_PATH to a basic_auth.ini with an administrator's password of your own (clients: "
         "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
     )
-    if not open_:
+    if not open_host:
         raise UserError(f"--host {host} lets everyone who reaches it start flows and change runs: {how}")
     if ":" not in environment.get("PREFECT_SERVER_API_AUTH_STRING", ""):
         raise UserError(f"--open: PREFECT_SERVER_API_AUTH_STRING is not set, so Prefect asks for no login: {how}")
