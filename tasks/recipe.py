@@ -18,7 +18,7 @@ from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
-from tasks.run_names import name_run, say_model_made
+from tasks.run_names import name_run, announce_model
 from tasks.stage_output import shower
 from tasks.stages import run_stage
 from tasks.workspace import prepare_recipe, working
@@ -52,7 +52,7 @@ def run_recipe(
         while (step := repro.upcoming()) is not None:
             outcome = run_stage.with_options(task_run_name=step)(step, repro, env[Variable.PROGRESS])
             if outcome == "ran":
-                say_model_made(step, made / step / "model", workspace)
+                announce_model(step, made / step / "model", workspace)
                 show_pictures(step, (made / step / "report").glob("*.png"))
         repro.finish(recipe)
     if summary := recipe_summary(workspace.folder, recipe):

@@ -10,8 +10,8 @@ from tasks.workspace import Workspace
 
 def shower(name: str, workspace: Workspace) -> "Console | Logged":
     if Variable.CONSOLE.get():
-        if workspace.said:
-            print(f"{', '.join(workspace.said)}: in {workspace.folder}", file=sys.stderr)
+        if workspace.settings:
+            print(f"{', '.join(workspace.settings)}: in {workspace.folder}", file=sys.stderr)
         return Console()
     return Logged(f"{name} in {workspace.folder}")
 

@@ -15,10 +15,10 @@ from mathrl.params.form import form_overrides
 from mathrl.params.schema import BESIDE, stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
-from tasks.live_progress import Live
+from tasks.live_progress import LiveProgress
 from tasks.report import report
 from tasks.repro import Preempted, Repro, environment, running
-from tasks.run_names import name_run, say_model_made
+from tasks.run_names import name_run, announce_model
 from tasks.stage_output import shower
 from tasks.workspace import Workspace, prepare, working
 
@@ -60,7 +60,7 @@ def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str],
         for stage in stages:
             outcome = run_stage(stage, repro, env[Variable.PROGRESS])
             if outcome == "ran" and stage not in BESIDE:
-                say_model_made(stage, workspace.folder / "models" / stage, workspace)
+                announce_model(stage, workspace.folder / "models" / stage, workspace)
         repro.finish(last)
 
 
@@ -80,9 +80,9 @@ def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
     """Follow one stage of a running `dvc repro`, which is started again after the stage was preempted: "ran"
     or "skipped"."""
     if repro.stopped:
-        repro.show(f"{stage}: ended before it was done, without an error; it is started again and goes on\n")
+        repro.show(f"{stage}: stopped before it was done, without an error; starting it again, it resumes\n")
         repro.start()
-    live = Live(stage, Path(progress_file))
+    live = LiveProgress(stage, Path(progress_file))
     outcome = repro.follow(stage, live.refresh)
     if outcome == "skipped":
         get_run_logger().info("%s: nothing changed, DVC has its outputs", stage)

@@ -23,7 +23,7 @@ from mathrl.core.paths import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
 from tasks.concurrency import slot
-from tasks.live_progress import Live
+from tasks.live_progress import LiveProgress
 from tasks.repro import environment
 from tasks.run_names import name_run
 from tasks.stage_output import shower
@@ -74,7 +74,7 @@ def follow(
     )
     assert child.stdin is not None and child.stdout is not None
     lines: list[str] = []
-    live = Live("sweep", Path(env[Variable.PROGRESS]))
+    live = LiveProgress("sweep", Path(env[Variable.PROGRESS]))
     try:
         while True:
             if not select.select([child.stdout], [], [], REFRESH_SECONDS)[0]:
