@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -49,7 +50,7 @@ def stage_flow(name: str, description: str, **options: Option) -> Flow[..., str]
     `options` are named after the stages that they add.
     """
     sections = sections_read([*stages_until(name), *options])
-    return form_flow(name, description, sections, lambda **given: run_stages(name, **given), **options)
+    return form_flow(name, description, sections, partial(run_stages, name), **options)
 
 
 def form_flow(

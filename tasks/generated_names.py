@@ -7,6 +7,7 @@ Greek letter, a place and perhaps a word, such as kappa2-ledos-void, whose place
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import prefect
 from coolname.data import config
@@ -33,9 +34,8 @@ def was_generated(name: str) -> bool:
 @cache
 def _words(kind: str) -> frozenset[str]:
     """The words of one of coolname's lists, which may consist of others."""
-    rule = config[kind]
-    inner = (_words(each) for each in rule.get("lists", ()))
-    return frozenset(rule.get("words", ())).union(*inner)
+    rule: Any = config[kind]
+    return frozenset(rule.get("words", ())).union(*map(_words, rule.get("lists", ())))
 
 
 @cache

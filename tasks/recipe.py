@@ -1,4 +1,4 @@
-"""Run a recipe as Prefect tasks over one `dvc repro`, a task a step, with live progress."""
+"""Run a recipe as Prefect tasks over one `dvc repro`, one task per step, with live progress."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
-from tasks.run_names import name_run, announce_model
-from tasks.stage_output import shower
+from tasks.run_names import announce_model, name_run
+from tasks.stage_output import line_handler
 from tasks.stages import run_stage
 from tasks.workspace import prepare_recipe, working
 
@@ -40,8 +40,8 @@ def run_recipe(
     seeds = bring_up_to_date(recipe, workspace.folder).seeds or (workspace.params.run.seed,)
     named = name_run("recipe", recipe, workspace, seeds)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(recipe, workspace)
-    made = workspace.folder / ROOT / recipe
+    show = line_handler(recipe, workspace)
+    steps = workspace.folder / ROOT / recipe
     with (
         tags(*named),
         working(workspace, show),
@@ -52,14 +52,14 @@ def run_recipe(
         while (step := repro.upcoming()) is not None:
             outcome = run_stage.with_options(task_run_name=step)(step, repro, env[Variable.PROGRESS])
             if outcome == "ran":
-                announce_model(step, made / step / "model", workspace)
-                show_pictures(step, (made / step / "report").glob("*.png"))
+                announce_model(step, steps / step / "model", workspace)
+                show_pictures(step, (steps / step / "report").glob("*.png"))
         repro.finish(recipe)
     if summary := recipe_summary(workspace.folder, recipe):
         key = artifact_key(f"recipe-{recipe}")
         create_table_artifact(summary_rows(summary), key=key, description=f"recipe {recipe}")
-        said = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
-        create_markdown_artifact(said or "One model: nothing to compare.", key=f"{key}-verdicts")
+        text = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
+        create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts")
     link_to_mlflow(workspace.folder, recipe)
     return str(workspace.folder)
 

@@ -1,4 +1,4 @@
-"""What came out, as Prefect artifacts: the table, the verdict, pictures, examples, links."""
+"""Results as Prefect artifacts: the table, the verdict, pictures, examples, links."""
 
 import base64
 import json
@@ -19,17 +19,17 @@ from tasks.mlflow_links import TRAINING, artifact_key, compare_page, link_run, n
 LONGEST_TEXT = 60_000
 
 
-def health_markdown(told: Mapping[str, Any]) -> str:
+def health_markdown(health: Mapping[str, Any]) -> str:
     """The findings of `mathrl.health.watch` as a table."""
-    text = f"# Health: {told['colour']}\n\nafter {told['steps']} steps\n"
-    if told["findings"]:
+    text = f"# Health: {health['colour']}\n\nafter {health['steps']} steps\n"
+    if health["findings"]:
         text += "\n| | rule | steps | evidence | cause | remedy |\n|---|---|---|---|---|---|\n"
-    for each in told["findings"]:
+    for finding in health["findings"]:
         cells = [
-            each["colour"],
-            each["rule"],
-            f"{each['first']} to {each['last']}",
-            *(each[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy")),
+            finding["colour"],
+            finding["rule"],
+            f"{finding['first']} to {finding['last']}",
+            *(finding[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy")),
         ]
         text += f"| {' | '.join(cells)} |\n"
     return text
@@ -60,14 +60,14 @@ def show_pictures(step: str, files: Iterable[Path]) -> None:
 
 
 def link_to_mlflow(folder: Path, name: str) -> None:
-    """Links to the runs of stages that were too quick for one so far, and to the run that holds all."""
+    """Links to the MLflow runs of stages that ended before they had one, and to the run that holds all of them."""
     for step, record in records_of(str(flow_run.id or "")):
         link_run(record, step)
     newest = newest_record(folder)
     page = run_page(newest, "parent") if newest else None
     if page:
         create_link_artifact(page + TRAINING, key="mlflow", link_text="Run in MLflow", description=name)
-    trained = [each for step, each in records_of(str(flow_run.id or "")) if step in ("sft", "rl")]
+    trained = [record for step, record in records_of(str(flow_run.id or "")) if step in ("sft", "rl")]
     curves = compare_page(trained[-1]) if trained else None
     if curves:
         create_link_artifact(
@@ -76,7 +76,7 @@ def link_to_mlflow(folder: Path, name: str) -> None:
 
 
 def _page(folder: Path) -> None:
-    """A link to the newest report of the workspace: in MLflow where there is a server, else the file."""
+    """A link to the newest report of the workspace: in MLflow if there is a server, else to the file."""
     record = newest_record(folder, "register-*")
     file = record / "artifacts" / "report.html" if record else None
     if record is None or file is None or not file.exists():

@@ -18,11 +18,11 @@ from tasks.inputs import link_inputs
 from tasks.live_progress import LiveProgress
 from tasks.report import report
 from tasks.repro import Preempted, Repro, environment, running
-from tasks.run_names import name_run, announce_model
-from tasks.stage_output import shower
+from tasks.run_names import announce_model, name_run
+from tasks.stage_output import line_handler
 from tasks.workspace import Workspace, prepare, working
 
-# How often a stage that was told to stop from outside is started again, and the seconds before each time.
+# The number of restarts of a stage that was stopped from outside, and the seconds before each.
 RETRIES, RETRY_SECONDS = 10, (1, 10, 60)
 
 
@@ -43,7 +43,7 @@ def run_stages(
     run_tags = name_run("stage", target, workspace, [workspace.params.run.seed])
     chain = stages_until(target)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(target, workspace)
+    show = line_handler(target, workspace)
     with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
         for stages in [chain, *([("controls",)] if controls else [])]:
@@ -65,7 +65,7 @@ def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str],
 
 
 def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
-    """Whether a failed task is worth another try: its stage was told to stop, and not by the flow itself."""
+    """Whether to retry a failed task: its stage was stopped, and not by the flow itself."""
     return isinstance(state.data, Preempted)
 
 
@@ -77,8 +77,10 @@ def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
     retry_condition_fn=was_preempted,
 )
 def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
-    """Follow one stage of a running `dvc repro`, which is started again after the stage was preempted: "ran"
-    or "skipped"."""
+    """Follow one stage of a running `dvc repro`, which is started again if the stage was preempted.
+
+    Returns "ran" or "skipped".
+    """
     if repro.stopped:
         repro.show(f"{stage}: stopped before it was done, without an error; starting it again, it resumes\n")
         repro.start()

@@ -1,4 +1,4 @@
-"""Where a run happens: in the checkout, or, with overrides, in a git worktree of its own under runs/."""
+"""The folder of a run: the checkout or, with overrides, a git worktree of its own under runs/."""
 
 import fcntl
 import json
@@ -22,7 +22,7 @@ from mathrl.params import Params, load_params, write_params
 from mathrl.params.load import dump_yaml, preset_file, read_yaml
 from mathrl.params.recipe import load_recipe
 
-# A change to these makes another program or other parameters; a worktree at HEAD would not have it.
+# Code and parameters: a worktree at HEAD lacks uncommitted changes of these.
 CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
 
 
@@ -91,13 +91,13 @@ def _override(folder: Path, preset: str | None, overrides: Sequence[str]) -> Par
 
 @contextmanager
 def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]:
-    """Wait until no other run works in the workspace, and keep others waiting: DVC refuses the second one."""
+    """Hold the workspace for one run at a time, since DVC refuses a second one; others wait, with a notice."""
     with in_use(workspace.folder):
         lock = FileLock(_locks(workspace.folder) / "mathrl.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            show(f"another run works in {workspace.folder}: waiting\n")
+            show(f"another run is using {workspace.folder}: waiting\n")
             lock.acquire()
         try:
             yield
@@ -107,22 +107,22 @@ def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep the workspace from being pruned; any number of runs, sweeps too, do so at a time.
+    """Keep the workspace from being pruned; several runs and sweeps may do so at once.
 
     Raises:
-        UserError: it has just been pruned.
+        UserError: it was pruned in the meantime.
     """
     with (_locks(folder) / "mathrl-in-use.lock").open("a+") as mark:
         fcntl.flock(mark, fcntl.LOCK_SH)
         if not (folder / ".git").exists():
-            raise UserError(f"{folder} was pruned at this moment: start the run again")
+            raise UserError(f"{folder} was pruned just now: start the run again")
         yield
 
 
 def _locks(folder: Path) -> Path:
-    made = folder / ".dvc" / "tmp"
-    made.mkdir(parents=True, exist_ok=True)
-    return made
+    locks = folder / ".dvc" / "tmp"
+    locks.mkdir(parents=True, exist_ok=True)
+    return locks
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
@@ -130,18 +130,18 @@ def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
-            "commit them, or say --allow-dirty to run without them"
+            "commit them, or give --allow-dirty to run without them"
         )
 
 
 def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The worktrees under runs/, oldest first, with what is known of each."""
+    """The worktrees under runs/, oldest first, each with its note: overrides, made, commit, run."""
     notes = [(file.parent, json.loads(file.read_text())) for file in (root / "runs").glob(f"*/{WORKTREE_NOTE}")]
-    return sorted(notes, key=lambda each: each[1]["made"])
+    return sorted(notes, key=lambda run: run[1]["made"])
 
 
 def prune(root: Path, folder: Path) -> bool:
-    """Remove a worktree; what it made stays in DVC's cache. False where a run is at work in it: it stays."""
+    """Remove a worktree, whose outputs stay in DVC's cache; False, and it stays, if a run is using it."""
     with (_locks(folder) / "mathrl-in-use.lock").open("a+") as mark:
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +194,7 @@ def _worktree(
 
 
 def _make_worktree(root: Path, folder: Path) -> None:
-    if folder.exists():  # left half made by a kill
+    if folder.exists():  # left incomplete by a kill
         _git(root, "worktree", "remove", "--force", str(folder), check=False)
         shutil.rmtree(folder, ignore_errors=True)
     _git(root, "worktree", "prune")
@@ -202,18 +202,20 @@ def _make_worktree(root: Path, folder: Path) -> None:
     _share_dvc(root / ".dvc", folder / ".dvc")
 
 
-def _share_dvc(root: Path, own: Path) -> None:
-    """The checkout's DVC configuration into the worktree's, with what is this machine's alone: the same
-    cache, remotes and credentials. Relative paths, which DVC reads from where they stand, are made to fit."""
+def _share_dvc(root: Path, worktree: Path) -> None:
+    """Copy the checkout's DVC configuration, with this machine's own: the same cache, remotes and credentials.
+
+    DVC resolves relative paths from the file in which they stand; they are adapted.
+    """
     from dvc.config import Config, merge  # 0.2 s, which only a new worktree pays
 
-    known = Config(str(root))
-    with Config(str(own)).edit("local") as config:
+    original = Config(str(root))
+    with Config(str(worktree)).edit("local") as config:
         for level in Config.REPO_LEVELS:
-            merge(config, known.read(level))
-        config["cache"]["dir"] = known["cache"].get("dir") or str(root / "cache")
+            merge(config, original.read(level))
+        config["cache"]["dir"] = original["cache"].get("dir") or str(root / "cache")
     if (root / "config.local").exists():
-        shutil.copymode(root / "config.local", own / "config.local")
+        shutil.copymode(root / "config.local", worktree / "config.local")
 
 
 def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:

@@ -40,8 +40,8 @@ def grade(
 
 def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
     if key not in row:
-        known = ", ".join(row) or "none"
-        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {known}; see --response-key")
+        fields = ", ".join(row) or "none"
+        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --response-key")
     if not isinstance(row[key], str):
         raise UserError(f"{file}, line {number}, field {key}: text is wanted, found {row[key]!r}")
     return str(row[key])
@@ -49,9 +49,9 @@ def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
 
 def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list[str]:
     if key not in row:
-        known = ", ".join(row) or "none"
-        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {known}; see --answer-key")
+        fields = ", ".join(row) or "none"
+        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --answer-key")
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
         raise UserError(f"{file}, line {number}, field {key}: an answer or a list of them is wanted, found {truth!r}")
-    return [str(each) for each in truth] if isinstance(truth, list) else str(truth)
+    return [str(answer) for answer in truth] if isinstance(truth, list) else str(truth)

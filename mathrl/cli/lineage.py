@@ -48,16 +48,16 @@ def told(back: Back) -> str:
     if "gate.decision" in back.tags:
         on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
         lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then {against}")
-    known = _defaults()
-    for step in sorted(back.steps, key=lambda each: each.depth):
+    shown = _defaults()
+    for step in sorted(back.steps, key=lambda step: step.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
         lines += ["", f"{step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}{dirty}"]
         lines += [f"  made  {path}  {digest}" for path, digest in step.outputs.items()]
         lines += [f"  read  {path}  {digest}" for path, digest in step.inputs.items()]
         lines += [f"  source {name}  {digest}" for name, digest in step.sources.items()]
-        own = {key: value for key, value in step.params.items() if known.get(key) != value}
-        lines += [f"  param {key} = {value}" for key, value in sorted(own.items())]
-        known |= own
+        changed = {key: value for key, value in step.params.items() if shown.get(key) != value}
+        lines += [f"  param {key} = {value}" for key, value in sorted(changed.items())]
+        shown |= changed
     lines += ["", "parameters that are no defaults, each where it is met first; --output FILE has all"]
     lines.append(_complete(back))
     return "\n".join(lines)
@@ -124,5 +124,5 @@ def _forward(dataset: str) -> None:
             print(f"  {step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}")
     print("registered models" if models else "no registered model came of it")
     for model in models:
-        how = "made from it" if model.made else "measured with it, not made from it"
-        print(f"  {model.name} version {model.version}: {how}")
+        relation = "made from it" if model.made else "measured with it, not made from it"
+        print(f"  {model.name} version {model.version}: {relation}")

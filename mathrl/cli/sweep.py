@@ -16,7 +16,7 @@ from mathrl.sweeps.report import markdown, row
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.worker import sweep_section
-from tasks.sweep_workspace import named, workspace
+from tasks.sweep_workspace import with_study, workspace
 
 sweep = typer.Typer(name="sweep", no_args_is_help=True, help=__doc__)
 
@@ -107,7 +107,7 @@ def _settings(study: str | None, overrides: list[str] | None, **options: float |
 def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> None:
     root = main_checkout()
     os.chdir(root)
-    named_overrides = named(preset, overrides, root)
+    named_overrides = with_study(preset, overrides, root)
     os.chdir(workspace(preset, allow_dirty=allow_dirty))
     open_study(sweep_section(named_overrides))  # before any server is started
     os.chdir(root)
