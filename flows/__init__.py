@@ -1,1 +1,1 @@
-"""What a person starts from the Prefect UI: one flow a file, named as the button says."""
+"""What a person starts from the Prefect UI: one flow per file, named as its button."""

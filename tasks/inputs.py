@@ -10,18 +10,18 @@ from mathrl.params import Params
 
 
 def link_inputs(workspace: Path, stages: Sequence[str], params: Params, env: Mapping[str, str]) -> None:
-    """Make the links of those of the stages that read such files; nothing where all is generated.
+    """Make the links for the stages that read such files; none if all problems are generated.
 
     Raises:
-        UserError: a file that the parameters name is not there.
+        UserError: a file that the parameters name does not exist.
     """
     readers = [stage for stage in stages if _reads_files(stage, params)]
     if not readers:
         return
     command = [sys.executable, "-m", "mathrl.stages.inputs", *readers]
-    done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(done.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+    linking = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
+    if linking.returncode:
+        raise UserError(linking.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
 
 
 def _reads_files(stage: str, params: Params) -> bool:

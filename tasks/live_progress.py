@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +18,46 @@ from tasks.mlflow_links import artifact_key, link_run, records_of
 from tasks.report import health_markdown
 
 
-class Live:
-    """The stage's progress as a Prefect artifact, made when there is something to show."""
+class LiveProgress:
+    """A running stage's progress as a Prefect artifact, created when there is something to show."""
 
     def __init__(self, stage: str, file: Path) -> None:
         self.stage, self.file = stage, file
         self.artifact: Any = None
         self.record: RunRecord | None = None
         self.health: Any = None
-        self.silent = False
-        self.began = self.due = time.monotonic()
+        self.server_failed = False
+        self.started = self.next_update = time.monotonic()
 
     def refresh(self) -> None:
-        """Called about once a second; shows something as often as a run of this age is looked at."""
+        """Called about once a second; updates what is shown less often the longer the stage runs."""
         now = time.monotonic()
-        if now < self.due:
+        if now < self.next_update:
             return
-        self.due = now + pause(now - self.began)
+        self.next_update = now + pause(now - self.started)
         state = self._state()
         if state is None:
             return
         share = min(100.0, 100.0 * state["done"] / max(1, state["total"] or 0))
-        left = state["seconds_left"]
-        text = f"{state['title']}: {state['done']:.0f}"
-        text += f" of {state['total']:.0f}" if state["total"] else ""
-        text += f", about {left:.0f} s left" if left else ""
-        self._show(share, text)
+        self._show(share, progress_text(state))
         self._show_health()
         self._show_link()
 
     def finish(self) -> None:
         state = self._state()
-        if self.record is None:  # over before it was looked at, and the progress is the next stage's by now
+        if self.record is None:  # ended before the first look, and the file is the next stage's by now
             records = {record.step: record for record in records_of(str(flow_run.id or ""))}
             self.record = records.get(self.stage)
         if self.artifact is not None:
-            self._show(100.0, f"{self.stage}: done")
+            figures = figures_text(state) if state else ""
+            self._show(100.0, f"{self.stage}: done{figures}")
         self._show_health()
         self._show_link()
         if state is not None:
             self.file.unlink(missing_ok=True)
 
     def _state(self) -> Any:
-        """What the stage wrote; None where it has not begun, or where the file is already the next one's."""
+        """What the stage wrote to its progress file; None before it did, or if the file is the next stage's."""
         try:
             state = json.loads(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -84,10 +81,10 @@ class Live:
     def _show_health(self) -> None:
         """A new version of the markdown artifact `<stage>-health` whenever the findings have changed."""
         record = read_record(self.record.folder) if self.record else None
-        told = record.health if record else None
-        if told is not None and told != self.health:
-            self.health, key = told, artifact_key(f"{self.stage}-health")
-            self._try(lambda: create_markdown_artifact(health_markdown(told), key=key, description="health"))
+        health = record.health if record else None
+        if health is not None and health != self.health:
+            self.health, key = health, artifact_key(f"{self.stage}-health")
+            self._try(lambda: create_markdown_artifact(health_markdown(health), key=key, description="health"))
 
     def _show_link(self) -> None:
         if self.record:
@@ -95,14 +92,31 @@ class Live:
             self._try(lambda: link_run(record, self.stage))
 
     def _try(self, send: Callable[[], Any]) -> None:
-        """A server that does not answer costs the picture of the progress, never the stage.
+        """Send to the server unless it failed to answer before: the stage itself goes on without it.
 
-        It is asked no more: each of the client's attempts takes minutes, and the stage's end would wait.
+        It is not asked again, since each of the client's attempts takes minutes and would delay the stage's end.
         """
-        if self.silent:
+        if self.server_failed:
             return
         try:
             send()
         except (HTTPError, PrefectException) as error:
             get_run_logger().warning("%s: its progress cannot be shown: %s", self.stage, error)
-            self.silent = True
+            self.server_failed = True
+
+
+def progress_text(state: Mapping[str, Any]) -> str:
+    """A progress file's content in words.
+
+    >>> progress_text({"title": "rl", "done": 3, "total": 9, "seconds_left": 60.2, "figures": {"accuracy": 0.61}})
+    'rl: 3 of 9, about 60 s left; accuracy 0.61'
+    """
+    text = f"{state['title']}: {state['done']:.0f}"
+    text += f" of {state['total']:.0f}" if state["total"] else ""
+    text += f", about {state['seconds_left']:.0f} s left" if state["seconds_left"] else ""
+    return text + figures_text(state)
+
+
+def figures_text(state: Mapping[str, Any]) -> str:
+    figures = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in state.get("figures", {}).items())
+    return f"; {figures}" if figures else ""

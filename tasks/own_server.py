@@ -1,4 +1,4 @@
-"""Prefect's server of one command, for uvicorn: `--factory tasks.own_server:app`."""
+"""The Prefect server of one command, for uvicorn: `--factory tasks.own_server:app`."""
 
 from datetime import timedelta
 from functools import partial
@@ -8,8 +8,8 @@ CHECK_EVERY = timedelta(seconds=5)
 
 
 def app() -> Any:
-    """Prefect's own, less eager: for what it does beside answering (removing old events, triggers that wait
-    for something not to happen) it would look eight times a second, which is a third of all it costs."""
+    """Prefect's server with fewer polls: its background work (removing old events, triggers that wait for
+    something not to happen) would poll eight times a second, a third of the server's CPU time."""
     from prefect.server.api import background_workers
 
     background_workers.Worker = partial(  # type: ignore[misc,assignment]

@@ -1,4 +1,4 @@
-"""Run a recipe as Prefect tasks over one `dvc repro`, a task a step, with live progress."""
+"""Run a recipe as Prefect tasks over one `dvc repro`, one task per step, with live progress."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,49 +18,49 @@ from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
-from tasks.run_names import name_run, say_model_made
-from tasks.stage_output import shower
+from tasks.run_names import announce_model, name_run
+from tasks.stage_output import line_handler
 from tasks.stages import run_stage
 from tasks.workspace import prepare_recipe, working
 
 
 def run_recipe(
-    name: str,
+    recipe: str,
+    *,
     preset: str | None,
     sections: Mapping[str, BaseModel | None],
     overrides: Sequence[str],
-    *,
     allow_dirty: bool = False,
 ) -> str:
     """Bring every step of the recipe up to date and report it; returns the workspace's folder.
 
     Overrides go over those of every step, in a worktree of their own.
     """
-    workspace = prepare_recipe(name, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    seeds = bring_up_to_date(name, workspace.folder).seeds or (workspace.params.run.seed,)
-    named = name_run("recipe", name, workspace, seeds)
+    workspace = prepare_recipe(recipe, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
+    seeds = bring_up_to_date(recipe, workspace.folder).seeds or (workspace.params.run.seed,)
+    named = name_run("recipe", recipe, workspace, seeds)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(name, workspace)
-    made = workspace.folder / ROOT / name
+    show = line_handler(recipe, workspace)
+    steps = workspace.folder / ROOT / recipe
     with (
         tags(*named),
         working(workspace, show),
         slot(show),
         mirroring(env, workspace.folder),
-        running(Repro(workspace.folder, f"{ROOT}/{name}/dvc.yaml", env, show)) as repro,
+        running(Repro(workspace.folder, f"{ROOT}/{recipe}/dvc.yaml", env, show)) as repro,
     ):
         while (step := repro.upcoming()) is not None:
             outcome = run_stage.with_options(task_run_name=step)(step, repro, env[Variable.PROGRESS])
             if outcome == "ran":
-                say_model_made(step, made / step / "model", workspace)
-                show_pictures(step, (made / step / "report").glob("*.png"))
-        repro.finish(name)
-    if summary := recipe_summary(workspace.folder, name):
-        key = artifact_key(f"recipe-{name}")
-        create_table_artifact(summary_rows(summary), key=key, description=f"recipe {name}")
-        said = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
-        create_markdown_artifact(said or "One model: nothing to compare.", key=f"{key}-verdicts")
-    link_to_mlflow(workspace.folder, name)
+                announce_model(step, steps / step / "model", workspace)
+                show_pictures(step, (steps / step / "report").glob("*.png"))
+        repro.finish(recipe)
+    if summary := recipe_summary(workspace.folder, recipe):
+        key = artifact_key(f"recipe-{recipe}")
+        create_table_artifact(summary_rows(summary), key=key, description=f"recipe {recipe}")
+        text = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
+        create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts")
+    link_to_mlflow(workspace.folder, recipe)
     return str(workspace.folder)
 
 

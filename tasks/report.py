@@ -1,8 +1,8 @@
-"""What came out, as Prefect artifacts: the table, the verdict, pictures, examples, links."""
+"""Results as Prefect artifacts: the table, the verdict, pictures, examples, links."""
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,54 +25,40 @@ from tasks.mlflow_links import (
     run_page,
 )
 
-# What each stage leaves that is worth a look.
-PICTURES = {
-    "curate": "reports/curate/*.png",
-    "sft": "reports/sft/*.png",
-    "difficulty": "reports/difficulty/*.png",
-    "rl": "reports/rl/*.png",
-    "evaluate": "reports/evaluate/*.png",
-}
-BESIDE = {"pages": "reports/pages/*.png"}  # no part of the pipeline
-TEXTS = {
-    "curate": "reports/curate/report.md",
-    "evaluate": "reports/evaluate/examples.md",
-    "pages": "reports/pages/report.md",
-}
 LONGEST_TEXT = 60_000
 
 
-def health_markdown(told: Mapping[str, Any]) -> str:
+def health_markdown(health: Mapping[str, Any]) -> str:
     """The findings of `mathrl.health.watch` as a table."""
-    text = f"# Health: {told['colour']}\n\nafter {told['steps']} steps\n"
-    if told["findings"]:
+    text = f"# Health: {health['colour']}\n\nafter {health['steps']} steps\n"
+    if health["findings"]:
         text += "\n| | rule | steps | evidence | cause | remedy |\n|---|---|---|---|---|---|\n"
-    for each in told["findings"]:
+    for finding in health["findings"]:
         cells = [
-            each["colour"],
-            each["rule"],
-            f"{each['first']} to {each['last']}",
-            *(each[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy")),
+            finding["colour"],
+            finding["rule"],
+            f"{finding['first']} to {finding['last']}",
+            *(finding[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy")),
         ]
         text += f"| {' | '.join(cells)} |\n"
     return text
 
 
-def report(folder: Path, last: str) -> None:
-    """Artifacts of the stages up to `last` that the folder holds.
+def report(folder: Path, stages: Sequence[str]) -> None:
+    """Artifacts of what the stages left in `folder`: pictures and text of reports/<stage>, tables, links.
 
     Keys are the same for every run, so that the UI shows their history.
     """
-    reached = list(PICTURES)[: list(PICTURES).index(last) + 1] if last in PICTURES else list(PICTURES)
-    for stage in [last] if last in BESIDE else reached:
-        show_pictures(stage, folder.glob((PICTURES | BESIDE)[stage]))
-        if stage in TEXTS and (folder / TEXTS[stage]).exists():
-            text = (folder / TEXTS[stage]).read_text(encoding="utf-8")[:LONGEST_TEXT]
-            create_markdown_artifact(text, key=f"{stage}-report", description=TEXTS[stage])
-    if last in ("evaluate", "register"):
+    for stage in stages:
+        reports = folder / "reports" / stage
+        show_pictures(stage, reports.glob("*.png"))
+        for file in reports.glob("*.md"):
+            text = file.read_text(encoding="utf-8")[:LONGEST_TEXT]
+            create_markdown_artifact(text, key=f"{stage}-report", description=str(file.relative_to(folder)))
+    if "evaluate" in stages:
         _results(folder)
         _page(folder)
-    link_to_mlflow(folder, last)
+    link_to_mlflow(folder, stages[-1])
 
 
 def show_pictures(step: str, files: Iterable[Path]) -> None:
@@ -83,7 +69,7 @@ def show_pictures(step: str, files: Iterable[Path]) -> None:
 
 
 def link_to_mlflow(folder: Path, name: str) -> None:
-    """Links to the runs of stages that were too quick for one so far, and to the run that holds all."""
+    """Links to the MLflow runs of stages that ended before they had one, and to the run that holds all of them."""
     records = list(records_of(str(flow_run.id or "")))
     for record in records:
         link_run(record, record.step)
@@ -100,7 +86,7 @@ def link_to_mlflow(folder: Path, name: str) -> None:
 
 
 def _page(folder: Path) -> None:
-    """A link to the newest report of the workspace: in MLflow where there is a server, else the file."""
+    """A link to the newest report of the workspace: in MLflow if there is a server, else to the file."""
     record = newest_of(folder, "register")
     file = record.artifacts / "report.html" if record else None
     if record is None or file is None or not file.exists():

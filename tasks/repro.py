@@ -2,10 +2,10 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,29 +13,25 @@ from queue import Empty, Queue
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_STOPPED, EXIT_TERMINATED
 from mathrl.core.paths import home, state_root, tracking_uri
+from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
-STARTED = re.compile(r"Running stage '(?:[^':]*:)?([\w-]+)'")
-SKIPPED = re.compile(r"Stage '(?:[^':]*:)?([\w-]+)' (?:didn't change|is cached)")
-RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")  # the last line of a traceback
-# A stage that wrote a checkpoint since it was told to stop, or was told so (SIGTERM) before it could listen.
-STOPPED = re.compile(rf"failed to run: .*, exited with ({EXIT_STOPPED}|{EXIT_TERMINATED}|-15)$")
+GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
 LAST_LINES = 25
 
 
 class Preempted(UserError):
-    """A stage ended since something outside the flow told it to; started again, it goes on."""
+    """A stage ended because something outside the flow told it to; started again, it resumes."""
 
 
 def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
-    """What a stage's process is given: the venv first on PATH, absolute places, quiet tools."""
+    """The environment of a stage's process: the venv first on PATH, absolute paths, quiet tools."""
     bin_folder = str(Path(sys.executable).parent)
     progress = home() / f"progress-{os.getpid()}.json"
-    progress.unlink(missing_ok=True)  # of another process that had this id
-    given = dict(os.environ)
-    given |= {
-        "PATH": bin_folder + os.pathsep + given.get("PATH", ""),
+    progress.unlink(missing_ok=True)  # left by an earlier process of this id
+    variables = dict(os.environ)
+    variables |= {
+        "PATH": bin_folder + os.pathsep + variables.get("PATH", ""),
         "PYTHONUNBUFFERED": "1",
         Variable.HOME: str(home()),
         Variable.STATE: str(state_root()),
@@ -44,14 +40,14 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
         Variable.PROGRESS: str(progress),
         "DVC_NO_ANALYTICS": "1",
     }
-    given.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it
-    return given
+    variables.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it
+    return variables
 
 
 class Repro:
-    """`dvc repro TARGET` in a workspace; its output is read on a thread and passed on.
+    """`dvc repro TARGET` in a workspace, whose output a thread reads.
 
-    `show` is given every piece of output as it comes (progress bars redraw themselves with carriage returns).
+    `show` is called with each piece of output as it comes (progress bars redraw themselves with carriage returns).
     """
 
     def __init__(
@@ -64,8 +60,8 @@ class Repro:
         self.start()
 
     def start(self) -> None:
-        """Start DVC; or, after a stage was stopped, once more: it skips what is done."""
-        _mend_locks(self.workspace)
+        """Start DVC, or start it again after a stage was stopped: it skips the stages that are done."""
+        _repair_locks(self.workspace)
         self.process = subprocess.Popen(
             self.command,
             cwd=self.workspace,
@@ -74,7 +70,9 @@ class Repro:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self.events, self.lines, self.stopped = Queue[tuple[str, str]](), [""], False
+        self.events = Queue[tuple[Event, str] | None]()  # None: DVC has ended
+        self.pending = deque[tuple[Event, str] | None]()  # taken from the queue, and left for the next stage
+        self.lines, self.stopped = [""], False
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -84,54 +82,54 @@ class Repro:
         `on_wait` is called about once a second meanwhile.
 
         Raises:
-            Preempted: it was stopped from outside and can go on.
-            UserError: it failed; the message has its last lines.
+            Preempted: it was stopped from outside and can resume.
+            UserError: it failed; the message has its error.
         """
-        ran = "skipped"
+        outcome = "skipped"
         while True:
             try:
-                what, name = self.events.get(timeout=1.0)
+                current = self._next(timeout=1.0)
             except Empty:
                 on_wait()
                 continue
-            if what == "ended":
-                self.events.put((what, name))  # for the stages that follow
+            if current is None:
+                self.pending.append(None)
                 self.finish(stage)
-                return ran
+                return outcome
+            kind, name = current
             if name == stage:
-                if what == "skipped":
+                if kind == "skipped":
                     return "skipped"
-                ran = "ran"
-            elif ran == "ran" and what in ("started", "skipped"):
-                self.events.queue.appendleft((what, name))  # the next stage's: this one is over
-                return ran
+                outcome = "ran"
+            elif outcome == "ran":  # the next stage's event: this one is over
+                self.pending.append(current)
+                return outcome
 
     def upcoming(self) -> str | None:
-        """The stage that runs or was skipped next, for `follow`; None when DVC has ended."""
-        what, name = self.events.get()
-        if what == "ended":
-            self.events.put((what, name))
-            return None
-        self.events.queue.appendleft((what, name))
-        return name
+        """The stage that runs or was skipped next, for `follow`; None if DVC has ended."""
+        current = self._next()
+        self.pending.append(current)
+        return current[1] if current else None
+
+    def _next(self, timeout: float | None = None) -> tuple[Event, str] | None:
+        return self.pending.popleft() if self.pending else self.events.get(timeout=timeout)
 
     def finish(self, stage: str) -> None:
         """Wait until DVC has written its lock files and ended by itself.
 
         Raises:
-            Preempted: a stage was stopped from outside and can go on.
-            UserError: it failed; the message has its last lines.
+            Preempted: a stage was stopped from outside and can resume.
+            UserError: a stage failed; the message has its error.
         """
         code = self.process.wait()
         if not code:
             return
         self.reader.join(timeout=5)
-        stage = self._failed_stage() or stage
-        # 130: the guard was told to end all of it.
-        self.stopped = code != 130 and any(STOPPED.search(line) for line in self.lines)
+        stage = failed_stage(self.lines) or stage
+        self.stopped = code != GUARD_SIGNALLED and was_stopped(self.lines)
         if self.stopped:
-            raise Preempted(f"stage {stage} was told to stop from outside; it keeps what it needs to go on")
-        raise UserError(f"stage {stage} failed: {self._last_words()}")
+            raise Preempted(f"stage {stage} was stopped from outside; it kept its checkpoint and can resume")
+        raise UserError(f"stage {stage} failed: {error_message(self.lines)}")
 
     def stop(self) -> None:
         """End the process group and wait until it is gone."""
@@ -146,32 +144,20 @@ class Repro:
         while piece := os.read(descriptor, 65536):
             text = piece.decode(errors="replace")
             self.show(text)
-            *whole, tail = (tail + text).split("\n")
-            for line in whole:
+            *lines, tail = (tail + text).split("\n")
+            for line in lines:
                 self._line(line.rsplit("\r", 1)[-1])
         self.process.wait()
-        self.events.put(("ended", ""))
+        self.events.put(None)
 
     def _line(self, line: str) -> None:
         self.lines = [*self.lines[-LAST_LINES:], line]
-        for what, pattern in (("started", STARTED), ("skipped", SKIPPED)):
-            if found := pattern.search(line):
-                self.events.put((what, found[1]))
-
-    def _failed_stage(self) -> str | None:
-        found = re.search(r"failed to reproduce '([^']+)'", "\n".join(self.lines))
-        return found[1] if found else None
-
-    def _last_words(self) -> str:
-        """The stage's sentence, or the exception that ended it, or what it said last."""
-        errors = [line.removeprefix("error: ") for line in self.lines if line.startswith("error: ")]
-        raised = [line for line in self.lines if RAISED.match(line)]
-        rest = [line for line in self.lines if line.strip()]
-        return [*rest, *raised, *errors][-1] if rest else "it said nothing"
+        if reported := event(line):
+            self.events.put(reported)
 
 
-def _mend_locks(workspace: Path) -> None:
-    """Remove DVC's list of locks where a kill left it half written: DVC would refuse to run ever after."""
+def _repair_locks(workspace: Path) -> None:
+    """Remove DVC's list of locks if a kill left it half written: DVC would refuse to run from then on."""
     file = workspace / ".dvc" / "tmp" / "rwlock"
     try:
         json.loads(file.read_text(encoding="utf-8"))
@@ -183,17 +169,16 @@ def _mend_locks(workspace: Path) -> None:
 
 @contextmanager
 def running(repro: Repro) -> Iterator[Repro]:
-    """End the child whatever happens to the parent: success, a stage's failure, cancellation.
+    """End the child when the block ends: on success, a stage's failure, cancellation.
 
-    What fails beside the stages is none of these, such as Prefect's server that no longer answers (its client
-    says so by exceptions of many kinds): the child goes on to its end, so that what it makes is kept.
+    If anything else fails (e.g. the Prefect server is gone), let the stages finish first, so their outputs are kept.
     """
     try:
         yield repro
     except UserError:
         raise
     except Exception as error:
-        print(f"{error!r}: the stages end by themselves", file=sys.stderr, flush=True)
+        print(f"{error!r}: the stages run to their end", file=sys.stderr, flush=True)
         repro.process.wait()
         raise
     finally:

@@ -1,7 +1,6 @@
-"""What a flow run is called and tagged in Prefect, and the event that says that a model was made."""
+"""Names and tags of flow runs in Prefect, and the event of a new model."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,59 +11,58 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from mathrl.core.environment import Variable
+from tasks.generated_names import was_generated
 from tasks.workspace import Workspace
 
-GENERATED = re.compile(r"[a-z]+\d*-[a-z]+(-[a-z])?")  # by Prefect: spotted-hare, kappa2-ledos-x
 MODEL_MADE = "mathrl.model.made"
 
 
-def name_run(kind: str, what: str, workspace: Workspace, seeds: Sequence[int]) -> list[str]:
-    """Name the flow run after what is run, unless a person named it, and tag it; returns the tags.
+def name_run(kind: str, target: str, workspace: Workspace, seeds: Sequence[int]) -> list[str]:
+    """Name the flow run after what it runs, unless a person named it, and tag it; returns the tags.
 
-    `kind` is stage, recipe or sweep, `what` the name of one.
-
-    A server that does not answer costs the name, never the run.
+    `kind` is stage, recipe or sweep, `target` the name of one. If the server does not answer, the run goes on
+    under its old name.
     """
-    tags = run_tags(kind, what, workspace, seeds)
-    given = str(flow_run.name or "")
-    title = what if kind == "stage" else f"{kind} {what}"
-    name = run_name(title, workspace, seeds) if GENERATED.fullmatch(given) else given
+    tags = run_tags(kind, target, workspace, seeds)
+    name = str(flow_run.name or "")
+    if was_generated(name):
+        name = run_name(target if kind == "stage" else f"{kind} {target}", workspace, seeds)
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
     except (HTTPError, PrefectException) as error:
-        get_run_logger().warning("the run keeps the name %s: %s", given, error)
+        get_run_logger().warning("the run keeps the name %s: %s", flow_run.name, error)
     return tags
 
 
-def run_name(what: str, workspace: Workspace, seeds: Sequence[int]) -> str:
-    """Readable in a list.
+def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
+    """A name that reads well in a list.
 
     >>> run_name("rl", Workspace(Path(), None, "gsm8k", ("rl.lr=2e-4",)), [1])
     'rl gsm8k lr=2e-4 seed 1'
     """
-    settings = [each for each in workspace.overrides if not each.startswith("run.seed=")]
-    words = [what, workspace.preset or "", *(each.split(".", 1)[-1][:28] for each in settings[:3])]
+    settings = [override for override in workspace.overrides if not override.startswith("run.seed=")]
+    words = [title, workspace.preset or "", *(setting.split(".", 1)[-1][:28] for setting in settings[:3])]
     words += [f"and {len(settings) - 3} more"] if len(settings) > 3 else []
     words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
     return " ".join(filter(None, words))
 
 
-def run_tags(kind: str, what: str, workspace: Workspace, seeds: Sequence[int]) -> list[str]:
-    """What runs are found by.
+def run_tags(kind: str, target: str, workspace: Workspace, seeds: Sequence[int]) -> list[str]:
+    """The tags by which runs are found.
 
     >>> run_tags("stage", "rl", Workspace(Path(), None, "gsm8k"), [1])
     ['stage:rl', 'preset:gsm8k', 'seed:1']
     """
     preset = [f"preset:{workspace.preset}"] if workspace.preset else []
-    return [f"{kind}:{what}", *preset, *(f"seed:{seed}" for seed in seeds)]
+    return [f"{kind}:{target}", *preset, *(f"seed:{seed}" for seed in seeds)]
 
 
-def say_model_made(step: str, model: Path, workspace: Workspace) -> None:
-    """Prefect's event `mathrl.model.made`, for automations; nothing without a server, or where no model is.
+def announce_model(step: str, model: Path, workspace: Workspace) -> None:
+    """Emit Prefect's event `mathrl.model.made`, for automations, if there is a server and `model` is a folder.
 
-    The payload has the model's folder and what the run was started with, so that an automation can start
-    another flow with the same.
+    The payload has the model's folder and the settings of the run, so that an automation can start another flow
+    with the same settings.
     """
     served = os.environ.get("PREFECT_API_URL") and not Variable.OWN_SERVER.get()
     if not served or not model.is_dir():

@@ -5,29 +5,21 @@ import sys
 from prefect import get_run_logger
 
 from mathrl.core.environment import Variable
+from tasks.dvc_output import ADVICE
 from tasks.workspace import Workspace
 
 
-def shower(name: str, workspace: Workspace) -> "Console | Logged":
+def line_handler(name: str, workspace: Workspace) -> "Console | FlowLog":
+    """What the output of a run goes to, piece by piece."""
     if Variable.CONSOLE.get():
-        if workspace.said:
-            print(f"{', '.join(workspace.said)}: in {workspace.folder}", file=sys.stderr)
+        if workspace.settings:
+            print(f"{', '.join(workspace.settings)}: in {workspace.folder}", file=sys.stderr)
         return Console()
-    return Logged(f"{name} in {workspace.folder}")
+    return FlowLog(f"{name} in {workspace.folder}")
 
 
 class Console:
-    """Lines and bars as they come, less DVC's advice on git, which nobody needs to follow here."""
-
-    ADVICE = (
-        "Generating lock",
-        "Updating lock",
-        "To track the changes",
-        "\tgit add",
-        "To enable auto staging",
-        "\tdvc config core.autostage",
-        "Use `dvc push`",
-    )
+    """Lines and progress bars as they come, without DVC's advice."""
 
     def __init__(self) -> None:
         self.tail = ""
@@ -35,7 +27,7 @@ class Console:
     def __call__(self, text: str) -> None:
         *lines, self.tail = (self.tail + text).split("\n")
         for line in lines:
-            if line.strip() and not line.startswith(self.ADVICE):
+            if line.strip() and not line.startswith(ADVICE):
                 sys.stderr.write(line + "\n")
         if "\r" in self.tail:  # a bar that redraws itself
             sys.stderr.write(self.tail)
@@ -43,8 +35,8 @@ class Console:
         sys.stderr.flush()
 
 
-class Logged:
-    """Whole lines to the flow run's log, so that the UI shows them; a bar's redrawings are left out."""
+class FlowLog:
+    """Complete lines to the flow run's log, so that the UI shows them, without the redrawings of progress bars."""
 
     def __init__(self, title: str) -> None:
         self.logger, self.tail = get_run_logger(), ""

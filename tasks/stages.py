@@ -10,31 +10,28 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
-from mathrl.params.schema import STAGES
+from mathrl.params.schema import BESIDE, stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
-from tasks.live_progress import Live
+from tasks.live_progress import LiveProgress
 from tasks.report import report
 from tasks.repro import Preempted, Repro, environment, running
-from tasks.run_names import name_run, say_model_made
-from tasks.stage_output import shower
+from tasks.run_names import announce_model, name_run
+from tasks.stage_output import line_handler
 from tasks.workspace import Workspace, prepare, working
 
-# How often a stage that was told to stop from outside is started again, and the seconds before each time.
+# The number of restarts of a stage that was stopped from outside, and the seconds before each.
 RETRIES, RETRY_SECONDS = 10, (1, 10, 60)
-# Stages beside the pipeline, each in a DVC file of its own.
-BESIDE = {name: f"pipelines/{name}/dvc.yaml:{name}" for name in ("controls", "pages")}
 
 
 def run_stages(
     target: str,
+    *,
     preset: str | None,
     sections: Mapping[str, BaseModel | None],
     overrides: Sequence[str],
-    *,
     controls: bool = False,
     allow_dirty: bool = False,
 ) -> str:
@@ -43,53 +40,32 @@ def run_stages(
     Overrides, from the form or dotted, are validated before anything runs and go to a worktree of their own.
     """
     workspace = prepare(target, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    named = name_run("stage", target, workspace, [workspace.params.run.seed])
-    last = STAGES[-1] if target == "pipeline" else target
-    chain = STAGES[: STAGES.index(last) + 1]
+    run_tags = name_run("stage", target, workspace, [workspace.params.run.seed])
+    chain = stages_until(target)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(target, workspace)
-    with tags(*named), working(workspace, show), slot(show), mirroring(env, workspace.folder):
+    show = line_handler(target, workspace)
+    with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
-        with running(Repro(workspace.folder, last, env, show)) as repro:
-            for stage in chain:
-                outcome = run_stage(stage, repro, env[Variable.PROGRESS])
-                if outcome == "ran":
-                    say_model_made(stage, workspace.folder / "models" / stage, workspace)
-            repro.finish(last)
-        if controls:
-            _beside("controls", workspace, env, show)
-    report(workspace.folder, last)
+        for stages in [chain, *([("controls",)] if controls else [])]:
+            _run_chain(stages, workspace, env, show)
+    report(workspace.folder, chain)
     return str(workspace.folder)
 
 
-def run_beside(
-    stage: str,
-    preset: str | None,
-    sections: Mapping[str, BaseModel | None],
-    overrides: Sequence[str],
-    *,
-    allow_dirty: bool = False,
-) -> str:
-    """Like `run_stages`, for one stage beside the pipeline."""
-    workspace = prepare(stage, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    named = name_run("stage", stage, workspace, [workspace.params.run.seed])
-    env = environment(workspace.folder, str(flow_run.id or ""))
-    show = shower(stage, workspace)
-    with tags(*named), working(workspace, show), slot(show), mirroring(env, workspace.folder):
-        link_inputs(workspace.folder, [stage], workspace.params, env)
-        _beside(stage, workspace, env, show)
-    report(workspace.folder, stage)
-    return str(workspace.folder)
-
-
-def _beside(stage: str, workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
-    with running(Repro(workspace.folder, BESIDE[stage], env, show, single=True)) as repro:
-        run_stage(stage, repro, env[Variable.PROGRESS])
-        repro.finish(stage)
+def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
+    """One `dvc repro` of the last of the stages; beside the pipeline, of it alone."""
+    last = stages[-1]
+    target = f"pipelines/{last}/dvc.yaml:{last}" if last in BESIDE else last
+    with running(Repro(workspace.folder, target, env, show, single=last in BESIDE)) as repro:
+        for stage in stages:
+            outcome = run_stage(stage, repro, env[Variable.PROGRESS])
+            if outcome == "ran" and stage not in BESIDE:
+                announce_model(stage, workspace.folder / "models" / stage, workspace)
+        repro.finish(last)
 
 
 def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
-    """Whether a failed task is worth another try: its stage was told to stop, and not by the flow itself."""
+    """Whether to retry a failed task: its stage was stopped, and not by the flow itself."""
     return isinstance(state.data, Preempted)
 
 
@@ -101,21 +77,17 @@ def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
     retry_condition_fn=was_preempted,
 )
 def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
-    """Follow one stage of a running `dvc repro`, which is started again after the stage was preempted: "ran"
-    or "skipped"."""
+    """Follow one stage of a running `dvc repro`, which is started again if the stage was preempted.
+
+    Returns "ran" or "skipped".
+    """
     if repro.stopped:
-        repro.show(f"{stage}: ended before it was done, without an error; it is started again and goes on\n")
+        repro.show(f"{stage}: stopped before it was done, without an error; starting it again, it resumes\n")
         repro.start()
-    live = Live(stage, Path(progress_file))
+    live = LiveProgress(stage, Path(progress_file))
     outcome = repro.follow(stage, live.refresh)
     if outcome == "skipped":
         get_run_logger().info("%s: nothing changed, DVC has its outputs", stage)
     else:
         live.finish()
     return outcome
-
-
-def refuse(stage: str) -> None:
-    """Raises UserError for a name that is no stage."""
-    if stage not in (*STAGES, "pipeline"):
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, or pipeline")

@@ -23,18 +23,23 @@ from mathrl.core.paths import home, main_checkout
 from mathrl.params import load_params
 from mathrl.params.form import form_overrides
 from tasks.concurrency import slot
-from tasks.live_progress import Live
+from tasks.live_progress import LiveProgress
 from tasks.repro import environment
 from tasks.run_names import name_run
-from tasks.stage_output import shower
-from tasks.sweep_workspace import named, workspace
+from tasks.stage_output import line_handler
+from tasks.sweep_workspace import with_study, workspace
 from tasks.workspace import Workspace, in_use
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
 
 def run_sweep(
-    preset: str | None, section: BaseModel | None, overrides: Sequence[str], *, compare: bool, allow_dirty: bool
+    *,
+    preset: str | None,
+    sections: Mapping[str, BaseModel | None],
+    overrides: Sequence[str],
+    compare: bool,
+    allow_dirty: bool,
 ) -> str:
     """Run the study of params/sweep.yaml with overrides, in the checkout or a preset's worktree; returns the
     study's folder.
@@ -42,17 +47,17 @@ def run_sweep(
     Raises:
         UserError: wrong parameters, or a study that stopped with an error.
     """
-    given = named(preset, [*form_overrides({"sweep": section}), *overrides], main_checkout())
+    overrides = with_study(preset, [*form_overrides(sections), *overrides], main_checkout())
     root = workspace(preset, allow_dirty=allow_dirty)
-    params = load_params(root / "params", overrides=[each for each in given if each.startswith("sweep.")])
+    params = load_params(root / "params", overrides=[text for text in overrides if text.startswith("sweep.")])
     folder = home() / "sweeps" / params.sweep.study
     env = environment(root, str(flow_run.id or ""))
-    started = Workspace(root, params, preset, tuple(given))
-    known_by = name_run("sweep", params.sweep.study, started, [])
-    show = shower(f"sweep {params.sweep.study}", started)
-    with tags(*known_by), in_use(root), slot(show), mirroring(env, root):
+    settings = Workspace(root, params, preset, tuple(overrides))
+    run_tags = name_run("sweep", params.sweep.study, settings, [])
+    show = line_handler(f"sweep {params.sweep.study}", settings)
+    with tags(*run_tags), in_use(root), slot(show), mirroring(env, root):
         try:
-            follow("compare" if compare else "run", given, root, env, show)
+            follow("compare" if compare else "run", overrides, root, env, show)
         finally:
             report(folder)
     return str(folder)
@@ -62,14 +67,14 @@ def run_sweep(
 def follow(
     verb: str, overrides: Sequence[str], root: Path, env: Mapping[str, str], show: Callable[[str], None]
 ) -> None:
-    """One process, ended with all that it started when this one ends."""
+    """Run the study in one process, which ends with all that it started when this one ends."""
     command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.sweeps.run", verb, *overrides]
     child = subprocess.Popen(
         command, cwd=root, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert child.stdin is not None and child.stdout is not None
     lines: list[str] = []
-    live = Live("sweep", Path(env[Variable.PROGRESS]))
+    live = LiveProgress("sweep", Path(env[Variable.PROGRESS]))
     try:
         while True:
             if not select.select([child.stdout], [], [], REFRESH_SECONDS)[0]:
@@ -87,13 +92,13 @@ def follow(
         child.wait()
     if code:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise UserError(f"sweep {verb} stopped: {(errors or lines or ['it said nothing'])[-1]}")
+        raise UserError(f"sweep {verb} stopped: {(errors or lines or ['it printed nothing'])[-1]}")
 
 
 def report(folder: Path) -> None:
-    """Artifacts of what the study's folder holds."""
+    """Artifacts of the tables and pictures in the study's folder."""
     if (folder / "trials.json").exists():
-        rows = [text(each) for each in json.loads((folder / "trials.json").read_text())["trials"]]
+        rows = [cells(trial) for trial in json.loads((folder / "trials.json").read_text())["trials"]]
         create_table_artifact(rows, key="sweep-trials", description=f"study {folder.name}")
         create_markdown_artifact((folder / "trials.md").read_text(), key="sweep-report")
     for picture in sorted(folder.glob("*.png")):
@@ -104,7 +109,7 @@ def report(folder: Path) -> None:
         create_markdown_artifact(verdict, key="sweep-comparison", description="winner and present parameters")
 
 
-def text(row: Mapping[str, Any]) -> dict[str, str]:
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
         for name, value in row.items()

@@ -1,6 +1,6 @@
-"""Where a preset's sweep runs, and its study's name.
+"""The folder in which a preset's sweep runs, and the name of its study.
 
-No Prefect here: the command line asks before Prefect is imported, which reads its settings once.
+Without Prefect: the command line calls this before it imports Prefect, which reads its settings once.
 """
 
 import re
@@ -12,17 +12,17 @@ from tasks.workspace import prepare
 
 
 def workspace(preset: str | None, *, allow_dirty: bool = False) -> Path:
-    """The checkout; of a preset the worktree where `mathrl run mix --preset` makes what trials start from."""
+    """The checkout; for a preset, the worktree in which `mathrl run mix --preset` makes what trials start from."""
     return prepare("mix", preset, (), allow_dirty=allow_dirty).folder
 
 
-def named(preset: str | None, overrides: Sequence[str], root: Path) -> list[str]:
-    """The overrides with a study of the preset's name, where neither they nor the preset name one.
+def with_study(preset: str | None, overrides: Sequence[str], root: Path) -> list[str]:
+    """The overrides, with a study of the preset's name unless they or the preset name one.
 
-    >>> named(None, ["rl.steps=5"], Path("."))
+    >>> with_study(None, ["rl.steps=5"], Path("."))
     ['rl.steps=5']
     """
-    own = read_yaml(preset_file(root / "params", preset)).get("sweep", {}) if preset else {}
-    if preset is None or "study" in own or any(each.startswith("sweep.study=") for each in overrides):
+    section = read_yaml(preset_file(root / "params", preset)).get("sweep", {}) if preset else {}
+    if preset is None or "study" in section or any(text.startswith("sweep.study=") for text in overrides):
         return list(overrides)
     return [f"sweep.study={re.sub('[^a-z0-9_-]+', '-', preset.lower())}", *overrides]

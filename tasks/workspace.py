@@ -1,4 +1,4 @@
-"""Where a run happens: in the checkout, or, with overrides, in a git worktree of its own under runs/."""
+"""The folder of a run: the checkout or, with overrides, a git worktree of its own under runs/."""
 
 import fcntl
 import json
@@ -19,17 +19,16 @@ from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
 from mathrl.core.paths import WORKTREE_NOTE, home, main_checkout
 from mathrl.params import Params, load_params, write_params
-from mathrl.params.load import dump_yaml, read_yaml
+from mathrl.params.load import dump_yaml, preset_file, read_yaml
 from mathrl.params.recipe import load_recipe
 
-# A change to these makes another program or other parameters; a worktree at HEAD would not have it.
+# Code and parameters: a worktree at HEAD lacks uncommitted changes of these.
 CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
-NOTE = WORKTREE_NOTE
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with the code, the parameters and DVC's files in which a stage is run; what went over them."""
+    """A folder with the code, the parameters and DVC's files in which stages run, and what it was asked for."""
 
     folder: Path
     params: Params
@@ -37,31 +36,25 @@ class Workspace:
     overrides: tuple[str, ...] = ()
 
     @property
-    def said(self) -> tuple[str, ...]:
-        return ((f"preset {self.preset}",) if self.preset else ()) + self.overrides
+    def settings(self) -> tuple[str, ...]:
+        """What a person set: ("preset gsm8k", "rl.lr=2e-4")."""
+        return _settings(self.preset, self.overrides)
 
 
-def prepare(what: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False) -> Workspace:
-    """The checkout when nothing is overridden; else a worktree at HEAD with the validated overrides written
-    into its params/. The same overrides on the same commit share a worktree.
+def prepare(target: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False) -> Workspace:
+    """The checkout if nothing is overridden; else a worktree at HEAD with the preset and the validated overrides
+    written into its params/. The same settings on the same commit share a worktree.
 
     Raises:
         UserError: wrong parameters, or uncommitted changes of code or parameters, which HEAD does not have.
     """
     root = main_checkout()
-    before = load_params(root / "params")
-    after = load_params(root / "params", preset=preset, overrides=overrides)
-    if before == after:
-        return Workspace(root, after)
-    _refuse_dirty(root, allow_dirty)
-    commit = _git(root, "rev-parse", "HEAD")
-    name = _name(what, preset, overrides, [commit, after.model_dump(mode="json")])
-    made = Workspace(root / "runs" / name, after, preset, tuple(overrides))
-    with _making(root, made.folder) as new:
-        if new:
-            write_params(before, after, made.folder / "params")
-            _note(made, what, commit)
-    return made
+    params = load_params(root / "params", preset=preset, overrides=overrides)
+    if params == load_params(root / "params"):
+        return Workspace(root, params)
+    with _worktree(root, target, preset, overrides, allow_dirty) as (folder, _):
+        params = _override(folder, preset, overrides)
+    return Workspace(folder, params, preset, tuple(overrides))
 
 
 def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False) -> Workspace:
@@ -72,32 +65,39 @@ def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, a
         UserError: a wrong recipe or wrong parameters, or uncommitted changes that HEAD does not have.
     """
     root = main_checkout()
-    before, after = (load_params(root / "params", preset=each) for each in (None, preset))
+    params = load_params(root / "params", preset=preset)
     load_recipe(name, root / "params", tuple(overrides))
-    if before == after and not overrides:
-        return Workspace(root, after)
-    _refuse_dirty(root, allow_dirty)
-    commit = _git(root, "rev-parse", "HEAD")
-    folder = root / "runs" / _name(name, preset, overrides, [commit, name, preset, *overrides])
-    made = Workspace(folder, after, preset, tuple(overrides))
-    with _making(root, folder) as new:
+    if params == load_params(root / "params") and not overrides:
+        return Workspace(root, params)
+    with _worktree(root, name, preset, overrides, allow_dirty) as (folder, new):
+        params = _override(folder, preset, ())
         if new:
-            write_params(before, after, folder / "params")
             file = folder / "params" / "recipes" / f"{name}.yaml"
-            write_text(file, dump_yaml(read_yaml(file) | {"overrides": list(overrides)}))
-            _note(made, name, commit)
-    return made
+            values = read_yaml(file)
+            write_text(file, dump_yaml(values | {"overrides": [*(values.get("overrides") or []), *overrides]}))
+    return Workspace(folder, params, preset, tuple(overrides))
+
+
+def _override(folder: Path, preset: str | None, overrides: Sequence[str]) -> Params:
+    """Write the preset and the overrides into the worktree's params/; returns the parameters that its stages read.
+
+    They go over the files that are there, which are HEAD's and not the checkout's: of what a person asks for
+    nothing is left out because an uncommitted edit says the same.
+    """
+    params = load_params(folder / "params", preset=preset, overrides=overrides)
+    write_params(load_params(folder / "params"), params, folder / "params")
+    return params
 
 
 @contextmanager
 def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]:
-    """Wait until no other run works in the workspace, and keep others waiting: DVC refuses the second one."""
+    """Hold the workspace for one run at a time, since DVC refuses a second one; others wait, with a notice."""
     with in_use(workspace.folder):
         lock = FileLock(_locks(workspace.folder) / "mathrl.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            show(f"another run works in {workspace.folder}: waiting\n")
+            show(f"another run is using {workspace.folder}: waiting\n")
             lock.acquire()
         try:
             yield
@@ -107,22 +107,22 @@ def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep the workspace from being pruned; any number of runs, sweeps too, do so at a time.
+    """Keep the workspace from being pruned; several runs and sweeps may do so at once.
 
     Raises:
-        UserError: it has just been pruned.
+        UserError: it was pruned in the meantime.
     """
     with (_locks(folder) / "mathrl-in-use.lock").open("a+") as mark:
         fcntl.flock(mark, fcntl.LOCK_SH)
         if not (folder / ".git").exists():
-            raise UserError(f"{folder} was pruned at this moment: start the run again")
+            raise UserError(f"{folder} was pruned just now: start the run again")
         yield
 
 
 def _locks(folder: Path) -> Path:
-    made = folder / ".dvc" / "tmp"
-    made.mkdir(parents=True, exist_ok=True)
-    return made
+    locks = folder / ".dvc" / "tmp"
+    locks.mkdir(parents=True, exist_ok=True)
+    return locks
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
@@ -130,18 +130,18 @@ def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
-            "commit them, or say --allow-dirty to run without them"
+            "commit them, or give --allow-dirty to run without them"
         )
 
 
 def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The worktrees under runs/, oldest first, with what is known of each."""
-    notes = [(file.parent, json.loads(file.read_text())) for file in (root / "runs").glob(f"*/{NOTE}")]
-    return sorted(notes, key=lambda each: each[1]["made"])
+    """The worktrees under runs/, oldest first, each with its note: overrides, made, commit, run."""
+    notes = [(file.parent, json.loads(file.read_text())) for file in (root / "runs").glob(f"*/{WORKTREE_NOTE}")]
+    return sorted(notes, key=lambda run: run[1]["made"])
 
 
 def prune(root: Path, folder: Path) -> bool:
-    """Remove a worktree; what it made stays in DVC's cache. False where a run is at work in it: it stays."""
+    """Remove a worktree, whose outputs stay in DVC's cache; False, and it stays, if a run is using it."""
     with (_locks(folder) / "mathrl-in-use.lock").open("a+") as mark:
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,34 +152,49 @@ def prune(root: Path, folder: Path) -> bool:
 
 
 def uncommitted(root: Path) -> list[str]:
-    """Tracked files that differ from HEAD, and files git does not know within the code folders."""
-    lines = _git(root, "status", "--porcelain", "--untracked-files=all", strip=False).splitlines()
-    names = [line[3:].split(" -> ")[-1].strip('"') for line in lines]
-    known = {line[3:]: line[:2] != "??" for line in lines}
-    return [name for name in names if known.get(name, True) or name.split("/")[0] in CODE]
+    """Tracked files that differ from HEAD (a renamed one by both names), and untracked ones in the code folders."""
+    entries = iter(_git(root, "status", "--porcelain", "-z", "--untracked-files=all").split("\0")[:-1])
+    names: list[str] = []
+    for entry in entries:
+        state, name = entry[:2], entry[3:]
+        if state != "??" or name.split("/")[0] in CODE:
+            names.append(name)
+        if state[0] in "RC":
+            names.append(next(entries))
+    return names
 
 
 @contextmanager
-def _making(root: Path, folder: Path) -> Iterator[bool]:
-    """Make the worktree where it is not yet whole, one at a time: git's own list of them is shared. Whether
-    it is new, and to be filled within the context, its note last."""
-    for each in (folder.parent, home()):
-        each.mkdir(parents=True, exist_ok=True)
+def _worktree(
+    root: Path, target: str, preset: str | None, overrides: Sequence[str], allow_dirty: bool
+) -> Iterator[tuple[Path, bool]]:
+    """Create the settings' worktree at HEAD unless it exists, under a lock, since git's list of worktrees is shared.
+
+    Yields its folder and whether it is new; the caller fills it, and then its note is written: with it, the
+    worktree is complete.
+    """
+    _refuse_dirty(root, allow_dirty)
+    commit = _git(root, "rev-parse", "HEAD").strip()
+    file = preset_file(root / "params", preset) if preset else None
+    key = digest([commit, target, read_yaml(file) if file else {}, list(overrides)])
+    folder = root / "runs" / f"{_title(target, preset, overrides)}-{key[:8]}"
+    for parent in (folder.parent, home()):
+        parent.mkdir(parents=True, exist_ok=True)
     with FileLock(home() / "worktrees.lock"):
-        new = not (folder / NOTE).exists()
+        new = not (folder / WORKTREE_NOTE).exists()
         if new:
             _make_worktree(root, folder)
-        yield new
-
-
-def _note(made: Workspace, what: str, commit: str) -> None:
-    """What `runs` tells of the worktree; with it, the worktree is whole."""
-    told = {"overrides": made.said, "made": time.time(), "commit": commit, "run": what}
-    write_json(made.folder / NOTE, told)
+            if file:  # as it stands in the checkout: the form and the command line list that one
+                shutil.copy(file, folder / "params" / "presets")
+        yield folder, new
+        if new:
+            settings = _settings(preset, overrides)
+            note = {"overrides": settings, "made": time.time(), "commit": commit, "run": target}
+            write_json(folder / WORKTREE_NOTE, note)
 
 
 def _make_worktree(root: Path, folder: Path) -> None:
-    if folder.exists():  # left half made by a kill
+    if folder.exists():  # left incomplete by a kill
         _git(root, "worktree", "remove", "--force", str(folder), check=False)
         shutil.rmtree(folder, ignore_errors=True)
     _git(root, "worktree", "prune")
@@ -187,33 +202,43 @@ def _make_worktree(root: Path, folder: Path) -> None:
     _share_dvc(root / ".dvc", folder / ".dvc")
 
 
-def _share_dvc(root: Path, own: Path) -> None:
-    """The checkout's DVC configuration into the worktree's, with what is this machine's alone: the same
-    cache, remotes and credentials. Relative paths, which DVC reads from where they stand, are made to fit."""
+def _share_dvc(root: Path, worktree: Path) -> None:
+    """Copy the checkout's DVC configuration, with this machine's own: the same cache, remotes and credentials.
+
+    DVC resolves relative paths from the file in which they stand; they are adapted.
+    """
     from dvc.config import Config, merge  # 0.2 s, which only a new worktree pays
 
-    known = Config(str(root))
-    with Config(str(own)).edit("local") as config:
+    original = Config(str(root))
+    with Config(str(worktree)).edit("local") as config:
         for level in Config.REPO_LEVELS:
-            merge(config, known.read(level))
-        config["cache"]["dir"] = known["cache"].get("dir") or str(root / "cache")
+            merge(config, original.read(level))
+        config["cache"]["dir"] = original["cache"].get("dir") or str(root / "cache")
     if (root / "config.local").exists():
-        shutil.copymode(root / "config.local", own / "config.local")
+        shutil.copymode(root / "config.local", worktree / "config.local")
 
 
-def _name(what: str, preset: str | None, overrides: Sequence[str], known_by: object) -> str:
-    """A folder's name: rl-lr_3e-4-1a2b3c4d."""
-    said = [*filter(None, (preset,)), *(each.split(".", 1)[-1] for each in overrides)]
-    words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", each)[:24] for each in said[:3]]
-    return f"{what}-{'-'.join(words).replace('=', '_').strip('-.') or 'run'}-{digest(known_by)[:8]}"
+def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:
+    """A folder's name without its key.
+
+    >>> _title("rl", None, ["rl.lr=3e-4"])
+    'rl-lr_3e-4'
+    """
+    settings = [*filter(None, (preset,)), *(override.split(".", 1)[-1] for override in overrides)]
+    words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", setting)[:24] for setting in settings[:3]]
+    return f"{target}-{'-'.join(words).replace('=', '_').strip('-.') or 'run'}"
+
+
+def _settings(preset: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
+    return ((f"preset {preset}",) if preset else ()) + tuple(overrides)
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _git(root: Path, *words: str, check: bool = True, strip: bool = True) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise UserError(f"git {words[0]} failed: {done.stderr.strip()}")
-    return done.stdout.strip() if strip else done.stdout
+def _git(root: Path, *words: str, check: bool = True) -> str:
+    git = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if check and git.returncode:
+        raise UserError(f"git {words[0]} failed: {git.stderr.strip()}")
+    return git.stdout

@@ -25,8 +25,8 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     if not hasattr(command, "commands"):
         yield path, command
         return
-    for name, inner in command.commands.items():
-        yield from commands(inner, f"{path} {name}")
+    for name in command.list_commands(None):
+        yield from commands(command.get_command(None, name), f"{path} {name}")
 
 
 def _usage(given: Any) -> str:

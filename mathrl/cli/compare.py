@@ -6,8 +6,11 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from mathrl.cli.options import AsJson, Overrides, Preset
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import RECIPES, main_checkout
@@ -25,24 +28,23 @@ ACCEPTED = (
 
 
 def compare(
-    before: str,
-    after: str,
-    benchmark: str | None,
-    metric: str,
-    preset: str | None,
-    overrides: Sequence[str],
-    *,
-    common: bool,
-    as_json: bool,
+    before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="As A; commas join the runs of several seeds.")],
+    benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None,
+    metric: Annotated[str, typer.Option(help="pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
+    preset: Preset = None,
+    overrides: Overrides = None,
+    common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the table, the paired difference with its interval and p, and the smallest detectable one.
+    """Say whether B is better than A, by how much, and what difference the problems can show at all.
 
-    Raises:
-        UserError: nothing to compare where a person points, or what is there cannot be compared.
+    A and B are responses.jsonl files or folders with one (:MODEL chooses a model in it), model folders, which
+    are evaluated on the spot, recipe steps (NAME/STEP), or models of reports/evaluate by their names.
     """
     here = Path.cwd()
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides)
+    params = load_params(preset=preset, overrides=overrides or ())
     sides = [_runs(text, here, benchmark, params) for text in (before, after)]
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)

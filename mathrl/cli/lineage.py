@@ -2,6 +2,9 @@
 
 import html
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
@@ -19,12 +22,12 @@ STYLE = (
 )
 
 
-def lineage(model: str | None, dataset: str | None, output: Path | None) -> None:
-    """Print the way, and write `output` (HTML with the picture in it) for a model.
-
-    Raises:
-        UserError: neither or both of model and dataset, or nothing known of it.
-    """
+def lineage(
+    model: Annotated[str | None, typer.Argument(help="NAME, NAME:VERSION or NAME@ALIAS.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Path or digest of a dataset whose models are wanted.")] = None,
+    output: Annotated[Path | None, typer.Option(help="HTML file for a picture of the model's lineage.")] = None,
+) -> None:
+    """Trace a registered model back to its sources, or a dataset forward to every model made from it."""
     if (model is None) == (dataset is None):
         raise UserError("give a registered model NAME[:VERSION|@ALIAS], or --dataset DIGEST_OR_PATH")
     if dataset is not None:
@@ -45,16 +48,16 @@ def told(back: Back) -> str:
     if "gate.decision" in back.tags:
         on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
         lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then {against}")
-    known = _defaults()
-    for step in sorted(back.steps, key=lambda each: each.depth):
+    shown = _defaults()
+    for step in sorted(back.steps, key=lambda step: step.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
         lines += ["", f"{step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}{dirty}"]
         lines += [f"  made  {path}  {digest}" for path, digest in step.outputs.items()]
         lines += [f"  read  {path}  {digest}" for path, digest in step.inputs.items()]
         lines += [f"  source {name}  {digest}" for name, digest in step.sources.items()]
-        own = {key: value for key, value in step.params.items() if known.get(key) != value}
-        lines += [f"  param {key} = {value}" for key, value in sorted(own.items())]
-        known |= own
+        changed = {key: value for key, value in step.params.items() if shown.get(key) != value}
+        lines += [f"  param {key} = {value}" for key, value in sorted(changed.items())]
+        shown |= changed
     lines += ["", "parameters that are no defaults, each where it is met first; --output FILE has all"]
     lines.append(_complete(back))
     return "\n".join(lines)
@@ -121,5 +124,5 @@ def _forward(dataset: str) -> None:
             print(f"  {step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}")
     print("registered models" if models else "no registered model came of it")
     for model in models:
-        how = "made from it" if model.made else "measured with it, not made from it"
-        print(f"  {model.name} version {model.version}: {how}")
+        relation = "made from it" if model.made else "measured with it, not made from it"
+        print(f"  {model.name} version {model.version}: {relation}")

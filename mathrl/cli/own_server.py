@@ -1,7 +1,7 @@
-"""Prefect's server of one command, where no other is there.
+"""A Prefect server for one command, if no other is running.
 
-Prefect would start one itself, but imports its server into the flow's process for that and waits: 3.4 s each.
-Here it starts beside the imports of the flow, and ends with whoever started it, whatever ends that.
+Prefect would start one itself, but for that imports its server into the flow's process and waits, 3.4 s each time.
+Here it starts while the flow is imported, and ends with the process that started it, however that ends.
 """
 
 import os
@@ -30,7 +30,7 @@ SETTINGS = {
 
 @contextmanager
 def own_server() -> Iterator[Callable[[], None]]:
-    """Start a server unless PREFECT_API_URL or a Prefect profile names one; yields what waits for its answer.
+    """Start a server unless PREFECT_API_URL or a Prefect profile names one; yields a function that awaits its answer.
 
     Raises:
         UserError: from that call, the server did not start.
@@ -43,13 +43,13 @@ def own_server() -> Iterator[Callable[[], None]]:
         port = probe.getsockname()[1]
     log = home() / "logs" / "prefect-run.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as said:
-        # A session of its own: Ctrl-C in the terminal is the flow's, which still has to tell the server.
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C in the terminal is for the flow, which still has to report to the server.
         child = subprocess.Popen(
             [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "uvicorn", "--factory",
              "tasks.own_server:app", "--host", "127.0.0.1", "--port", str(port),
              "--log-level", "error", "--lifespan", "on"],
-            env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=said, stderr=said,
+            env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}/api"

@@ -2,38 +2,54 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.simulate import show_simulation
 from mathrl.core.errors import UserError
 from mathrl.params.load import load_params
 from mathrl.params.schema import Params
-from mathrl.planning.memory import GIB, Plan, Stage, plan_memory
-from mathrl.planning.memory_advice import advise
-from mathrl.planning.model_shape import config_of, shape_of
 
+if TYPE_CHECKING:
+    from mathrl.planning.memory import Plan, Stage
+
+GIB = 1 << 30
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
-SPARE = 0.05  # of a GPU, for what is not counted
+RESERVE = 0.05  # share of a GPU for what is not counted
 
 
 def plan(
-    preset: str | None,
-    overrides: Sequence[str],
-    gpus: int | None,
-    gpu_memory: str | None,
-    prompt_tokens: int | None,
-    response_tokens: int | None,
-) -> bool:
-    """Print the plan of sft (where it trains) and rl; returns whether everything fits.
+    preset: Preset = None,
+    overrides: Overrides = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs, with one process each.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, e.g. 24GB; omit to plan for CPU.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Typical length of a prompt, not the longest.")] = None,
+    response_tokens: Annotated[int | None, typer.Option(help="Typical length of a response, not the longest.")] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Simulate this set-up instead: a file of params/simulate, by name or path.")
+    ] = None,
+) -> None:
+    """Plan the memory of a run by part, and what to change if it does not fit; exit status 1 then.
 
-    Without `gpu_memory` it is the laptop's: processes on CPUs that share one memory.
+    With --simulate: seconds per step at any size, colocated, one step ahead and asynchronous.
     """
-    given = [*overrides, *([f"run.processes={gpus}"] if gpus else [])]
-    params = load_params(preset=preset, overrides=given)
+    if simulate is not None:
+        show_simulation(simulate)
+        return
+    from mathrl.planning.memory import plan_memory  # torch and transformers: --help answers without them
+    from mathrl.planning.memory_advice import advise
+    from mathrl.planning.model_shape import config_of, shape_of
+
+    settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
+    params = load_params(preset=preset, overrides=settings)
     shape = shape_of(config_of(params.model.base))
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
 
-    def resolved(more: Sequence[str]) -> Params | None:
+    def resolved(changes: Sequence[str]) -> Params | None:
         try:
-            return load_params(preset=preset, overrides=[*given, *more])
+            return load_params(preset=preset, overrides=[*settings, *changes])
         except UserError:
             return None
 
@@ -42,7 +58,7 @@ def plan(
     stages: list[Stage] = ["sft", "rl"] if params.sft.steps else ["rl"]
     for stage in stages:
 
-        def planned(chosen: Params, stage: Stage = stage) -> Plan:
+        def planned(chosen: Params, stage: "Stage" = stage) -> "Plan":
             return plan_memory(
                 shape,
                 chosen,
@@ -56,28 +72,29 @@ def plan(
         show(stage, planned(params), params.run.processes, memory)
         if memory is None:
             continue
-        room = memory * (1 - SPARE)
+        room = memory * (1 - RESERVE)
         changes = advise(params, stage, room, resolved, planned)
         if changes is None:
-            print(f"  does not fit {gpu_memory} by any setting: take more GPUs (--gpus) or a smaller model")
+            print(f"  does not fit {gpu_memory} with any setting: take more GPUs (--gpus) or a smaller model")
             fits = False
         elif changes:
             fits = False
             after = resolved(changes)
-            print("  does not fit; with these it does:")
+            print("  does not fit; with these settings it does:")
             print("".join(f"    --set '{change}'\n" for change in changes), end="")
             if after is not None:
-                show(f"{stage}, changed so", planned(after), after.run.processes, memory)
+                show(f"{stage}, changed", planned(after), after.run.processes, memory)
         else:
             share = (room - planned(params).peak) / memory
             print(f"  fits {gpu_memory}; {share:.0%} of it is left")
-    return fits
+    if not fits:
+        raise SystemExit(1)
 
 
-def show(title: str, plan: Plan, processes: int, memory: float | None) -> None:
-    """One line a part that is not negligible, and the sums."""
+def show(title: str, plan: "Plan", processes: int, memory: float | None) -> None:
+    """Print one line per part that is not negligible, and the sums."""
     print(
-        f"\n{title}: {plan.peak / GIB:.2f} GiB a process"
+        f"\n{title}: {plan.peak / GIB:.2f} GiB per process"
         + ("" if memory else f", {plan.peak * processes / GIB:.2f} GiB in all")
     )
     _parts("all the time", plan.standing)
@@ -96,14 +113,15 @@ def _parts(title: str, parts: Mapping[str, float]) -> None:
 
 
 def size_in_bytes(text: str) -> float:
-    """
+    """A memory size as a person writes it.
+
     >>> size_in_bytes("24GB"), size_in_bytes("1.5 GiB")
     (24000000000.0, 1610612736.0)
 
     Raises:
-        UserError: it is no size.
+        UserError: `text` is not a size.
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in UNITS or match[1].count(".") > 1:
-        raise UserError(f"{text!r} is no size of a memory; write it as 24GB or 80GiB")
+        raise UserError(f"{text!r} is not a memory size; write it as 24GB or 80GiB")
     return float(match[1]) * UNITS[match[2].lower()]

@@ -1,30 +1,25 @@
-"""`mathrl promote` and `mathrl rollback`: the champion, through the gate and back."""
+"""`mathrl promote`: a registered version becomes the champion if the gate lets it."""
 
 import os
-import sys
-from collections.abc import Sequence
+from typing import Annotated
 
+import typer
+
+from mathrl.cli.options import Overrides, Preset
 from mathrl.core.paths import main_checkout
+from mathrl.registry import promote as gate
 from mathrl.tracking.client import connect
 
 
-def promote(model: str, benchmark: str | None, preset: str | None, overrides: Sequence[str]) -> None:
-    """Print the decision; a refusal ends the process with status 1.
-
-    Raises:
-        UserError: no such version, or it cannot be evaluated.
-    """
-    from mathrl.registry.promote import promote as through_gate
-
+def promote(
+    model: Annotated[str, typer.Argument(help="NAME (its candidate), NAME:VERSION or NAME@ALIAS.")],
+    benchmark: Annotated[str | None, typer.Option(help="Benchmark on which it must beat the champion.")] = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+) -> None:
+    """Make a registered version the champion if the gate lets it; exit status 1 if not."""
     os.chdir(main_checkout())
-    done, said = through_gate(connect(), model, benchmark, preset, overrides)
-    print(said)
-    if not done:
-        sys.exit(1)
-
-
-def rollback(model: str) -> None:
-    """Print which version is champion again."""
-    from mathrl.registry.promote import rollback as back
-
-    print(back(connect(), model))
+    promoted, message = gate.promote(connect(), model, benchmark, preset, overrides or ())
+    print(message)
+    if not promoted:
+        raise SystemExit(1)

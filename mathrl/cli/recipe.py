@@ -4,45 +4,57 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from mathrl.cli.options import AllowDirty, Overrides, Preset
 from mathrl.cli.run import call_flow
 from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.params import load_params
 from mathrl.params.recipe import load_recipe, recipe_names
+from mathrl.params.recipe_graph import graph
 
 
-def run(name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool) -> None:
-    """Bring the recipe up to date and print its table.
+def recipe(
+    name: Annotated[str | None, typer.Argument(help="A file of params/recipes, by its name.")] = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes with their steps.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and exit without running.")] = False,
+    allow_dirty: AllowDirty = False,
+) -> None:
+    """Bring a recipe up to date: ordered steps, each starting from others' models and data.
 
-    Raises:
-        UserError: a wrong recipe or parameter, or a step that failed.
+    Without --preset and --set this is `dvc repro pipelines/recipes/NAME/dvc.yaml` in the checkout; with them, in a
+    worktree under runs/.
     """
     os.chdir(main_checkout())
-    load_recipe(name, overrides=tuple(overrides))  # before any server is started
-    began = time.time()
-    folder = Path(call_flow("recipe", recipe=name, preset=preset, overrides=list(overrides), allow_dirty=allow_dirty))
-    _print(folder, name, time.time() - began)
+    if list_recipes or name is None:
+        _print_recipes()
+    elif dry_run:
+        _print_steps(name, preset, overrides or ())
+    else:
+        load_recipe(name, overrides=tuple(overrides or ()))  # before any server is started
+        began = time.time()
+        options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
+        _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
 
 
-def dry(name: str, preset: str | None, overrides: Sequence[str]) -> None:
-    """Print the steps, each with its command."""
-    from mathrl.params import load_params
-    from mathrl.params.recipe_graph import graph
-
-    os.chdir(main_checkout())
-    load_params(preset=preset)
-    recipe = load_recipe(name, overrides=tuple(overrides))
-    print(recipe.description)
-    for step, stage in graph(name, recipe, Path()).items():
-        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
-
-
-def show() -> None:
-    """Print every recipe with its steps."""
-    os.chdir(main_checkout())
+def _print_recipes() -> None:
     for name in recipe_names():
-        recipe = load_recipe(name)
-        print(f"{name:<24} {recipe.description}")
-        print(f"{'':<24} {' -> '.join(recipe.steps)}")
+        steps = load_recipe(name)
+        print(f"{name:<24} {steps.description}")
+        print(f"{'':<24} {' -> '.join(steps.steps)}")
+
+
+def _print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None:
+    """Each step with its command."""
+    load_params(preset=preset)
+    checked = load_recipe(name, overrides=tuple(overrides))
+    print(checked.description)
+    for step, stage in graph(name, checked, Path()).items():
+        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
 
 
 def _print(folder: Path, name: str, seconds: float) -> None:

@@ -2,26 +2,26 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
+
+import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params import load_params
-
-if TYPE_CHECKING:
-    from mathrl.reports.html import Material
+from mathrl.reports.find_run import mlflow_record
+from mathrl.reports.html import Material, pipeline_material, step_material, write_report
 
 PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
 
 
-def report(run: str, output: Path | None) -> None:
-    """Write the page and say where it is.
-
-    Raises:
-        UserError: nothing of that name was trained or evaluated.
-    """
-    from mathrl.reports.html import write_report
-
+def report(
+    run: Annotated[
+        str, typer.Argument(help="A stage, a recipe's step, a run under runs/, or an MLflow run.")
+    ] = "pipeline",
+    output: Annotated[Path | None, typer.Option(help="HTML file to write (default in reports/html).")] = None,
+) -> None:
+    """Write one HTML file: verdict, curves, examples before and after, health, lineage, how to reproduce."""
     here, target = Path(run).absolute(), output.absolute() if output else None
     os.chdir(main_checkout())
     material = _material(run, here)
@@ -30,10 +30,7 @@ def report(run: str, output: Path | None) -> None:
     print(f"{target}  (health {colour})")
 
 
-def _material(run: str, here: Path) -> "Material":
-    from mathrl.reports.find_run import mlflow_record
-    from mathrl.reports.html import pipeline_material, step_material
-
+def _material(run: str, here: Path) -> Material:
     root = Path.cwd()
     if run in PIPELINE or here == root:
         return pipeline_material(root)

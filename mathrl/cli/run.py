@@ -1,99 +1,115 @@
 """`mathrl run`: the same flow that the Prefect UI starts, in this terminal."""
 
 import importlib
+import importlib.util
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from mathrl.cli.options import AllowDirty, Overrides, Preset
 from mathrl.cli.own_server import own_server
+from mathrl.cli.ui import answering
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.params import Params, load_params
-from mathrl.params.schema import STAGES
+from mathrl.params.load import dump_yaml
+from mathrl.params.schema import TARGETS, stages_until
+from mathrl.stages import curate
 
-FLOWS = ("pipeline", "curate", "sft", "rl", "evaluate", "pages")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    # A failed stage says so itself; the flow would repeat it as a traceback.
+    # A failed stage reports its error itself; the flow would repeat it as a traceback.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
 }
 
 
-def start(stage: str, preset: str | None, overrides: Sequence[str], *, controls: bool, allow_dirty: bool) -> None:
-    """Run the flow and print what came out.
+def run(
+    stage: Annotated[str, typer.Argument(help=f"One of {', '.join(TARGETS)}.")],
+    preset: Preset = None,
+    overrides: Overrides = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Also train and evaluate the demo's three controls.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Validate parameters, sources and model name, then exit without running.")
+    ] = False,
+    allow_dirty: AllowDirty = False,
+) -> None:
+    """Bring a stage, or the whole pipeline, up to date.
 
-    Raises:
-        UserError: wrong parameters, a stage that failed; the message says which and why.
+    Without --preset and --set this is `dvc repro` in the checkout; with them, in a worktree under runs/.
     """
-    if stage not in (*STAGES, "pipeline", "pages"):
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, pipeline, or pages")
+    if stage not in TARGETS:
+        raise UserError(f"no stage {stage!r}; stages: {', '.join(TARGETS)}")
     if controls and stage != "pipeline":
         raise UserError("--controls goes with the pipeline: mathrl run pipeline --controls")
     os.chdir(main_checkout())
-    load_params(preset=preset, overrides=overrides)  # before any server is started
+    params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
+    if dry_run:
+        _print_plan(stage, params)
+        return
     began = time.time()
-    given: dict[str, Any] = {"preset": preset, "overrides": list(overrides), "allow_dirty": allow_dirty}
-    given |= {"controls": True} if controls else {}
-    if stage in FLOWS:
-        folder = Path(call_flow(stage, **given))
-    else:
-        folder = Path(call_flow("stage", "stage_flow", stage=stage, **given))
+    options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
+    folder = Path(call_flow(stage, **options, **({"controls": True} if controls else {})))
     if stage == "pipeline":
         _print_results(folder, controls, time.time() - began)
 
 
-def call_flow(module: str, name: str | None = None, **given: Any) -> str:
-    """Call a flow in this terminal, with the servers of `mathrl ui` where they answer; what it returns."""
+def call_flow(name: str, **options: Any) -> str:
+    """Call a flow in this terminal, with the servers of `mathrl ui` if they answer; returns what it returns."""
     os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ[Variable.CONSOLE] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends what it started
-    _use_running_servers()
+    for variable, url in answering().items():
+        os.environ.setdefault(variable, url)
     home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
-    with own_server() as ready:
-        flow = getattr(importlib.import_module(f"flows.{module}"), name or module)
-        ready()
+    with own_server() as wait_for_server:
+        flow = _flow(name)
+        wait_for_server()
         from httpx import HTTPError  # Prefect's, which is loaded by now
         from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
         try:
-            return str(flow(**given))
+            return str(flow(**options))
         except (HTTPError, ConcurrencySlotAcquisitionError) as error:
             raise UserError(
-                f"Prefect's server stopped answering ({error}): the stages went on to their end and what "
-                "they made is kept; start the server (`mathrl ui`), or none, and run the same command again "
-                "for the report"
+                f"Prefect's server stopped answering ({error}): the stages ran to their end and what they made is "
+                "kept; start the server (`mathrl ui`), or none, and run the same command again for the report"
             ) from None
 
 
-def dry(stage: str, preset: str | None, overrides: Sequence[str]) -> None:
-    """Resolve parameters, sources and the model's name; print what would run."""
-    from mathrl.params.load import dump_yaml
-    from mathrl.stages.curate import resolve
+def _flow(name: str) -> Any:
+    """The flow of flows/<name>.py, or one made here for a stage without such a file.
 
-    os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides)
+    By name: Prefect, which it imports, reads its settings once, and they stand only now.
+    """
+    if importlib.util.find_spec(f"flows.{name}"):
+        return getattr(importlib.import_module(f"flows.{name}"), name)
+    return importlib.import_module("flows.factory").stage_flow(name, f"Bring {name} up to date.")
+
+
+def _print_plan(stage: str, params: Params) -> None:
+    """The parameters, sources and model with which the stage would run."""
     if stage == "pages":
-        from mathrl.stages.pages import resolve as resolve_pages
+        from mathrl.stages.pages import resolve  # pandas and scikit-learn, for this stage alone
 
         print(dump_yaml(params.pages.model_dump(mode="json")))
-        for name, files in resolve_pages(params).items():
+        for name, files in resolve(params).items():
             print(f"{name}: {', '.join(map(str, files))}")
         return
-    last = STAGES[-1] if stage == "pipeline" else stage
-    if last not in STAGES:
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(STAGES)}, pipeline, or pages")
     print(dump_yaml(params.model_dump(mode="json", by_alias=True)))
-    print("would run: " + " -> ".join(STAGES[: STAGES.index(last) + 1]))
-    for line in resolve(params):
+    print("would run: " + " -> ".join(stages_until(stage)))
+    for line in curate.resolve(params):
         print(f"source: {line}")
     print(f"model: {_model(params)}")
 
@@ -105,14 +121,6 @@ def _model(params: Params) -> str:
     folder = Path(base.path)
     where = "local folder" if folder.exists() else "from the hub when it runs"
     return f"{base.path}@{base.revision} ({where})"
-
-
-def _use_running_servers() -> None:
-    """The servers of `mathrl ui`, when they answer; else a Prefect of our own and the local MLflow file."""
-    from mathrl.cli.ui import answering
-
-    for variable, url in answering().items():
-        os.environ.setdefault(variable, url)
 
 
 def _print_results(folder: Path, controls: bool, seconds: float) -> None:

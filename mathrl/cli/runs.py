@@ -3,47 +3,48 @@
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
 from mathrl.params.load import read_yaml
-from tasks.workspace import prune as remove
-from tasks.workspace import runs, uncommitted
+from tasks import workspace
 
 
-def list_runs(prune: Sequence[str], promote: str | None) -> None:
-    """Print every run with what it was started with; or remove some; or write one's parameters into params/.
-
-    Raises:
-        UserError: no run of a name; or one to be removed goes on; or params/ cannot take the parameters over.
-    """
+def runs(
+    prune: Annotated[list[str] | None, typer.Option(help="Remove the run of this name; all removes every run.")] = None,
+    promote: Annotated[
+        str | None, typer.Option(help="Write the parameters of the run of this name into params/.")
+    ] = None,
+) -> None:
+    """List the worktrees under runs/, remove some, or write the parameters of one into params/ to commit them."""
     root = main_checkout()
-    known = {folder.name: (folder, note) for folder, note in runs(root)}
-    for name in [*(known if "all" in prune else prune), *([promote] if promote else [])]:
-        if name not in known:
-            raise UserError(f"no run {name!r} under runs/; there are: {', '.join(known) or 'none'}")
+    notes = {folder.name: (folder, note) for folder, note in workspace.runs(root)}
+    removed = list(notes) if prune and "all" in prune else prune or []
+    for name in [*removed, *([promote] if promote else [])]:
+        if name not in notes:
+            raise UserError(f"no run {name!r} under runs/; there are: {', '.join(notes) or 'none'}")
     if promote:
-        folder, note = known[promote]
-        _promote(root, folder, note)
+        _promote(root, *notes[promote])
     busy = []
-    for name in known if "all" in prune else prune:
-        if remove(root, known[name][0]):
+    for name in removed:
+        if workspace.prune(root, notes[name][0]):
             print(f"removed {name}")
         else:
             busy.append(name)
     if busy:
-        one = len(busy) == 1
-        said = f"{', '.join(busy)} {'is' if one else 'are'} running: cancel {'it' if one else 'them'} first"
-        raise UserError(said)
+        verb, pronoun = ("is", "it") if len(busy) == 1 else ("are", "them")
+        raise UserError(f"{', '.join(busy)} {verb} running: cancel {pronoun} first")
     if not prune and not promote:
-        for name, (_, note) in known.items():
-            made = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
-            print(f"{made}  {name}  {', '.join(map(str, note['overrides']))}")
+        for name, (_, note) in notes.items():
+            created = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
+            print(f"{created}  {name}  {', '.join(map(str, note['overrides']))}")
 
 
 def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
@@ -52,41 +53,40 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
     Raises:
         UserError: params/ has changed since the run was started, so that its results would not be those.
     """
-    from mathrl.sweeps.promote import edited, promote  # ruamel.yaml's round trip
+    from mathrl.sweeps.promote import edited, promote  # optuna
 
     os.chdir(root)
-    started = str(note["commit"])
-    later = ["git", "diff", "--name-only", started, "HEAD", "--", "params"]
-    since = subprocess.run(later, capture_output=True, text=True, check=True).stdout.split()
-    since += [name for name in uncommitted(root) if name.startswith("params/")]
-    if since:
+    diff_command = ["git", "diff", "--name-only", str(note["commit"]), "HEAD", "--", "params"]
+    changed = subprocess.run(diff_command, capture_output=True, text=True, check=True).stdout.split()
+    changed += [name for name in workspace.uncommitted(root) if name.startswith("params/")]
+    if changed:
         raise UserError(
-            f"{folder.name} was started before {', '.join(since)} changed, so its results are not those of "
+            f"{folder.name} was started before {', '.join(changed)} changed, so its results are not those of "
             f"params/ with its overrides: start it again with {' '.join(map(str, note['overrides']))}"
         )
-    before, after = (load_params(each / "params").model_dump(mode="json", by_alias=True) for each in (root, folder))
+    before, after = (load_params(at / "params").model_dump(mode="json", by_alias=True) for at in (root, folder))
     diff = promote(differences(before, after))
     recipe = Path("params") / "recipes" / f"{note['run']}.yaml"
     verb = "recipe" if recipe.exists() else "run"
-    if recipe.exists() and (given := read_yaml(folder / recipe).get("overrides")):
-        write_text(recipe, edited(recipe.read_text(encoding="utf-8"), {"overrides": given}, str(recipe)))
-        diff += f"{recipe}: overrides {', '.join(given)}\n"
+    if recipe.exists() and (overrides := read_yaml(folder / recipe).get("overrides")):
+        write_text(recipe, edited(recipe.read_text(encoding="utf-8"), {"overrides": overrides}, str(recipe)))
+        diff += f"{recipe}: overrides {', '.join(overrides)}\n"
     print(diff.rstrip())
     print(f"its results come from DVC's cache: mathrl {verb} {note['run']}")
     print(f'to keep it: git add params dvc.lock && git commit -m "As in {folder.name}"')
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """What is other in `after`, by dotted key; a mapping with other keys as a whole.
+    """The values of `after` that differ from `before`, by dotted key; a mapping whose keys changed is one value.
 
     >>> differences({"rl": {"lr": 1, "steps": 2}}, {"rl": {"lr": 3, "steps": 2}})
     {'rl.lr': 3}
     """
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for key, value in after.items():
         old = before.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and old.keys() == value.keys():
-            found |= differences(old, value, f"{above}{key}.")
+            changed |= differences(old, value, f"{above}{key}.")
         elif old != value:
-            found[f"{above}{key}"] = value
-    return found
+            changed[f"{above}{key}"] = value
+    return changed

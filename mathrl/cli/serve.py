@@ -1,28 +1,35 @@
 """`mathrl serve`: this process becomes a vLLM server that runs sample from."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from mathrl.cli.options import Overrides, Preset
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
 from mathrl.params import load_params
 from mathrl.rollout.vllm_login import KEY
 
 
-def serve(model: str, host: str, port: int, preset: str | None, overrides: Sequence[str]) -> None:
-    """Serve a model folder or hub id as the sections model and rollout say; does not return.
-
-    Raises:
-        UserError: no such model, vLLM is not installed, or others could reach the server without a key.
-    """
+def serve(
+    model: Annotated[str, typer.Argument(help="A Hugging Face model folder, or a hub id.")],
+    port: Annotated[int, typer.Option(help="Port to listen on; runs name it in rollout.servers.urls.")] = 8001,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anything but loopback is reachable by others.")
+    ] = "127.0.0.1",
+    preset: Preset = None,
+    overrides: Overrides = None,
+) -> None:
+    """Serve a model with vLLM, for runs with rollout.engine=vllm_server; Ctrl-C ends it."""
     check_key(host)
-    here = Path(model).absolute()  # relative to where the person stands, not to the checkout
+    local = Path(model).absolute()  # relative to where the person stands, not to the checkout
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides)
-    from mathrl.rollout.serve import serve_command, serve_environment  # torch
+    params = load_params(preset=preset, overrides=overrides or ())
+    from mathrl.rollout.serve import serve_command, serve_environment  # torch: after the checks
 
-    command = serve_command(here if here.exists() else model, params.model, params.rollout, host, port)
+    command = serve_command(local if local.exists() else model, params.model, params.rollout, host, port)
     os.execvpe(command[0], command, serve_environment(params.rollout))
 
 

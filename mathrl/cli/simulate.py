@@ -1,4 +1,4 @@
-"""`mathrl plan --simulate`: steps of a run at any size, in three ways to share the GPUs."""
+"""`mathrl plan --simulate`: seconds per step of a run at any size, in three ways to share the GPUs."""
 
 from pathlib import Path
 
@@ -13,32 +13,34 @@ WIDTHS = (9, 10, 9, 9, 8, 15, 7, 8)
 
 
 def show_simulation(name: str) -> None:
-    """Print the table of a set-up: a file, or the name of one in params/simulate."""
+    """Print the table of a set-up, given as a file or as the name of one in params/simulate."""
     setup = load_setup(name)
     if setup.description:
         print(setup.description.strip())
     apart = setup.sampler_gpus or setup.gpus // 2
     print(
-        f"{setup.gpus} GPUs in {setup.nodes} nodes ({apart} of them sample where apart), {setup.responses:,} "
-        f"responses a step, mean {setup.lengths.mean:,.0f} tokens, at most {setup.lengths.limit:,}\n"
+        f"{setup.gpus} GPUs in {setup.nodes} nodes ({apart} of them sample where sampling is apart), "
+        f"{setup.responses:,} responses per step, mean {setup.lengths.mean:,.0f} tokens, "
+        f"at most {setup.lengths.limit:,}\n"
     )
     heads = ("step s", "sample s", "train s", "waits s", "sync s", "samplers busy", "stale", "speed")
     print(" " * 16 + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
     first: float | None = None
     for mode in MODES:
-        found = simulate(setup, mode)
-        first = first or found.step_seconds
+        step = simulate(setup, mode)
+        first = first or step.step_seconds
         print(
-            f"{mode:<16}{found.step_seconds:>9.1f}{found.generation:>10.1f}{found.training:>9.1f}"
-            f"{found.waiting:>9.1f}{found.sync:>8.1f}{found.sampler_busy:>15.0%}{found.staleness:>7.2f}"
-            f"{first / found.step_seconds:>7.2f}x"
+            f"{mode:<16}{step.step_seconds:>9.1f}{step.generation:>10.1f}{step.training:>9.1f}"
+            f"{step.waiting:>9.1f}{step.sync:>8.1f}{step.sampler_busy:>15.0%}{step.staleness:>7.2f}"
+            f"{first / step.step_seconds:>7.2f}x"
         )
 
 
 def load_setup(name: str) -> Simulation:
-    """
+    """A set-up, checked.
+
     Raises:
-        UserError: no such file, or values that do not fit, all of them with their fields.
+        UserError: no such file, or values that do not fit; the message names all of them with their fields.
     """
     folder = FOLDER / "simulate"
     names = sorted(file.stem for file in folder.glob("*.yaml"))
@@ -50,8 +52,8 @@ def load_setup(name: str) -> Simulation:
     try:
         return Simulation.model_validate(read_yaml(file))
     except ValidationError as error:
-        said = "; ".join(
+        messages = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'set-up'}: {item['msg'].removeprefix('Value error, ')}"
             for item in error.errors()
         )
-        raise UserError(f"{file}: {said}") from None
+        raise UserError(f"{file}: {messages}") from None

@@ -12,8 +12,10 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+import typer
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -28,16 +30,19 @@ SERVERS = "servers.json"
 DEFAULT_SLOTS = 2
 
 
-def serve(
-    prefect_port: int, mlflow_port: int, host: str = HOST, *, open_: bool = False, slots: int | None = None
+def ui(
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --open.")] = HOST,
+    open_host: Annotated[
+        bool, typer.Option("--open", help="Let other machines in; both servers need a login.")
+    ] = False,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Number of flows that may compute at a time (at first 2).")
+    ] = None,
 ) -> None:
-    """Run until Ctrl-C.
-
-    Raises:
-        UserError: a port is in use, a server did not start (its log is named), or others could reach the
-            servers without a login.
-    """
-    check_host(host, open_, os.environ)
+    """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
+    check_host(host, open_host, os.environ)
     root = main_checkout()
     os.chdir(root)
     for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
@@ -93,35 +98,35 @@ def answering() -> dict[str, str]:
     return {name: url for name, url in urls.items() if _answers(f"{url}/health")}
 
 
-def check_host(host: str, open_: bool, environment: Mapping[str, str]) -> None:
-    """Refuse to let other machines in where nobody asks them who they are: a flow runs code.
+def check_host(host: str, open_host: bool, environment: Mapping[str, str]) -> None:
+    """Refuse to open the servers to other machines without a login, since a flow runs code.
 
     Raises:
         UserError: `host` is not loopback, and --open or a login is missing.
     """
     if is_loopback(host):
         return
-    how = (
-        "keep 127.0.0.1 and reach it by `ssh -L 4200:127.0.0.1:4200 -L 5000:127.0.0.1:5000`, or say --open "
+    remedy = (
+        "keep 127.0.0.1 and reach it by `ssh -L 4200:127.0.0.1:4200 -L 5000:127.0.0.1:5000`, or give --open "
         "and set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD (clients: PREFECT_API_AUTH_STRING) and "
         "MLFLOW_AUTH_CONFIG_PATH to a basic_auth.ini with an administrator's password of your own (clients: "
         "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
     )
-    if not open_:
-        raise UserError(f"--host {host} lets everyone who reaches it start flows and change runs: {how}")
+    if not open_host:
+        raise UserError(f"--host {host} lets everyone who reaches it start flows and change runs: {remedy}")
     if ":" not in environment.get("PREFECT_SERVER_API_AUTH_STRING", ""):
-        raise UserError(f"--open: PREFECT_SERVER_API_AUTH_STRING is not set, so Prefect asks for no login: {how}")
+        raise UserError(f"--open: PREFECT_SERVER_API_AUTH_STRING is not set, so Prefect asks for no login: {remedy}")
     if not Path(environment.get("MLFLOW_AUTH_CONFIG_PATH") or "-").is_file():
-        raise UserError(f"--open: MLFLOW_AUTH_CONFIG_PATH names no file, so MLflow asks for no login: {how}")
+        raise UserError(f"--open: MLFLOW_AUTH_CONFIG_PATH names no file, so MLflow asks for no login: {remedy}")
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         if not environment.get(name):
-            raise UserError(f"--open: {name} is not set, so flows could not write to MLflow: {how}")
+            raise UserError(f"--open: {name} is not set, so flows could not write to MLflow: {remedy}")
     if importlib.util.find_spec("flask_wtf") is None:
         raise UserError("--open: MLflow's login needs a package: pip install -c constraints.txt 'mlflow[auth]'")
 
 
 def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
-    own = HOST if host in EVERYWHERE else host
+    address = HOST if host in EVERYWHERE else host
     login = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
     return (
         os.environ
@@ -129,14 +134,14 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
             "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
             "PREFECT_HOME": str(home() / "prefect"),
             # Before the server starts: its pages call this address.
-            "PREFECT_API_URL": f"http://{own}:{prefect_port}/api",
+            "PREFECT_API_URL": f"http://{address}:{prefect_port}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
             "DO_NOT_TRACK": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             # Judges of GenAI traces, eight processes of 245 MB each that nothing here gives work.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_TRACKING_URI": f"http://{own}:{mlflow_port}",
+            "MLFLOW_TRACKING_URI": f"http://{address}:{mlflow_port}",
             Variable.WORKSPACE: str(root),
             Variable.HOME: str(home()),
             Variable.STATE: str(state_root()),
@@ -149,28 +154,28 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
 
 
 def _open_environment(prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
-    """The names that others call the servers by: MLflow answers to no other, and Prefect's pages ask there.
+    """The host names of the servers: MLflow answers to no others, and Prefect's pages call the first.
 
-    What the environment says already, for a proxy or an alias, stays.
+    Variables that are set already, for a proxy or an alias, stay.
     """
     names = [host]
     if host in EVERYWHERE:
-        every = [each for card in psutil.net_if_addrs().values() for each in card]
+        addresses = [address for card in psutil.net_if_addrs().values() for address in card]
         names = [socket.gethostname(), socket.getfqdn()]
-        names += [each.address for each in every if each.family == socket.AF_INET]
+        names += [address.address for address in addresses if address.family == socket.AF_INET]
     names = list(dict.fromkeys([*names, HOST, "localhost"]))
-    given = {
+    variables = {
         "PREFECT_UI_API_URL": f"http://{names[0]}:{prefect_port}/api",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:{mlflow_port}" for name in names),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{mlflow_port}" for name in names),
         # Signs the forms of one server's life; MLflow's login does not start without.
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
     }
-    return {name: os.environ.get(name) or value for name, value in given.items()}
+    return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
 def _store() -> str:
-    """The same local store that runs without a server write to."""
+    """The local store that runs without a server write to."""
     uri = tracking_uri()
     return uri if uri.startswith(("sqlite", "postgresql")) else f"sqlite:///{home() / 'mlflow.db'}"
 
@@ -199,18 +204,14 @@ def _prefect(env: dict[str, str], *words: str) -> None:
         raise UserError(f"prefect {' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
-def _make_slots(env: dict[str, str], wanted: int | None) -> None:
-    """The limit `mathrl-slots`: as wanted, else as it was, else two."""
-    known = (
-        subprocess.run(
-            [sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS], env=env, capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-    if not known:
-        _prefect(env, "gcl", "create", SLOTS, "--limit", str(wanted or DEFAULT_SLOTS))
-    elif wanted:
-        _prefect(env, "gcl", "update", SLOTS, "--limit", str(wanted))
+def _make_slots(env: dict[str, str], limit: int | None) -> None:
+    """Set the limit `mathrl-slots`; without a number it keeps its own, which is first two."""
+    inspect = [sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS]
+    exists = subprocess.run(inspect, env=env, capture_output=True, check=False).returncode == 0
+    if not exists:
+        _prefect(env, "gcl", "create", SLOTS, "--limit", str(limit or DEFAULT_SLOTS))
+    elif limit:
+        _prefect(env, "gcl", "update", SLOTS, "--limit", str(limit))
 
 
 def _answers(url: str) -> bool:
@@ -228,9 +229,9 @@ def listens(port: int) -> bool:
 
 
 def _stop_once(number: int, _: object) -> None:
-    """The first signal ends the servers; a second one must not end that."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
+    """The first signal ends the servers; a second one must not interrupt their end."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(143)
 
 

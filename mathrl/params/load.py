@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.params.schema import READS, Params
+from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET
 
 FOLDER = Path("params")
@@ -25,7 +25,6 @@ REPLACED = {
     "rest: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
     "rollout_ahead": "prefetch: true or false",
 }
-SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
 
 
 def load_params(

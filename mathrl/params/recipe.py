@@ -1,6 +1,7 @@
 """Recipes: params/recipes/<name>.yaml, steps that start from one another's models and data, checked whole."""
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,6 +132,7 @@ PRODUCES = {
     "samples": ("sample",),
     "a mixture": ("mix",),
 }
+STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate")
 
 
 class Recipe(Section):
@@ -307,15 +309,14 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
 
 
 def _said(error: ValidationError) -> Iterator[str]:
-    stages = [stage for kinds in PRODUCES.values() for stage in kinds] + ["evaluate"]
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "union_tag_invalid":
             given = str(item.get("ctx", {}).get("tag"))
-            message = f"no stage {given!r}{did_you_mean(given, stages)}; stages: {', '.join(stages)}"
+            message = f"no stage {given!r}{did_you_mean(given, STEP_STAGES)}; stages: {', '.join(STEP_STAGES)}"
         elif item["type"] == "union_tag_not_found":
-            message = f"stage is missing; stages: {', '.join(stages)}"
+            message = f"stage is missing; stages: {', '.join(STEP_STAGES)}"
         elif item["type"] == "extra_forbidden":
             message = "no such field here"
         yield f"{place}: {message}"

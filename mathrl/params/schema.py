@@ -1,5 +1,7 @@
 """All sections. A section is one file, params/<section>.yaml; a stage's section bears the stage's name."""
 
+from collections.abc import Iterable
+
 from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
@@ -14,11 +16,9 @@ from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Rl, Sft
 from mathrl.params.training import Training
 
-STAGES = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "register")
-
-# Which sections a stage reads: the parameter dependencies in dvc.yaml, checked by a test. Those that are not
-# in STAGES are steps of recipes, or stages beside the pipeline: the demo's controls, the pages.
-READS: dict[str, tuple[str, ...]] = {
+# What a stage is: its name and the sections that it reads, which are the parameter dependencies of its entry in
+# dvc.yaml (a test compares them) and its flow's form. First the pipeline, in the order in which its stages run.
+PIPELINE: dict[str, tuple[str, ...]] = {
     "curate": ("run", "curate"),
     "sft": ("run", "model", "prompt", "training", "sft", "health"),
     "difficulty": ("run", "model", "prompt", "reward", "rollout", "difficulty"),
@@ -26,15 +26,24 @@ READS: dict[str, tuple[str, ...]] = {
     "rl": ("run", "model", "prompt", "reward", "rollout", "training", "rl", "health"),
     "evaluate": ("run", "model", "prompt", "rollout", "evaluate"),
     "register": ("register",),
+}
+# Stages that only recipes have.
+RECIPE_STAGES: dict[str, tuple[str, ...]] = {
     "base": ("run", "model"),
     "sample": ("run", "model", "prompt", "reward", "rollout", "sample"),
     "dpo": ("run", "model", "prompt", "training", "dpo"),
     "reward_model": ("run", "model", "prompt", "training", "reward_model"),
     "process_reward_model": ("run", "model", "prompt", "reward", "training", "reward_model"),
     "summary": ("run", "evaluate"),
+}
+# Stages beside the pipeline, each in pipelines/<stage>/dvc.yaml.
+BESIDE: dict[str, tuple[str, ...]] = {
     "pages": ("run", "pages"),
     "controls": ("run", "model", "prompt", "rollout", "training", "sft", "rl", "evaluate", "controls"),
 }
+STAGES = tuple(PIPELINE)
+READS = PIPELINE | RECIPE_STAGES | BESIDE
+TARGETS = (*STAGES, "pipeline", "pages")  # what `mathrl run` brings up to date
 
 
 class Params(Section):
@@ -61,3 +70,27 @@ class Params(Section):
     pages: Pages = Field(default_factory=Pages)
     controls: Controls = Field(default_factory=Controls)
     sweep: Sweep = Field(default_factory=Sweep)
+
+
+SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
+
+
+def stages_until(target: str) -> tuple[str, ...]:
+    """The stages that bring `target` up to date, in their order: all that come before it, and itself.
+
+    >>> stages_until("difficulty"), stages_until("pages")
+    (('curate', 'sft', 'difficulty'), ('pages',))
+    """
+    if target in BESIDE:
+        return (target,)
+    return STAGES if target == "pipeline" else STAGES[: STAGES.index(target) + 1]
+
+
+def sections_read(stages: Iterable[str]) -> list[str]:
+    """The sections that the stages read, in the order of `Params`.
+
+    >>> sections_read(["curate", "mix"])
+    ['run', 'curate', 'mix']
+    """
+    read = {section for stage in stages for section in READS[stage]}
+    return [name for name in SECTIONS if name in read]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.cli.main import COMMANDS, help_line, import_command
+
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 
@@ -27,7 +29,7 @@ def mathrl(*words: str, cwd: Path = ROOT, **env: str) -> "subprocess.CompletedPr
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = mathrl("--help")
     assert done.returncode == 0
-    for command in ("run", "evaluate", "grade", "doctor", "ui", "runs", "sync"):
+    for command in COMMANDS:
         assert f" {command} " in done.stdout
     loaded = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", RUN, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -35,6 +37,27 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     modules = {line.rpartition("|")[2].strip() for line in loaded.splitlines()}
     heavy = {"torch", "transformers", "prefect", "mlflow", "dvc", "pandas", "numpy", "pydantic", "datasets"}
     assert modules & heavy == set()
+    assert not {module for module in modules if module.startswith("mathrl.cli.")} - {"mathrl.cli.main"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_list_of_commands_has_the_first_line_of_each_commands_help(command: str) -> None:
+    (first, *_) = (import_command(command).help or "").splitlines()
+    assert help_line(command) == first and first.endswith(".")
+
+
+def test_help_of_a_command_imports_no_framework() -> None:
+    code = (
+        "import sys; from mathrl.cli.main import COMMANDS, import_command; [*map(import_command, COMMANDS)]; "
+        "print({'torch', 'transformers', 'prefect', 'mlflow', 'dvc', 'pandas', 'sklearn'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_an_unknown_command_is_answered_by_the_nearest() -> None:
+    done = mathrl("recpie")
+    assert done.returncode == 2 and "Did you mean 'recipe'?" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.promote import promote, rollback
+from mathrl.cli.promote import promote
+from mathrl.cli.rollback import rollback
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path

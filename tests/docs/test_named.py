@@ -68,8 +68,8 @@ def found_command(words: list[str]) -> tuple[Any, list[str]]:
     rest = list(words)
     while rest and hasattr(command, "commands"):
         name = rest.pop(0)
-        assert name in command.commands, f"no command mathrl {' '.join(words)}"
-        command = command.commands[name]
+        assert name in command.list_commands(None), f"no command mathrl {' '.join(words)}"
+        command = command.get_command(None, name)
     return command, rest
 
 
@@ -81,7 +81,7 @@ def test_commands_in_blocks_parse(page: str) -> None:
             if hasattr(command, "commands"):
                 continue
             given = command.make_context(command.name, list(rest)).params
-            preset, overrides = given.get("preset"), given.get("set_") or []
+            preset, overrides = given.get("preset"), given.get("overrides") or []
             if preset is not None and "PRESET" not in preset:
                 assert preset in preset_names(ROOT / "params"), words
             if command.name == "recipe" and given["name"] is not None:

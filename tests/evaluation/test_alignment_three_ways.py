@@ -35,7 +35,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def align(precision: str) -> bool:
     given = [f"model.precision={precision}", "rl.max_tokens=24", "run.device=cpu"]
-    return command.alignment("model", Path("dev.jsonl"), 4, None, given)
+    try:
+        command.alignment("model", Path("dev.jsonl"), 4, None, given)
+    except SystemExit as ended:
+        assert ended.code == 1
+        return False
+    return True
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

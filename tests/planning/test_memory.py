@@ -298,11 +298,12 @@ def test_advice_fits_and_holds_nothing_that_is_not_needed() -> None:
 
 def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(ROOT)
-    assert plan(None, [], None, None, None, None)
+    plan()
     said = capsys.readouterr().out
     assert "0.5 million parameters, 2 processes" in said and "key-value cache" in said
-    assert not plan("qwen2.5-0.5b-gsm8k", [], 1, "8GB", None, None)
-    assert "with these it does:\n    --set" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        plan("qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8GB")
+    assert "with these settings it does:\n    --set" in capsys.readouterr().out
     with pytest.raises(UserError, match="write it as 24GB"):
         size_in_bytes("much")
     with pytest.raises(UserError, match="no such model folder"):

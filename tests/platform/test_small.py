@@ -66,7 +66,7 @@ def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout) ->
         flow.kill()
     assert flow.returncode == 0, said
     assert "SIGTERM: stopping at the next step boundary" in said
-    assert "sft: ended before it was done, without an error; it is started again and goes on" in said
+    assert "sft: stopped before it was done, without an error; starting it again, it resumes" in said
     assert facts(tiny)["pid"] != preempted and facts(tiny)["rows"] == 200, "one record, each step once"
     lock = (tiny.folder / "dvc.lock").read_text()
     tiny.repro("--force", "--single-item", "sft")

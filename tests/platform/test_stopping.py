@@ -235,4 +235,4 @@ def test_what_fails_beside_the_stages_does_not_end_them(checkout: Checkout) -> N
     checkout.set_param("difficulty.yaml", "samples: 9", "samples: 10")
     done = checkout.run(sys.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty")
     assert done.returncode == 1 and "RuntimeError: a server that does not answer" in done.stderr
-    assert "the stages end by themselves" in done.stderr and "mix stands in" in done.stderr
+    assert "the stages run to their end" in done.stderr and "mix stands in" in done.stderr

@@ -1,15 +1,20 @@
 """Worktrees under runs/: they have the checkout's DVC, and stay while somebody works in them."""
 
+import json
+import random
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mathrl.params import load_params
+from mathrl.params.load import read_yaml
 from tasks import sweep
-from tasks.workspace import Workspace, in_use, prune, working
+from tasks.workspace import Workspace, in_use, prune, uncommitted, working
 
 Checkout = Any
 PREPARE = "from tasks.workspace import prepare; print(prepare('rl', None, ['rl.lr={}']).folder)"
@@ -17,6 +22,106 @@ PREPARE = "from tasks.workspace import prepare; print(prepare('rl', None, ['rl.l
 
 def made(checkout: Checkout, lr: str) -> Path:
     return Path(checkout.python(PREPARE.format(lr)).strip())
+
+
+ASK = """
+import json, sys
+from pathlib import Path
+from mathrl.params import load_params
+from tasks.workspace import prepare
+for preset, overrides in json.loads(sys.argv[1]):
+    made = prepare("rl", preset, overrides, allow_dirty=True)
+    ran = load_params(made.folder / "params").model_dump(mode="json", by_alias=True)
+    assert made.params.model_dump(mode="json", by_alias=True) == ran, "what it is called is what it does"
+    assert (made.preset, list(made.overrides)) == (preset, overrides) or made.folder == Path.cwd()
+    print(json.dumps(ran))
+"""
+VALUES: dict[str, list[Any]] = {
+    "rl.lr": [1e-4, 2e-4, 5e-4], "rl.group_size": [4, 8], "rl.steps": [3, 50], "rl.temperature": [0.7, 1.0],
+    "run.seed": [0, 3], "mix.order": ["shuffled", "easy_to_hard"],
+}  # fmt: skip
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def at(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values[part]
+    return values
+
+
+@contextmanager
+def uncommitted_edits(checkout: Checkout) -> Iterator[None]:
+    """The checkout's params/ say something else than HEAD's, of some parameters what is asked for below."""
+    checkout.python(
+        "from mathrl.params import load_params, write_params; "
+        "write_params(load_params(), load_params(overrides=['rl.lr=2e-4', 'rl.group_size=8', 'run.seed=3']))"
+    )
+    preset = checkout.folder / "params" / "presets" / "mine.yaml"
+    preset.write_text("rl: {lr: 2.0e-4, steps: 7, optimizer: {beta2: 0.9}}\nrun: {seed: 3}\n")
+    yield
+    preset.unlink()
+    checkout.git("checkout", "-q", "--", "params")
+
+
+def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checkout) -> None:
+    """Each override, and each value of a preset, is in the parameters that the stage loads; the rest is HEAD's."""
+    rng = random.Random(5)
+    cases: list[tuple[str | None, list[str]]] = [(None, ["rl.lr=2e-4", "rl.group_size=8", "rl.steps=3"])]
+    for _ in range(12):
+        chosen = rng.sample(sorted(VALUES), rng.randrange(1, 4))
+        cases.append((rng.choice([None, "mine"]), [f"{key}={json.dumps(rng.choice(VALUES[key]))}" for key in chosen]))
+    head = load_params(checkout.folder / "params").model_dump(mode="json", by_alias=True)
+    with uncommitted_edits(checkout):
+        edited = load_params(checkout.folder / "params").model_dump(mode="json", by_alias=True)
+        mine = dict(leaves(read_yaml(checkout.folder / "params" / "presets" / "mine.yaml")))
+        done = checkout.run(sys.executable, "-c", ASK, json.dumps(cases))
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == len(cases)
+    for (preset, overrides), ran in zip(cases, rows, strict=True):
+        asked = (mine if preset else {}) | {
+            key: json.loads(value) for key, value in (override.split("=") for override in overrides)
+        }
+        for key, value in asked.items():
+            assert at(ran, key) == value, (key, preset, overrides)
+        in_checkout = all(at(edited, key) == value for key, value in asked.items())
+        rest = dict(leaves(edited if in_checkout else head))
+        assert {key: value for key, value in leaves(ran) if key not in asked} == {
+            key: value for key, value in rest.items() if key not in asked
+        }
+    checkout.mathrl("runs", "--prune", "all")
+
+
+def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout: Checkout) -> None:
+    with uncommitted_edits(checkout):
+        checkout.mathrl("run", "rl", "--set", "rl.lr=2e-4", "--set", "rl.steps=7", "--allow-dirty")
+    (record,) = (checkout.home / "records").glob("rl-*/run.json")
+    params = json.loads(record.read_text())["params"]["rl"]
+    assert (params["lr"], params["steps"]) == (2e-4, 7)
+    (folder,) = (checkout.folder / "runs").glob("rl-lr_2e-4-steps_7-*")
+    assert load_params(folder / "params").rl.lr == 2e-4
+    checkout.mathrl("runs", "--prune", "all")
+
+
+def test_uncommitted_files_are_named_as_they_are(checkout: Checkout) -> None:
+    odd = checkout.folder / "tasks" / 'two words "ä".py'
+    odd.write_text("")
+    (checkout.folder / "notes.txt").write_text("no code")
+    checkout.git("mv", "flows/curate.py", "flows/renamed -> x.py")
+    try:
+        assert sorted(uncommitted(checkout.folder)) == [
+            "flows/curate.py", "flows/renamed -> x.py", 'tasks/two words "ä".py'
+        ]  # fmt: skip
+    finally:
+        checkout.git("reset", "-q", "--hard")
+        odd.unlink()
+        (checkout.folder / "notes.txt").unlink()
 
 
 @contextmanager
@@ -76,5 +181,5 @@ def test_a_sweep_holds_its_worktree(checkout: Checkout, monkeypatch: pytest.Monk
     given = {"MATHRL_HOME": str(checkout.home), "MATHRL_MIRROR": "none", "MATHRL_CONSOLE": "1"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    sweep.run_sweep(None, None, [], compare=False, allow_dirty=False)
+    sweep.run_sweep(preset=None, sections={}, overrides=[], compare=False, allow_dirty=False)
     assert pruned == [False] and folder.is_dir()

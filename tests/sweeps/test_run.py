@@ -195,7 +195,7 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
     of_another = json.dumps(found | {"winner": 2})
     (folder / "comparison.json").write_text(of_another)
     shown = run(app, ["sweep", "show", "--study", STUDY]).output
-    assert f"trial 2, which is the best no more: {found['verdict']}" in shown and "sweep compare" in shown
+    assert f"trial 2, which is no longer the best: {found['verdict']}" in shown and "sweep compare" in shown
     (folder / "comparison.json").write_text(json.dumps(found))
     promoted = run(app, ["sweep", "promote", "--study", STUDY]).output
     assert "+lr: 0.02" in promoted and "+kl_coef: 0.05" in promoted and "git commit" in promoted

@@ -16,7 +16,7 @@ from mathrl.params import load_params, write_params
 from mathrl.params.form import form_overrides, section_form
 from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
 from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of
-from tasks.sweep_workspace import named
+from tasks.sweep_workspace import with_study
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
@@ -187,10 +187,10 @@ def test_the_space_of_a_preset_fits_it(preset: str, tmp_path: Path) -> None:
 
 def test_a_study_of_a_preset_bears_its_name_unless_one_is_given() -> None:
     name = "qwen2.5-0.5b-gsm8k"
-    assert named(name, ["rl.steps=5"], ROOT) == ["sweep.study=qwen2-5-0-5b-gsm8k", "rl.steps=5"]
-    assert named(name, ["sweep.study=mine"], ROOT) == ["sweep.study=mine"]
-    assert named(None, [], ROOT) == []
-    assert load_params(PARAMS, overrides=named(name, [], ROOT)).sweep.study == "qwen2-5-0-5b-gsm8k"
+    assert with_study(name, ["rl.steps=5"], ROOT) == ["sweep.study=qwen2-5-0-5b-gsm8k", "rl.steps=5"]
+    assert with_study(name, ["sweep.study=mine"], ROOT) == ["sweep.study=mine"]
+    assert with_study(None, [], ROOT) == []
+    assert load_params(PARAMS, overrides=with_study(name, [], ROOT)).sweep.study == "qwen2-5-0-5b-gsm8k"
 
 
 def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(tmp_path: Path) -> None:

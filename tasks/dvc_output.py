@@ -1,0 +1,57 @@
+"""What `dvc repro` prints, read in one place: it reports its progress in English sentences alone.
+
+The patterns fit the version of DVC that constraints.txt pins; tests/platform runs it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from mathrl.core.exit_status import EXIT_STOPPED, EXIT_TERMINATED
+
+Event = Literal["started", "skipped"]
+EVENTS: tuple[tuple[Event, re.Pattern[str]], ...] = (
+    ("started", re.compile(r"Running stage '(?:[^':]*:)?([\w-]+)'")),
+    ("skipped", re.compile(r"Stage '(?:[^':]*:)?([\w-]+)' (?:didn't change|is cached)")),
+)
+FAILED = re.compile(r"failed to reproduce '([^']+)'")
+# A stage that wrote a checkpoint when it was signalled, or that SIGTERM ended before it handled signals.
+STOPPED = re.compile(rf"failed to run: .*, exited with ({EXIT_STOPPED}|{EXIT_TERMINATED}|-15)$")
+# Advice on git and remotes, which does not concern a run.
+ADVICE = (
+    "Generating lock",
+    "Updating lock",
+    "To track the changes",
+    "\tgit add",
+    "To enable auto staging",
+    "\tdvc config core.autostage",
+    "Use `dvc push`",
+)
+LAST_OF_TRACEBACK = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+
+
+def event(line: str) -> tuple[Event, str] | None:
+    """What the line reports of a stage.
+
+    >>> event("Running stage 'pipelines/pages/dvc.yaml:pages':"), event("> python -m mathrl.stages.pages")
+    (('started', 'pages'), None)
+    """
+    return next(((kind, match[1]) for kind, pattern in EVENTS if (match := pattern.search(line))), None)
+
+
+def failed_stage(lines: Sequence[str]) -> str | None:
+    match = FAILED.search("\n".join(lines))
+    return match[1] if match else None
+
+
+def was_stopped(lines: Sequence[str]) -> bool:
+    """Whether a stage ended because something outside the flow told it to."""
+    return any(STOPPED.search(line) for line in lines)
+
+
+def error_message(lines: Sequence[str]) -> str:
+    """The stage's error message, or the exception that ended it, or its last line."""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    exceptions = [line for line in lines if LAST_OF_TRACEBACK.match(line)]
+    printed = [line for line in lines if line.strip()]
+    return [*printed, *exceptions, *errors][-1] if printed else "it printed nothing"
