@@ -44,7 +44,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
-    from mathrl.rollout.sample_problems import sample_all, usable
+    from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
     run.dataset("rl", data)
@@ -57,7 +57,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     known = _known(run.state / "known.json", cache, problems)
     unmeasured = [problem for problem in problems if problem_key(problem) not in known]
     with progress("difficulty", total=len(unmeasured) * how.samples) as bar:
-        samples = sample_all(
+        samples = sample_problems(
             sampler,
             unmeasured,
             sampling,

@@ -35,7 +35,7 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
-    from mathrl.rollout.sample_problems import sample_all, usable
+    from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
     problems = choose([p for file in data for p in read_problems(file)], how.max_problems, seed)
@@ -45,7 +45,7 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
 
     def sample(title: str, asked: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
         with progress(title, total=len(asked) * samples) as bar:
-            return sample_all(
+            return sample_problems(
                 sampler,
                 asked,
                 Sampling(samples, how.temperature, how.max_tokens),
