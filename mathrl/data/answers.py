@@ -40,8 +40,8 @@ def last_boxed(text: str) -> str | None:
 
 def answer_tag(text: str) -> str | None:
     """What stands in the last <answer> tag."""
-    found = _TAG.findall(text)
-    return (found[-1].strip() or None) if found else None
+    tags = _TAG.findall(text)
+    return (tags[-1].strip() or None) if tags else None
 
 
 def _balanced(text: str) -> str | None:

@@ -40,8 +40,8 @@ class Hit:
 
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
         """A line of a report; `dropped` says whether the share is large enough for the text to go."""
-        shown = {"share": round(self.share, 4), "others": list(self.others)}
-        return {**asdict(self), **shown, "dropped": self.share >= min_share}
+        rounded = {"share": round(self.share, 4), "others": list(self.others)}
+        return {**asdict(self), **rounded, "dropped": self.share >= min_share}
 
 
 class EvaluationIndex:
@@ -74,8 +74,8 @@ class EvaluationIndex:
         if problem.solution:
             self.add(problem.id, "solution", problem.solution)
         for answer in problem.answers:
-            found = grams(answer)
-            if len(found) >= self.ngram or sum(map(_is_word, found)) >= SHORTEST:
+            answer_grams = grams(answer)
+            if len(answer_grams) >= self.ngram or sum(map(_is_word, answer_grams)) >= SHORTEST:
                 self.add(problem.id, "answer", answer)
 
     def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
@@ -92,8 +92,8 @@ class EvaluationIndex:
         if not shared:
             return None
         distinct = len(set(words))
-        known = set(ids) - {-1}
-        shares = {t: len(known & self.texts[t][2]) / min(distinct, len(self.texts[t][2])) for t in shared}
+        indexed = set(ids) - {-1}
+        shares = {t: len(indexed & self.texts[t][2]) / min(distinct, len(self.texts[t][2])) for t in shared}
         best = max(shared, key=lambda t: (shares[t], len(shared[t]), -t))
         first, size = shared[best][0]
         others = [self.texts[t][0] for t in sorted(shared, key=lambda t: -shares[t]) if t != best]
@@ -136,6 +136,6 @@ def find_hits(
 ) -> Iterator[tuple[Problem, Hit | None]]:
     """Each problem with its strongest hit; a hit of a smaller share than `min_share` does not count."""
     for problem in problems:
-        found = (index.look_up(problem.id, text, skip) for text in trained_texts(problem))
-        hits = [hit for hit in found if hit is not None and hit.share >= min_share]
+        candidates = (index.look_up(problem.id, text, skip) for text in trained_texts(problem))
+        hits = [hit for hit in candidates if hit is not None and hit.share >= min_share]
         yield problem, max(hits, key=lambda hit: hit.share, default=None)

@@ -42,16 +42,16 @@ def decontaminate_files(
     if not index.texts:
         raise UserError(f"{', '.join(map(str, against))}: no evaluation text of 3 grams or more")
     hits: list[Hit] = []
-    counted: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def clean() -> Iterator[dict[str, Any]]:
         for file in list_files(train):
             for row in read_rows(file):
-                counted["rows"] += 1
+                counts["rows"] += 1
                 problem = _problem(row)
                 texts = [problem.question, *([problem.solution] if problem.solution else [])]
-                found = [hit for text in texts if (hit := index.look_up(problem.id, text))]
-                strongest = max(found, key=lambda hit: hit.share, default=None)
+                row_hits = [hit for text in texts if (hit := index.look_up(problem.id, text))]
+                strongest = max(row_hits, key=lambda hit: hit.share, default=None)
                 hits.extend([strongest] if strongest else [])
                 if strongest is None or strongest.share < min_share:
                     yield row.values
@@ -61,7 +61,7 @@ def decontaminate_files(
     write_jsonl(report, (hit.to_row(min_share) for hit in hits))
     dropped = [hit for hit in hits if hit.share >= min_share]
     return {
-        "rows": counted["rows"],
+        "rows": counts["rows"],
         "kept": kept,
         "dropped": len(dropped),
         "hits": len(hits),

@@ -43,18 +43,18 @@ class Dropped:
         }
 
 
-def deduplicate(problems: Sequence[Problem], how: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
+def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
     """The rows that stay, in their order, and those that go."""
     kept, dropped = list(problems), []
-    if how.exact:
+    if params.exact:
         clusters = exact_clusters(kept)
-        kept, gone = _settle(kept, clusters, "exact")
-        dropped += gone
-    if how.near:
+        kept, removed = _settle(kept, clusters, "exact")
+        dropped += removed
+    if params.near:
         from mathrl.data.minhash import near_clusters  # numpy; only near-duplicates need it
 
-        kept, gone = _settle(kept, near_clusters(kept, how.near), f"jaccard >= {how.near.threshold}")
-        dropped += gone
+        kept, removed = _settle(kept, near_clusters(kept, params.near), f"jaccard >= {params.near.threshold}")
+        dropped += removed
     return kept, dropped
 
 
@@ -69,7 +69,7 @@ def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
 def _settle(
     problems: Sequence[Problem], clusters: Iterable[Sequence[int]], detail: str
 ) -> tuple[list[Problem], list[Dropped]]:
-    gone: dict[int, Dropped] = {}
+    dropped: dict[int, Dropped] = {}
     for cluster in clusters:
         ranked = sorted(cluster, key=lambda index: (_rank(problems[index]), index))
         winner = problems[ranked[0]]
@@ -78,21 +78,21 @@ def _settle(
             problem = problems[index]
             if conflict is not None and problem.split not in HELD_OUT:
                 against = winner if not agree(winner, problem) else problems[conflict]
-                said = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
-                gone[index] = Dropped(problem, "conflicting answers", against.id, said)
+                detail_text = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
+                dropped[index] = Dropped(problem, "conflicting answers", against.id, detail_text)
             else:
-                gone[index] = Dropped(problem, "duplicate", winner.id, detail)
+                dropped[index] = Dropped(problem, "duplicate", winner.id, detail)
         if conflict is not None and winner.split not in HELD_OUT:
             other = problems[conflict]
-            said = f"{detail}; answers {list(winner.answers)} and {list(other.answers)}"
-            gone[ranked[0]] = Dropped(winner, "conflicting answers", other.id, said)
-    return [p for i, p in enumerate(problems) if i not in gone], [gone[i] for i in sorted(gone)]
+            detail_text = f"{detail}; answers {list(winner.answers)} and {list(other.answers)}"
+            dropped[ranked[0]] = Dropped(winner, "conflicting answers", other.id, detail_text)
+    return [p for i, p in enumerate(problems) if i not in dropped], [dropped[i] for i in sorted(dropped)]
 
 
 def _rank(problem: Problem) -> int:
     return HELD_OUT.index(problem.split) if problem.split in HELD_OUT else len(HELD_OUT)
 
 
-def agree(one: Problem, other: Problem) -> bool:
+def agree(first: Problem, second: Problem) -> bool:
     r"""Whether some accepted answer is common, by the grader's cheap exact steps (1/3 is \frac13)."""
-    return any(a == b or compare(a, b).equal is True for a in one.answers for b in other.answers)
+    return any(a == b or compare(a, b).equal is True for a in first.answers for b in second.answers)

@@ -53,27 +53,27 @@ def choose(problems: Sequence[Problem], count: int | None, seed: int) -> list[Pr
 def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Any]:
     """Figures of a set of pass rates: pass_at_k, never and always solved, and Spearman's rho with the
     source's levels (level_agreement) over so many problems that have one (level_agreement_problems)."""
-    out: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
+    summary: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
     for k in ks:
-        if k <= out["samples"]:
-            out[f"pass_at_{k}"] = sum(_pass(row, k) for row in rows) / len(rows)
-    out["never_solved"] = sum(row["correct"] == 0 for row in rows) / len(rows)
-    out["always_solved"] = sum(row["correct"] == row["samples"] for row in rows) / len(rows)
+        if k <= summary["samples"]:
+            summary[f"pass_at_{k}"] = sum(_pass(row, k) for row in rows) / len(rows)
+    summary["never_solved"] = sum(row["correct"] == 0 for row in rows) / len(rows)
+    summary["always_solved"] = sum(row["correct"] == row["samples"] for row in rows) / len(rows)
     levelled = [(row["level"], row["pass_rate"]) for row in rows if row["level"] is not None]
     levels = sorted({level for level, _ in levelled})
-    out["by_level"] = {
-        str(level): {"problems": len(found), "pass_rate": sum(found) / len(found)}
+    summary["by_level"] = {
+        str(level): {"problems": len(rates), "pass_rate": sum(rates) / len(rates)}
         for level in levels
-        if (found := [rate for other, rate in levelled if other == level])
+        if (rates := [rate for row_level, rate in levelled if row_level == level])
     }
-    out["level_agreement_problems"] = len(levelled)
-    out["level_agreement"] = rank_correlation([-level for level, _ in levelled], [rate for _, rate in levelled])
-    return out
+    summary["level_agreement_problems"] = len(levelled)
+    summary["level_agreement"] = rank_correlation([-level for level, _ in levelled], [rate for _, rate in levelled])
+    return summary
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rho with mean ranks for ties; None where one side is constant."""
-    a, b = _ranks(one), _ranks(other)
+    a, b = _ranks(first), _ranks(second)
     n = len(a)
     if n < 2 or len(set(a)) == 1 or len(set(b)) == 1:
         return None
@@ -89,14 +89,14 @@ def problem_key(problem: Problem) -> str:
 
 def cache_file(root: Path, policy: str, *settings: Any, few_shot: Sequence[Problem] = ()) -> Path:
     """The file of a policy's digest under these settings (JSON-able: prompt, reward, sampling, seed)."""
-    shown = [[example.question, example.answers, example.solution] for example in few_shot]
-    return root / "pass_rates" / f"{digest([policy, shown, *settings])}.jsonl"
+    examples = [[example.question, example.answers, example.solution] for example in few_shot]
+    return root / "pass_rates" / f"{digest([policy, examples, *settings])}.jsonl"
 
 
 def recall(file: Path, problems: Iterable[Problem]) -> dict[str, int]:
     """Correct samples by problem key, of those that were measured before; a torn last line is left out."""
-    wanted = {problem_key(problem) for problem in problems}
-    found: dict[str, int] = {}
+    keys = {problem_key(problem) for problem in problems}
+    counts: dict[str, int] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         if not line:
             continue
@@ -104,9 +104,9 @@ def recall(file: Path, problems: Iterable[Problem]) -> dict[str, int]:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue  # a write that was cut short
-        if row["problem"] in wanted:
-            found[row["problem"]] = int(row["correct"])
-    return found
+        if row["problem"] in keys:
+            counts[row["problem"]] = int(row["correct"])
+    return counts
 
 
 def remember(file: Path, correct: Mapping[str, int]) -> None:

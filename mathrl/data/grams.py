@@ -32,9 +32,9 @@ def grams(text: str) -> list[str]:
     return [gram.translate(_DROPPED) for gram in _GRAM.findall(folded)]
 
 
-def numbers(found: list[str]) -> tuple[str, ...]:
+def numbers(text_grams: list[str]) -> tuple[str, ...]:
     """The numbers among the grams, sorted: two problems with other numbers are other problems."""
-    return tuple(sorted(gram for gram in found if gram[0].isdigit()))
+    return tuple(sorted(gram for gram in text_grams if gram[0].isdigit()))
 
 
 def exact_key(text: str) -> int:

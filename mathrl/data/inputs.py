@@ -22,16 +22,16 @@ def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
     Example:
         {"gsm8k-rl/gsm8k_train.jsonl.gz": Path("/data/gsm8k_train.jsonl.gz")}
     """
-    found: dict[str, Path] = {}
-    for each in sources:
-        folder = re.sub(r"[^\w.-]+", "_", f"{each.name}-{each.split}").strip("_.")
-        found |= {f"{folder}/{label}": file for file, label in each.labels.items()}
-    return found
+    links: dict[str, Path] = {}
+    for source in sources:
+        folder = re.sub(r"[^\w.-]+", "_", f"{source.name}-{source.split}").strip("_.")
+        links |= {f"{folder}/{label}": file for file, label in source.labels.items()}
+    return links
 
 
 def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[ResolvedSource]) -> dict[str, Path]:
-    named = {f"{name}/{label}": file for name, some in files.items() for file, label in labels(some).items()}
-    return named | of_sources(evaluation)
+    links = {f"{name}/{label}": file for name, paths in files.items() for file, label in labels(paths).items()}
+    return links | of_sources(evaluation)
 
 
 def link(stage: str, files: Mapping[str, Path]) -> None:
@@ -41,14 +41,14 @@ def link(stage: str, files: Mapping[str, Path]) -> None:
     """
     folder = INPUTS / stage
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {folder / name: file.absolute() for name, file in files.items()}
+    targets = {folder / name: file.absolute() for name, file in files.items()}
     for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_symlink() and (path not in wanted or path.readlink() != wanted[path]):
+        if path.is_symlink() and (path not in targets or path.readlink() != targets[path]):
             path.unlink(missing_ok=True)
         elif path.is_dir() and not any(path.iterdir()):
             with suppress(OSError):
                 path.rmdir()
-    for path, file in wanted.items():
+    for path, file in targets.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             path.symlink_to(file)

@@ -19,28 +19,28 @@ _CHUNK = 4096
 _HEADS = 64
 
 
-def near_clusters(problems: Sequence[Problem], how: NearDuplicates) -> list[list[int]]:
+def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[list[int]]:
     """Indices of rows that are near-duplicates of one another, clusters of two and more."""
-    shingled = [shingles(problem.question, how.ngram) for problem in problems]
-    signatures = sign(shingled, how.permutations)
+    shingled = [shingles(problem.question, params.ngram) for problem in problems]
+    signatures = sign(shingled, params.permutations)
     salt = np.zeros(len(problems), dtype=np.uint64)
-    if how.same_numbers:
+    if params.same_numbers:
         texts = (" ".join(numbers(grams(problem.question))) for problem in problems)
         salt = np.fromiter((xxhash.xxh3_64_intdigest(t.encode()) for t in texts), np.uint64, len(problems))
-    bands, rows = band_shape(how.threshold, how.permutations)
+    bands, rows = band_shape(params.threshold, params.permutations)
     parent = np.arange(len(problems))
     for band in range(bands):
         keys = _band_keys(signatures[:, band * rows : (band + 1) * rows], salt)
         for bucket in _buckets(keys):
             heads: list[int] = []
             for index in bucket:
-                matched = next((h for h in heads if jaccard(shingled[h], shingled[index]) >= how.threshold), None)
+                matched = next((h for h in heads if jaccard(shingled[h], shingled[index]) >= params.threshold), None)
                 if matched is None:
                     if len(heads) < _HEADS and len(shingled[index]):
                         heads.append(index)
                 else:
-                    one, other = sorted((_root(parent, matched), _root(parent, index)))
-                    parent[other] = one
+                    low, high = sorted((_root(parent, matched), _root(parent, index)))
+                    parent[high] = low
     groups: dict[int, list[int]] = {}
     for index in range(len(problems)):
         groups.setdefault(_root(parent, index), []).append(index)
@@ -49,18 +49,18 @@ def near_clusters(problems: Sequence[Problem], how: NearDuplicates) -> list[list
 
 def shingles(text: str, ngram: int) -> np.ndarray:
     """Sorted distinct 64-bit hashes of the n-grams (of the whole text when it has fewer grams)."""
-    found = grams(text)
-    if not found:
+    text_grams = grams(text)
+    if not text_grams:
         return np.empty(0, dtype=np.uint64)
-    size = min(ngram, len(found))
-    windows = {" ".join(found[i : i + size]) for i in range(len(found) - size + 1)}
+    size = min(ngram, len(text_grams))
+    windows = {" ".join(text_grams[i : i + size]) for i in range(len(text_grams) - size + 1)}
     return np.sort(np.fromiter((xxhash.xxh3_64_intdigest(w.encode()) for w in windows), np.uint64, len(windows)))
 
 
-def jaccard(one: np.ndarray, other: np.ndarray) -> float:
+def jaccard(first: np.ndarray, second: np.ndarray) -> float:
     """Shared shingles over all shingles."""
-    shared = len(np.intersect1d(one, other, assume_unique=True))
-    return shared / (len(one) + len(other) - shared) if len(one) + len(other) else 0.0
+    shared = len(np.intersect1d(first, second, assume_unique=True))
+    return shared / (len(first) + len(second) - shared) if len(first) + len(second) else 0.0
 
 
 def sign(shingled: Sequence[np.ndarray], permutations: int) -> np.ndarray:

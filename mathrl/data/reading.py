@@ -56,34 +56,34 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
     """
     read = read or Read()
     if resolved.generated:
-        made = resolved.generated
-        counts = {str(split): count for split, count in made.counts.items()}
-        for problem in generate(made.generator, counts, made.options, seed=seed, name=made.name):
-            read.rows[made.generator] += 1
+        generated = resolved.generated
+        counts = {str(split): count for split, count in generated.counts.items()}
+        for problem in generate(generated.generator, counts, generated.options, seed=seed, name=generated.name):
+            read.rows[generated.generator] += 1
             yield problem
         return
-    found: list[Problem | Rejected] = list(_problems(resolved, seed, read))
-    good = [index for index, item in enumerate(found) if isinstance(item, Problem)]
+    items: list[Problem | Rejected] = list(_problems(resolved, seed, read))
+    good = [index for index, item in enumerate(items) if isinstance(item, Problem)]
     if resolved.limit is not None and resolved.limit < len(good):
         rng = random.Random(derive_seed(seed, "limit", resolved.name, resolved.split))
         left_out = set(good) - set(rng.sample(good, resolved.limit))
         read.left_out["above the limit"] = len(left_out)
-        found = [item for index, item in enumerate(found) if index not in left_out]
-    if not found:
+        items = [item for index, item in enumerate(items) if index not in left_out]
+    if not items:
         raise UserError(f"{resolved.describe()}: no row in it")
-    yield from found
+    yield from items
 
 
 def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
     """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
     row: dict[str, Any] = {"name": resolved.name, "split": resolved.split, "licence": resolved.licence}
-    if made := resolved.generated:
+    if generated := resolved.generated:
         return row | {
-            "generator": made.generator,
-            "version": VERSIONS[made.generator],
-            "options": dict(made.options),
-            "counts": dict(made.counts),
-            "rows": read.rows[made.generator],
+            "generator": generated.generator,
+            "version": VERSIONS[generated.generator],
+            "options": dict(generated.options),
+            "counts": dict(generated.counts),
+            "rows": read.rows[generated.generator],
         }
     row |= {"limit": resolved.limit} if resolved.limit else {}
     row |= {"keep": dict(resolved.shapes[0].keep)} if resolved.shapes and resolved.shapes[0].keep else {}
@@ -110,7 +110,7 @@ def _problems(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Probl
             continue
         if shape is None or not shape.fits(row.values):
             shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
-        if any(row.values.get(key) not in _listed(wanted) for key, wanted in shape.keep.items()):
+        if any(row.values.get(key) not in _listed(accepted) for key, accepted in shape.keep.items()):
             read.left_out["left out by keep"] += 1
             continue
         try:
@@ -160,5 +160,5 @@ def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
         yield Row(place, f"{stem}:{number}", dict(values), shown=place)
 
 
-def _listed(wanted: Any) -> list[Any]:
-    return list(wanted) if isinstance(wanted, list | tuple) else [wanted]
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -120,6 +120,6 @@ def benchmark(name: str) -> NamedSource:
     """
     named = REGISTRY.get(name)
     if named is None or named.evaluation is None:
-        known = ", ".join(n.name for n in _ALL if n.evaluation)
-        raise UserError(f"no benchmark {name!r}; known: test (the curated split), {known}")
+        names = ", ".join(n.name for n in _ALL if n.evaluation)
+        raise UserError(f"no benchmark {name!r}; known: test (the curated split), {names}")
     return named

@@ -85,8 +85,8 @@ def read_rows(file: Path, label: str | None = None) -> Iterator[Row]:
 
 
 def _format(file: Path) -> str:
-    plain = Path(file.name.removesuffix(".gz")).suffix
-    return "" if plain == ".parquet" and file.suffix == ".gz" else plain
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    return "" if suffix == ".parquet" and file.suffix == ".gz" else suffix
 
 
 def _open(file: Path) -> io.TextIOBase:

@@ -48,15 +48,15 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
     """The value under a key, or inside it: reward_model.ground_truth, 0.value."""
     if key in row:
         return row[key]
-    here: Any = row
+    value: Any = row
     for part in key.split("."):
-        if isinstance(here, list) and part.isdigit() and int(part) < len(here):
-            here = here[int(part)]
-        elif isinstance(here, Mapping) and part in here:
-            here = here[part]
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
         else:
             return None
-    return here
+    return value
 
 
 def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: str, split: str, seed: int) -> Problem:
@@ -68,8 +68,8 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     reader = {"rlinf": _rlinf, "verl": _verl, "multiple_choice": _choice, "countdown": _countdown}
     parts = reader.get(shape.format, _fields)(row, shape, seed, name)
     answers = tuple(dict.fromkeys(parts["answers"]))
-    given = look_up(row, shape.id_key) if shape.id_key else None
-    given = parts.get("id") if given is None else given
+    row_id = look_up(row, shape.id_key) if shape.id_key else None
+    row_id = parts.get("id") if row_id is None else row_id
     used = {
         shape.prompt_key.split("+")[0],
         shape.answer_key,
@@ -85,7 +85,7 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     extra = {key: value for key, value in row.items() if key not in used and value not in (None, "", [], {})}
     subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
     return Problem(
-        id=f"{source}/{name}" if given is None else str(given),
+        id=f"{source}/{name}" if row_id is None else str(row_id),
         question=parts["question"],
         answers=answers,
         source=source,
@@ -118,7 +118,7 @@ def _answers(row: Mapping[str, Any], shape: RowShape) -> list[str]:
         return [answer]
     value = look_up(row, key)
     values = value if isinstance(value, list | tuple) else [value]
-    answers = [text for one in values if (text := _as_text(one))]
+    answers = [text for item in values if (text := _as_text(item))]
     if not answers:
         raise BadRow(f"field {key!r}: no answer (found {_shown(row, key)})")
     return answers
@@ -151,8 +151,8 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
     answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
     info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
     # Ours (export.py) name the problem's id and all accepted answers; veRL reads the ground truth alone.
-    further = info.get("answers") if info else None
-    answers += [str(each) for each in further] if isinstance(further, list) else []
+    further_answers = info.get("answers") if info else None
+    answers += [str(answer) for answer in further_answers] if isinstance(further_answers, list) else []
     index = info.get("index") if info else None
     place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if info else None
     id = (info.get("id") if info else None) or (place if index is not None else None)
@@ -231,5 +231,5 @@ def _level(value: Any) -> int | None:
     """5, "5" and MATH's "Level 5" are 5; "Level ?" is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value)
-    found = re.search(r"\d+", value) if isinstance(value, str) else None
-    return int(found.group()) if found else None
+    match = re.search(r"\d+", value) if isinstance(value, str) else None
+    return int(match.group()) if match else None

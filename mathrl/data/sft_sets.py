@@ -53,9 +53,9 @@ def routed(prompt: Prompt, problem: Problem) -> Prompt:
     if not prompt.routes:
         return prompt
     names = (problem.extra.get("task"), problem.extra.get("data_source"), problem.source)
-    found = [prompt.routes[str(name)] for name in names if str(name) in prompt.routes]
-    own = found[0].model_dump(exclude_none=True) if found else {}
-    return prompt.model_copy(update={**own, "routes": {}})
+    routes = [prompt.routes[str(name)] for name in names if str(name) in prompt.routes]
+    overrides = routes[0].model_dump(exclude_none=True) if routes else {}
+    return prompt.model_copy(update={**overrides, "routes": {}})
 
 
 def worked_solution(problem: Problem) -> str:
@@ -76,7 +76,9 @@ def few_shot_examples(prompt: Prompt, file: Path) -> list[Problem]:
     """
     if not prompt.few_shot:
         return []
-    found = [problem for problem in read_problems(file) if problem.solution][: prompt.few_shot]
-    if len(found) < prompt.few_shot:
-        raise UserError(f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(found)} problems have a solution")
-    return found
+    examples = [problem for problem in read_problems(file) if problem.solution][: prompt.few_shot]
+    if len(examples) < prompt.few_shot:
+        raise UserError(
+            f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(examples)} problems have a solution"
+        )
+    return examples

@@ -112,10 +112,10 @@ def resolve_benchmark(name: str, data_folder: str | None) -> ResolvedSource:
 
 def data_root(data_folder: str | None) -> Path | None:
     """curate.data_folder, or $MATHRL_DATA, or none."""
-    given = data_folder or Variable.DATA.get()
-    if not given:
+    path = data_folder or Variable.DATA.get()
+    if not path:
         return None
-    folder = _absolute(given)
+    folder = _absolute(path)
     if not folder.is_dir():
         origin = "curate.data_folder" if data_folder else Variable.DATA
         raise UserError(f"{origin}: {folder} is no folder; name the folder that holds gsm8k_train.jsonl and the like")
@@ -138,8 +138,8 @@ def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
 
 
 def _absolute(path: str) -> Path:
-    given = Path(path).expanduser()
-    return given if given.is_absolute() else main_checkout() / given
+    absolute = Path(path).expanduser()
+    return absolute if absolute.is_absolute() else main_checkout() / absolute
 
 
 def _says_fields(source: HubSource) -> bool:

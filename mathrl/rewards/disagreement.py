@@ -80,9 +80,9 @@ class Disagreement:
     >>> class Yes:
     ...     def judge(self, prompt, response, truths):
     ...         return True
-    >>> beside = Disagreement(Yes(), share=1.0)
-    >>> beside.see("", "7", ["8"], False)
-    >>> beside.rate
+    >>> disagreement = Disagreement(Yes(), share=1.0)
+    >>> disagreement.see("", "7", ["8"], False)
+    >>> disagreement.rate
     1.0
     """
 

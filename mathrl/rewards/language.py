@@ -38,5 +38,5 @@ def language_share(response: str, language: str = "en") -> float:
     text = _MATH.sub(" ", response)
     counts = {script: len(pattern.findall(text)) for script, pattern in _SCRIPTS.items()}
     total = sum(counts.values())
-    wanted = counts[_LANGUAGES[language]] + (counts["han"] if language == "ja" else 0)
-    return wanted / total if total else 1.0
+    matching = counts[_LANGUAGES[language]] + (counts["han"] if language == "ja" else 0)
+    return matching / total if total else 1.0

@@ -45,8 +45,8 @@ def make_generator(name: str, options: Mapping[str, Any]) -> Generator:
     try:
         return GENERATORS[name](**options)
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors())
-        raise UserError(f"curate: options of generator {name}: {said}") from None
+        errors = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors())
+        raise UserError(f"curate: options of generator {name}: {errors}") from None
 
 
 def generate(
