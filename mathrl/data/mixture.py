@@ -129,8 +129,8 @@ def _sizes(pools: Sequence[int], params: Mix) -> list[int]:
     for component, available_rows, wanted_rows in zip(params.components, available, counts, strict=True):
         if wanted_rows is not None and wanted_rows > available_rows:
             raise UserError(
-                f"mix: source {component.source} has {_rows(component, available_rows)}, fewer than {wanted_rows}; lower "
-                "its count or raise its epochs"
+                f"mix: source {component.source} has {_rows(component, available_rows)}, fewer than {wanted_rows}; "
+                "lower its count or raise its epochs"
             )
     weights = [_weight(component) for component in params.components]
     total = sum(weights)
