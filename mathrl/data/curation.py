@@ -1,7 +1,7 @@
-"""The curate stage's steps, in order: read → deduplicate → decontaminate → share out → check.
+"""The steps of the curate stage, in order: read → deduplicate → decontaminate → share out → check.
 
-Nothing is dropped silently: every row that is read ends in a split, in `dropped`, in `rejected`, or is
-counted as left out by its source's own `keep` and `limit`.
+Nothing is dropped silently: every row read ends in a split, in `dropped` or in `rejected`, or is counted as left
+out by the `keep` and `limit` of its source.
 """
 
 import random
@@ -26,7 +26,7 @@ TRAINED = ("sft", "rl")
 
 @dataclass(frozen=True)
 class CurationPlan:
-    """What would be read: the sources, and the further evaluation sets of decontamination."""
+    """The sources to read, and the further evaluation sets of decontamination."""
 
     sources: tuple[ResolvedSource, ...]
     evaluation: tuple[ResolvedSource, ...]
@@ -37,7 +37,7 @@ class CurationPlan:
 
 @dataclass
 class CurationStep:
-    """Rows in and out of one step."""
+    """The number of rows before and after one step, and why rows went."""
 
     name: str
     rows_in: int
@@ -47,7 +47,7 @@ class CurationStep:
 
 @dataclass
 class Curated:
-    """The outcome: disjoint splits and an account of every row that is not in them."""
+    """Disjoint splits, and an account of every row that is not in them."""
 
     splits: dict[str, list[Problem]]
     dropped: list[Dropped]
@@ -80,10 +80,10 @@ def plan(curate: Curate) -> CurationPlan:
 
 
 def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curated:
-    """Curate.
+    """Curate the sources.
 
     Raises:
-        UserError: a source cannot be read, a bad row with on_bad_row stop, or nothing is left to use.
+        UserError: a source cannot be read, a bad row with on_bad_row stop, or no row is left.
     """
     planned = planned or plan(curate)
     generated = frozenset(r.name for r in planned.sources if r.generated)
@@ -118,7 +118,7 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
 
 
 def share_out(problems: Sequence[Problem], target: str, share: float, seed: int) -> tuple[list[Problem], int]:
-    """Move a seeded share of the rl rows to `target` where it is empty; the moved ones and their number."""
+    """Move a seeded share of the rl rows to `target` if that is empty; all rows, and the number moved."""
     if not share or any(p.split == target for p in problems):
         return list(problems), 0
     at = [i for i, p in enumerate(problems) if p.split == "rl"]
@@ -136,7 +136,7 @@ def _nothing_left(dropped: list[Dropped]) -> NoReturn:
 
 
 def check_disjoint(splits: dict[str, list[Problem]]) -> None:
-    """No question and no id in two splits, or twice in one.
+    """Check that no question and no id occurs twice, in one split or in two.
 
     Raises:
         UserError: names both problems.
@@ -151,7 +151,7 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
                 "set deduplicate.exact to true"
             )
         if ids.setdefault(problem.id, problem) is not problem:
-            raise UserError(f"curate: the id {problem.id} stands twice; give its source an id_key that is unique")
+            raise UserError(f"curate: the id {problem.id} occurs twice; give its source a unique id_key")
 
 
 def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, curated: Curated) -> list[Problem]:
@@ -161,7 +161,7 @@ def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, curated: Cur
         read = Read()
         source_problems, bad = _taken(read_source(resolved, seed, read), stop)
         curated.inputs.append(input_row(resolved, read))
-        # The same rows in two sources keep ids that tell them apart.
+        # Rows that two sources share get distinct ids.
         source_problems = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in source_problems]
         ids.update(p.id for p in source_problems)
         problems += source_problems
@@ -205,7 +205,7 @@ def _decontaminate(
         if hit is None:
             kept.append(problem)
         elif hit.share < params.min_share:
-            curated.hits.append(replace(hit, others=()))  # shown, so that a person can judge the threshold
+            curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
             kept.append(problem)
         else:
             curated.hits.append(hit)

@@ -1,4 +1,4 @@
-"""Rows that ask the same: exact after normalisation, near-duplicates by MinHash LSH; one row of each stays.
+"""Rows with the same question: equal after normalisation, or near-duplicates by MinHash LSH; one of each stays.
 
 Held-out rows win over training rows (test, dev, then the order of the sources), so that no training row
 equals a test row. When the answers in a cluster contradict each other, none of its training rows stays.
@@ -19,7 +19,7 @@ HELD_OUT = ("test", "dev")
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that went, why, and the row that it went for.
+    """A dropped row, the reason, and the row kept in its favour.
 
     Example:
         Dropped(problem=Problem(...), reason="duplicate", other="math/test/00734", detail="exact")
@@ -44,7 +44,7 @@ class Dropped:
 
 
 def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
-    """The rows that stay, in their order, and those that go."""
+    """The rows that stay, in their order, and the dropped ones."""
     kept, dropped = list(problems), []
     if params.exact:
         clusters = exact_clusters(kept)
@@ -59,7 +59,7 @@ def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> tuple[list[
 
 
 def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
-    """Indices of rows whose questions are equal after normalisation, clusters of two and more."""
+    """Clusters of two or more indices of rows whose questions are equal after normalisation."""
     groups: dict[int, list[int]] = defaultdict(list)
     for index, problem in enumerate(problems):
         groups[exact_key(problem.question)].append(index)
@@ -94,5 +94,5 @@ def _rank(problem: Problem) -> int:
 
 
 def agree(first: Problem, second: Problem) -> bool:
-    r"""Whether some accepted answer is common, by the grader's cheap exact steps (1/3 is \frac13)."""
+    r"""Whether the problems share an accepted answer, by the grader without its engine (1/3 is \frac13)."""
     return any(a == b or compare(a, b).equal is True for a in first.answers for b in second.answers)

@@ -1,8 +1,8 @@
-"""Files that lie outside the checkout, as links in data/inputs/<stage>, which DVC watches.
+"""Files outside the checkout, as links in data/inputs/<stage>, which DVC watches.
 
-DVC follows the links and hashes what they lead to, so a plain `dvc repro` notices a file with other bytes.
-The stage that reads the files makes its links anew when it begins, and `mathrl run` does before DVC looks,
-which notices also what a link cannot show: a further file in a folder, or one that comes before the hub.
+DVC follows the links and hashes their targets, so a plain `dvc repro` notices a file whose bytes changed.
+The stage that reads the files renews its links when it starts, and `mathrl run` renews them before DVC looks,
+which also shows what a link cannot: a new file in a folder, or a local file that replaces the hub.
 """
 
 import re
@@ -17,7 +17,7 @@ INPUTS = Path("data/inputs")
 
 
 def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
-    """The local files of sources, by the name of their link.
+    """The local files of the sources, by the names of their links.
 
     Example:
         {"gsm8k-rl/gsm8k_train.jsonl.gz": Path("/data/gsm8k_train.jsonl.gz")}
@@ -30,12 +30,13 @@ def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
 
 
 def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[ResolvedSource]) -> dict[str, Path]:
+    """The page files by parameter, and the local files of the evaluation sets, by the names of their links."""
     links = {f"{name}/{label}": file for name, paths in files.items() for file, label in labels(paths).items()}
     return links | of_sources(evaluation)
 
 
 def link(stage: str, files: Mapping[str, Path]) -> None:
-    """Make data/inputs/<stage> hold a link to each of these files, and no other link.
+    """Make data/inputs/<stage> hold a link to each of these files and no others.
 
     Several processes may do so at once, for the same files.
     """

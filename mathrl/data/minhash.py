@@ -1,7 +1,7 @@
 """Near-duplicates of a million questions: MinHash signatures in numpy, banded LSH, candidates verified.
 
-Same method and band choice as datasketch's MinHashLSH (weights 0.5, 0.5), which keeps a Python object for
-each row and band; here a row costs 4 bytes a permutation. Candidates count only when the true Jaccard
+The method and the choice of bands are those of datasketch's MinHashLSH (weights 0.5, 0.5), which keeps a Python
+object per row and band; here a row costs 4 bytes per permutation. Candidates count only when the true Jaccard
 similarity of their shingles reaches the threshold, so LSH adds no false positive.
 """
 
@@ -15,12 +15,12 @@ from mathrl.data.grams import grams, numbers
 from mathrl.params.data import NearDuplicates
 
 _CHUNK = 4096
-# A bucket's rows are compared with this many cluster heads at most: boilerplate would make it quadratic.
+# The most cluster heads that a row is compared with in a bucket: boilerplate would make it quadratic.
 _HEADS = 64
 
 
 def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[list[int]]:
-    """Indices of rows that are near-duplicates of one another, clusters of two and more."""
+    """Clusters of two or more indices of rows that are near-duplicates of one another."""
     shingled = [shingles(problem.question, params.ngram) for problem in problems]
     signatures = sign(shingled, params.permutations)
     salt = np.zeros(len(problems), dtype=np.uint64)
@@ -48,7 +48,7 @@ def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[l
 
 
 def shingles(text: str, ngram: int) -> np.ndarray:
-    """Sorted distinct 64-bit hashes of the n-grams (of the whole text when it has fewer grams)."""
+    """Sorted distinct 64-bit hashes of the n-grams (of the whole text if it has fewer grams)."""
     text_grams = grams(text)
     if not text_grams:
         return np.empty(0, dtype=np.uint64)
@@ -58,7 +58,7 @@ def shingles(text: str, ngram: int) -> np.ndarray:
 
 
 def jaccard(first: np.ndarray, second: np.ndarray) -> float:
-    """Shared shingles over all shingles."""
+    """The number of shared shingles over the number of all shingles."""
     shared = len(np.intersect1d(first, second, assume_unique=True))
     return shared / (len(first) + len(second) - shared) if len(first) + len(second) else 0.0
 
@@ -106,7 +106,7 @@ def _band_keys(band: np.ndarray, salt: np.ndarray) -> np.ndarray:
 
 
 def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
-    """Row indices with equal keys, in their order, two and more."""
+    """Groups of two or more row indices with equal keys, in their order."""
     order = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[order])) + 1
     for group in np.split(order, edges):

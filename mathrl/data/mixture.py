@@ -18,14 +18,14 @@ def mix(
 ) -> tuple[list[Problem], dict[str, Any]]:
     """The mixture, with `pass_rate` set where it was measured, and its manifest.
 
-    A problem belongs to the first component that fits it; of each source at most `cap` stay in it.
-    Components with a count give exactly so many rows, those with epochs alone every problem so often; those
-    with a weight share the rest (`size`, or as much as the scarcest of them allows) in exact proportion, by
-    largest remainders. A component of which more rows are taken than it has problems goes through them
-    again, whole passes first, `epochs` times at most.
+    A problem belongs to the first component that fits it; at most `cap` problems of each source stay in it.
+    A component with a count gives exactly that number of rows; one with only epochs gives every problem that
+    number of times; those with a weight share the rest (`size`, or as much as the scarcest of them allows) in
+    exact proportion, by largest remainders. A component that gives more rows than it has problems repeats them,
+    full passes first, at most `epochs` times.
 
     Raises:
-        UserError: a component has fewer problems than asked for, or none at all.
+        UserError: a component has too few problems, or none.
     """
     pools = _pools(problems, rates, params.components, seed)
     sizes = _sizes([len(pool) for pool in pools], params)
@@ -97,7 +97,7 @@ def _pools(
 
 
 def _capped(pool: list[Problem], cap: int | None, seed: int, number: int) -> list[Problem]:
-    """At most `cap` problems of each source, in their order."""
+    """At most `cap` problems per source, in their order."""
     if cap is None:
         return pool
     by_source: dict[str, list[int]] = {}
@@ -120,7 +120,7 @@ def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
 
 
 def _sizes(pools: Sequence[int], params: Mix) -> list[int]:
-    """Rows of each component, from the problems that it has."""
+    """The number of rows of each component, from the numbers of its problems."""
     available = [available_rows * (c.epochs or 1) for c, available_rows in zip(params.components, pools, strict=True)]
     counts = [
         rows if c.weight is None and c.count is None else c.count
@@ -167,7 +167,7 @@ def _rows(component: Component, have: int) -> str:
 
 
 def largest_remainders(exact: Sequence[Fraction]) -> list[int]:
-    """Whole numbers with the sum of the exact ones (rounded down), each less than 1 away from its own.
+    """Integers with the sum of the exact numbers (rounded down), each less than 1 away from its number.
 
     >>> largest_remainders([Fraction(10, 3), Fraction(10, 3), Fraction(10, 3)])
     [4, 3, 3]

@@ -1,4 +1,4 @@
-"""What a source holds, row by row, with an account of what was read: rows, digests, the hub's commit."""
+"""The problems of a source, with an account of what was read: rows, digests, the commit of the hub."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from mathrl.data.sources import ResolvedSource
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A bad row and why; `where` has the whole path, `shown` none of its folders ("gsm8k.jsonl, line 3")."""
+    """A bad row and the reason; `where` has the full path, `shown` only the file name ("gsm8k.jsonl, line 3")."""
 
     where: str
     shown: str
@@ -34,10 +34,10 @@ class Rejected:
 
 @dataclass
 class Read:
-    """What was read of a source, filled as it is read.
+    """An account of what was read of a source, filled while reading.
 
-    `rows` counts every row of a file, those included that are bad or in `left_out` (by `keep`, above the
-    `limit`); hub rows have the key "hub", those of a generator its name.
+    `rows` counts every row per file, including bad rows and those in `left_out` (by `keep`, or above the
+    `limit`); rows of the hub have the key "hub", those of a generator its name.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -49,10 +49,10 @@ class Read:
 def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -> Iterator[Problem | Rejected]:
     """The problems of a source in file order (a seeded choice of `limit`), bad rows as `Rejected`.
 
-    `read` takes the account.
+    The account is added to `read`.
 
     Raises:
-        UserError: a file or the hub cannot be read, or there is no row at all.
+        UserError: a file or the hub cannot be read, or it has no row.
     """
     read = read or Read()
     if resolved.generated:
@@ -75,7 +75,7 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
 
 
 def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
-    """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
+    """For the manifest: what was read, by digest and not by path, so that it is equal on every machine."""
     row: dict[str, Any] = {"name": resolved.name, "split": resolved.split, "licence": resolved.licence}
     if generated := resolved.generated:
         return row | {
@@ -121,7 +121,7 @@ def _problems(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Probl
             yield Rejected(row.where, row.shown, resolved.name, str(error))
             continue
         if problem.id in seen:
-            reason = f"id {problem.id!r} stands in an earlier row too"
+            reason = f"id {problem.id!r} occurs in an earlier row too"
             yield Rejected(row.where, row.shown, resolved.name, reason)
             continue
         seen.add(problem.id)
@@ -150,7 +150,7 @@ def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
             f"{resolved.name}: {resolved.hub} cannot be read from the hub ({type(error).__name__}: {cause}); "
             "put the files in a folder and name it in curate.data_folder or $MATHRL_DATA"
         ) from None
-    # The commit that the client settled on and reads from; of a folder it is a shorter digest.
+    # The commit that the client resolved and reads; for a folder it is a shorter digest.
     read.commit = builder.hash if re.fullmatch("[0-9a-f]{40}", builder.hash or "") else None
     stem = f"{resolved.subset or 'default'}-{resolved.hub_split}"
     for number, values in enumerate(rows, start=1):

@@ -20,12 +20,12 @@ _TEMPLATED = re.compile(r"<\|im_start\|>|<｜(?:User|Assistant)｜>|<\|start_hea
 
 
 class BadRow(ValueError):
-    """A row that holds no problem; the message names the field."""
+    """A row without a problem; the message names the field."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """Which fields hold what; `prompt_key` may join fields (Body+Question), a dot goes inside (0.value)."""
+    """The fields of a row; `prompt_key` may join fields (Body+Question), a dot descends into one (0.value)."""
 
     format: str = "fields"
     prompt_key: str = "question"
@@ -38,7 +38,7 @@ class RowShape:
     keep: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has the fields that a problem needs, and the id where one is named."""
+        """Whether the row has the fields that a problem needs, and the id field if one is named."""
         keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or "answer"]
         keys += [self.id_key] if self.id_key else []
         return all(look_up(row, key) is not None for key in keys)
@@ -60,7 +60,7 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
 
 
 def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: str, split: str, seed: int) -> Problem:
-    """Read one row; `name` (file and number) is its id where the row has none.
+    """Read one row; `name` (file and number) is its id if the row has none.
 
     Raises:
         BadRow: a field is missing, empty or of the wrong kind.
@@ -150,7 +150,7 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
         question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
     info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
-    # Ours (export.py) name the problem's id and all accepted answers; veRL reads the ground truth alone.
+    # Rows of export.py have the id and all accepted answers of the problem; veRL reads only the ground truth.
     further_answers = info.get("answers") if info else None
     answers += [str(answer) for answer in further_answers] if isinstance(further_answers, list) else []
     index = info.get("index") if info else None
@@ -167,16 +167,16 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
 
 
 def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
-    """GPQA's columns, the options shuffled by a seed of their own for each row; the answer is a letter."""
+    """The columns of GPQA, with the options shuffled by a seed per row; the answer is a letter."""
     question = _text(row, "Question")
     right = _text(row, "Correct Answer").strip()
     keys = sorted(key for key in row if re.fullmatch(r"Incorrect Answer \d+", key) and row[key])
     if not keys:
-        raise BadRow(f"field 'Incorrect Answer 1': a text is wanted, found {_shown(row, 'Incorrect Answer 1')}")
+        raise BadRow(f"field 'Incorrect Answer 1': expected text, found {_shown(row, 'Incorrect Answer 1')}")
     options = [right, *(str(row[key]).strip() for key in keys)]
     if len(set(options)) < len(options):
         twice = next(text for text in options if options.count(text) > 1)
-        raise BadRow(f"fields 'Correct Answer', {', '.join(map(repr, keys))}: {twice!r} stands in two of them")
+        raise BadRow(f"fields 'Correct Answer', {', '.join(map(repr, keys))}: two of them are {twice!r}")
     random.Random(derive_seed(seed, "options", question)).shuffle(options)
     listed = "\n".join(f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False))
     return {
@@ -194,7 +194,7 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
 
     numbers, target = row.get("nums"), row.get("target")
     if not isinstance(numbers, list) or not numbers or not isinstance(target, int):
-        raise BadRow("fields 'nums' (a list of whole numbers) and 'target' are wanted")
+        raise BadRow("expected fields 'nums' (a list of integers) and 'target'")
     parts = problem_parts([int(number) for number in numbers], target)
     if parts is None:
         raise BadRow(f"no way to make {target} from {numbers}")
@@ -204,7 +204,7 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
 def _text(row: Mapping[str, Any], key: str) -> str:
     value = look_up(row, key)
     if not isinstance(value, str) or not value.strip():
-        raise BadRow(f"field {key!r}: a text is wanted, found {_shown(row, key)}")
+        raise BadRow(f"field {key!r}: expected text, found {_shown(row, key)}")
     return value
 
 
@@ -228,7 +228,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def _level(value: Any) -> int | None:
-    """5, "5" and MATH's "Level 5" are 5; "Level ?" is none."""
+    """The level as an integer: 5, "5" and MATH's "Level 5" give 5; "Level ?" gives None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value)
     match = re.search(r"\d+", value) if isinstance(value, str) else None

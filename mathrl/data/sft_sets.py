@@ -24,13 +24,13 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
         boxed, chat: "7+5=12;12-3=9\n\nThe answer is \boxed{9}.", terse "\boxed{9}"
 
     Raises:
-        UserError: a worked demonstration is asked of a problem without a solution.
+        UserError: the demonstration is worked, and the problem has no solution.
     """
     return encodable(_demonstration(problem, routed(prompt, problem), terse))
 
 
 def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
-    if "response" in problem.extra:  # a policy's own, kept by rejection sampling
+    if "response" in problem.extra:  # of a policy, kept by rejection sampling
         return str(problem.extra["response"])
     tags = prompt.template in ("plain", "r1_zero")
     answer = str(problem.extra.get("demonstrated_answer", problem.answers[0]))
@@ -45,10 +45,10 @@ def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
 
 
 def routed(prompt: Prompt, problem: Problem) -> Prompt:
-    """The prompt section for this problem: what its task or source says goes over the rest (R7).
+    """The prompt section for this problem: the route of its task or source overrides the rest (R7).
 
-    The first of `extra.task`, `extra.data_source` and the source's name that has a route counts, as in the
-    reward. What comes back has no routes, so that worked examples are written like the problem itself.
+    The first of `extra.task`, `extra.data_source` and the name of the source that has a route counts, as in the
+    reward. The result has no routes, so that worked examples are written like the problem itself.
     """
     if not prompt.routes:
         return prompt
@@ -59,7 +59,7 @@ def routed(prompt: Prompt, problem: Problem) -> Prompt:
 
 
 def worked_solution(problem: Problem) -> str:
-    """The solution's text without calculator annotations and without the `#### answer` line."""
+    """The text of the solution without calculator annotations and without the `#### answer` line."""
     if not problem.solution:
         raise UserError(
             f"problem {problem.id} has no worked solution to learn from; set sft.terse_share to 1, sft.steps "
@@ -72,7 +72,7 @@ def few_shot_examples(prompt: Prompt, file: Path) -> list[Problem]:
     """The first `prompt.few_shot` problems of the sft split that have a worked solution.
 
     Raises:
-        UserError: there are fewer.
+        UserError: there are too few.
     """
     if not prompt.few_shot:
         return []

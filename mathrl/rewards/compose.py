@@ -33,12 +33,12 @@ PART_TYPES = ("accuracy", "format_lines", "r1_tags", "countdown", "language", "o
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """What is scored.
+    """One response to score.
 
     Example:
         RewardInput(response="<answer>2</answer>", ground_truth=("2",), length=9, max_length=64)
 
-    `length` and `max_length` in tokens; `row` is the problem's row, for routing and for a user's function.
+    `length` and `max_length` are in tokens; `row` is the row of the problem, for routing and for user functions.
     """
 
     response: str
@@ -52,7 +52,7 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """What a response earns.
+    """The reward of one response.
 
     Example:
         RewardResult(overall=0.875, correct=True, parts={"accuracy": 1.0, "format": 0.5}, verdict=Verdict(...))
@@ -66,7 +66,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One summand. Example: Part("format_lines", 0.25, "format", {"lines": 0.3, "marker": 0.2})"""
+    """One weighted part. Example: Part("format_lines", 0.25, "format", {"lines": 0.3, "marker": 0.2})"""
 
     type: str
     weight: float
@@ -105,7 +105,7 @@ def build_reward(params: Any = None) -> RewardFunction:
 
 
 class RewardFunction:
-    """Scores batches. Built by `build_reward`; `counters` says what the verifier did since the last call."""
+    """Scores batches. Built by `build_reward`; `counters` reports what the verifier did since the last call."""
 
     def __init__(self, params: Any) -> None:
         self.extraction = _read(params, "extraction", "lenient")
@@ -129,7 +129,7 @@ class RewardFunction:
         self._seconds = 0.0
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
-        """One reward an item, in order."""
+        """One result per item, in order."""
         verdicts = grade_batch(
             [item.response for item in items],
             [_truths(item) for item in items],
@@ -158,7 +158,7 @@ class RewardFunction:
         return metrics
 
     def warm_up(self) -> bool:
-        """Start the symbolic engine now rather than at the first pair that needs it."""
+        """Start the symbolic engine now instead of at the first pair that needs it."""
         return default_engine().warm_up()
 
     def parts_for(self, row: Mapping[str, Any]) -> list[Part]:

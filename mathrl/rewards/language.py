@@ -15,8 +15,14 @@ _SCRIPTS = {
     "arabic": re.compile(r"[\u0600-\u06ff]{2,}"),
     "devanagari": re.compile(r"[\u0900-\u097f]{2,}"),
 }
-_LANGUAGES = {"en": "latin", "fr": "latin", "de": "latin", "es": "latin", "zh": "han", "ru": "cyrillic",
-              "ar": "arabic", "hi": "devanagari", "ko": "hangul", "ja": "kana"}  # fmt: skip
+_LANGUAGES = dict.fromkeys("en fr de es".split(), "latin") | {
+    "zh": "han",
+    "ru": "cyrillic",
+    "ar": "arabic",
+    "hi": "devanagari",
+    "ko": "hangul",
+    "ja": "kana",
+}
 _MATH = re.compile(
     r"\$[^$]{0,2000}\$|\\\(.{0,2000}?\\\)|\\\[.{0,2000}?\\\]|\\[A-Za-z]+|</?(?:think|answer)>", re.DOTALL
 )

@@ -2,8 +2,8 @@
 
 A round trains a classifier on positives against negatives, ranks all pages and collects the top share. Of a
 domain of which more than 10 % was collected, the pages not collected become positives of the next round. The
-paper's classifier is fastText, which nobody maintains any more; ours is of its kind: a linear model on hashed
-1- and 2-grams (scikit-learn), where a gram is as in `grams.py`, so LaTeX and Chinese count.
+paper's classifier is fastText, which is no longer maintained; this one is similar: a linear model on hashed
+1- and 2-grams (scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count.
 """
 
 import math
@@ -31,7 +31,7 @@ BUCKETS = 2**20
 
 @dataclass(frozen=True)
 class Round:
-    """One round's account. `precision` and `recall` are of the held-out pages, None where none is labelled.
+    """The account of one round. `precision` and `recall` are those on the held-out pages, None if none is labelled.
 
     `new_share` is the share of the collected pages that no earlier round had collected.
     """
@@ -49,10 +49,10 @@ class Round:
 
 @dataclass
 class CollectedPages:
-    """The outcome: kept pages, best first, and the account of the rounds and of contamination."""
+    """The kept pages, best first, and the account of the rounds and of contamination."""
 
     rounds: list[Round]
-    scores: np.ndarray  # of the last round: log-odds of being mathematics, one a page, float64 (pages,)
+    scores: np.ndarray  # of the last round: log-odds of being mathematics, one per page, float64 (pages,)
     held_out: frozenset[int]
     stopped: str
     kept: list[int] = field(default_factory=list)
@@ -62,10 +62,10 @@ class CollectedPages:
 def collect(
     pages: Sequence[Page], positives: Sequence[str], negatives: Sequence[str], params: Pages, seed: int
 ) -> CollectedPages:
-    """The rounds, without decontamination (`clean`).
+    """Run the rounds, without decontamination (`clean`).
 
     Raises:
-        UserError: no negatives, or so few pages that the top share is none.
+        UserError: there are no negatives, or the top share of the pages is less than one page.
     """
     count = top_count(len(pages), params.top_share)
     keys = [exact_key(page.text) for page in pages]
@@ -131,7 +131,7 @@ def collect(
 
 
 def features(text: str, longest: int) -> list[str]:
-    """The text's runs of 1 to `longest` grams.
+    """The runs of 1 to `longest` grams of the text.
 
     >>> features("Let $x = 2$", 2)
     ['let', 'x', '2', 'let x', 'x 2']
@@ -141,10 +141,10 @@ def features(text: str, longest: int) -> list[str]:
 
 
 def top_count(pages: int, share: float) -> int:
-    """The whole number of pages in the top share, rounded down: 29 of 100 at 0.29.
+    """The number of pages in the top share, rounded down: 29 of 100 at 0.29.
 
     Raises:
-        UserError: it is none.
+        UserError: the number is 0.
     """
     count = math.floor(Fraction(str(share)) * pages)
     if count == 0:
@@ -173,7 +173,7 @@ def measure(
 
 
 def clean(collected: CollectedPages, pages: Sequence[Page], index: EvaluationIndex, min_share: float) -> None:
-    """Take the pages that share an n-gram with an evaluation text out of `kept`, and list them in `hits`."""
+    """Remove the pages that share an n-gram with an evaluation text from `kept`, and list them in `hits`."""
     kept = []
     for i in collected.kept:
         hit = index.look_up(pages[i].where, pages[i].text)
@@ -185,7 +185,7 @@ def clean(collected: CollectedPages, pages: Sequence[Page], index: EvaluationInd
 
 
 def domains(collected: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[str, Any]]:
-    """Every domain: its pages, how many each round collected, how many were kept, when it was promoted."""
+    """For every domain: its pages, the numbers collected per round and kept, and the rounds that promoted it."""
     sizes, kept = Counter(p.host for p in pages), Counter(pages[i].host for i in collected.kept)
     taken: dict[str, list[int]] = defaultdict(list)
     for round_account in collected.rounds:
@@ -207,7 +207,7 @@ def domains(collected: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[
 def _held_out(
     pages: Sequence[Page], keys: Sequence[int], trained: set[int], params: Pages, seed: int
 ) -> frozenset[int]:
-    """Labelled pages that are only measured: chosen by text, so that twins stay together; never a seed."""
+    """Labelled pages for measuring only: chosen by text, so that twins stay together; never a seed text."""
     return frozenset(
         i
         for i, (page, key) in enumerate(zip(pages, keys, strict=True))
