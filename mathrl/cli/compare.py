@@ -49,11 +49,11 @@ def compare(
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
     names = _names(sides, (before, after))
-    found = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate, params.run.seed)
+    comparison = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate, params.run.seed)
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(comparison, indent=2, ensure_ascii=False))
     else:
-        _print(found, params.evaluate.confidence)
+        _print(comparison, params.evaluate.confidence)
 
 
 def _runs(text: str, here: Path, benchmark: str | None, params: Params) -> list[ModelRun]:
