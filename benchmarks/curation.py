@@ -2,8 +2,8 @@
 
 Generated problems (chains, word problems, fractions, equations, number theory) go through reading, exact and
 near deduplication and decontamination against 10,000 evaluation questions of other seeds. Each size runs in a
-process of its own, so that its peak of memory is its own. Growth is against the size before, in processor
-time (on a busy machine the time on the clock is others' too).
+separate process, so that its memory peak is its own. Growth is relative to the size before, in processor time
+(wall time on a busy machine includes other jobs).
 """
 
 import json
@@ -58,10 +58,10 @@ def one(count: int) -> None:
             }
         )
         start, used = time.perf_counter(), time.process_time()
-        found = curation.run(params, seed=0)
+        result = curation.run(params, seed=0)
         seconds, cpu = time.perf_counter() - start, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    steps = {step.name: [step.rows_in, step.rows_out] for step in found.steps}
+    steps = {step.name: [step.rows_in, step.rows_out] for step in result.steps}
     print(
         json.dumps(
             {"rows": count, "generate_s": made, "curate_s": seconds, "cpu_s": cpu, "peak_mib": peak, "steps": steps}

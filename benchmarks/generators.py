@@ -1,8 +1,8 @@
 """Time of generated problems: `python benchmarks/generators.py [100000]`.
 
-Every generator, so many problems of the rl split each, with options that have as many (those of
-benchmarks/curation.py); every problem is checked to be different from the others, as in a run. On a busy
-machine look at the processor time.
+Each generator produces this number of problems for the rl split, with options that allow as many (those of
+benchmarks/curation.py); every problem is checked to differ from the others, as in a run. On a busy machine look at
+the processor time.
 """
 
 import sys
@@ -15,7 +15,7 @@ from mathrl.data.generators import GENERATORS, generate
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    print(f"{'generator':>16} {'problems':>9} {'seconds':>8} {'cpu s':>7} {'a second':>9}")
+    print(f"{'generator':>16} {'problems':>9} {'seconds':>8} {'cpu s':>7} {'per s':>9}")
     for name in sorted(GENERATORS):
         start, used = time.perf_counter(), time.process_time()
         made = sum(1 for _ in generate(name, {"rl": count}, OPTIONS.get(name, {}), seed=0))

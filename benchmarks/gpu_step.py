@@ -1,17 +1,17 @@
-"""A GRPO step of a 0.5-billion model of random weights, on a GPU: arithmetic, speed and memory.
+"""A GRPO step of a 0.5-billion-parameter model with random weights, on a GPU: arithmetic, speed and memory.
 
     python benchmarks/gpu_step.py                     # one GPU: 128 prompts x 8 responses x 512 tokens
     python benchmarks/gpu_step.py --toy               # the same program at a size for a CPU (a minute)
     python benchmarks/gpu_step.py --engines vllm --micro 32768 --checkpointing --profile trace.json
 
-The architecture and the sizes are Qwen2.5-0.5B's, the weights random, so that a response ends at its limit.
-Each engine runs `--steps` steps of `train_rl` in a process of its own; the first warms up and does not count.
-The update is of all responses, AdamW, without KL; rewards are random, so that every group has a gradient.
+The architecture and the sizes are Qwen2.5-0.5B's; the weights are random, so every response ends at its limit.
+Each engine runs `--steps` steps of `train_rl` in a separate process; the first is a warm-up and does not count.
+The update uses all responses, AdamW and no KL; rewards are random, so that every group has a gradient.
 
-MFU is 6 P + 6 L l H d operations a trained token (P parameters; of attention a token sees l / 2 others on
-average, with L layers, H heads of width d, l tokens in a sequence), over the update's time and over the rate
-of a large bfloat16 product measured at the start; recomputed activations do not count. Beside it stands the
-same over the figure that the maker gives. "planned" is `mathrl plan`'s peak for the same parameters.
+MFU is 6 P + 6 L l H d operations per trained token (P parameters; in attention a token sees l / 2 others on
+average, with L layers, H heads of width d, l tokens in a sequence), divided by the update's time and by the rate
+of a large bfloat16 product measured at the start; recomputed activations do not count. Beside it is the same figure
+relative to the manufacturer's rate. "planned" is `mathrl plan`'s peak for the same parameters.
 """
 
 import argparse
@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 PROMPT = 128
 TOY = {"prompts": 4, "samples": 4, "tokens": 32, "micro": 1024}
-# Dense bfloat16 operations a second, by the makers' data sheets.
+# Dense bfloat16 operations per second, from the manufacturers' data sheets.
 NOMINAL = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
-COLUMNS = ("s/step", "roll-out", "tokens/s", "sync", "update", "tokens/s", "MFU", "of maker's", "planned", "measured")
+COLUMNS = ("s/step", "rollout", "tokens/s", "sync", "update", "tokens/s", "MFU", "of maker's", "planned", "measured")
 
 
 def arguments() -> argparse.Namespace:
@@ -49,29 +49,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, help="a trace of the last step, for chrome://tracing")
     parser.add_argument("--role", choices=["torch", "vllm"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.toy:
-        vars(given).update(TOY)
-    return given
+    options = parser.parse_args()
+    if options.toy:
+        vars(options).update(TOY)
+    return options
 
 
 def main() -> None:
-    given = arguments()
-    if given.role:
-        run(given)
+    options = arguments()
+    if options.role:
+        run(options)
         return
     import torch
 
     on_gpu = torch.cuda.is_available()
-    if not on_gpu and not given.toy:
+    if not on_gpu and not options.toy:
         sys.exit("error: torch finds no GPU; --toy runs a small model on the CPU")
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, load {os.getloadavg()[0]:.1f}")
-    print(f"{given.prompts} prompts x {given.samples} responses x {given.tokens} tokens\n")
+    print(f"{options.prompts} prompts x {options.samples} responses x {options.tokens} tokens\n")
     print(f"{'':<8}" + "".join(f"{column:>12}" for column in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), given.toy)
-        for engine in given.engines:
+        make_model(Path(folder), options.toy)
+        for engine in options.engines:
             command = [sys.executable, __file__, "--role", engine, "--folder", folder, *sys.argv[1:]]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
             if done.returncode:
@@ -79,31 +79,31 @@ def main() -> None:
             show(engine, json.loads(done.stdout.splitlines()[-1]), name)
 
 
-def show(engine: str, told: dict[str, float], device: str) -> None:
+def show(engine: str, figures: dict[str, float], device: str) -> None:
     nominal = next((rate for kind, rate in NOMINAL.items() if kind in device), None)
-    of_maker = f"{told['flops'] / nominal:.1%}" if nominal else "unknown"
+    of_maker = f"{figures['flops'] / nominal:.1%}" if nominal else "unknown"
     row = (
-        f"{told['step']:.2f}",
-        f"{told['rollout']:.2f}",
-        f"{told['sampled']:,.0f}",
-        f"{told['sync']:.2f}",
-        f"{told['update']:.2f}",
-        f"{told['trained']:,.0f}",
-        f"{told['flops'] / told['peak_flops']:.1%}",
+        f"{figures['step']:.2f}",
+        f"{figures['rollout']:.2f}",
+        f"{figures['sampled']:,.0f}",
+        f"{figures['sync']:.2f}",
+        f"{figures['update']:.2f}",
+        f"{figures['trained']:,.0f}",
+        f"{figures['flops'] / figures['peak_flops']:.1%}",
         of_maker,
-        f"{told['planned']:.2f} GiB",
-        f"{told['measured']:.2f} GiB",
+        f"{figures['planned']:.2f} GiB",
+        f"{figures['measured']:.2f} GiB",
     )
     print(f"{engine:<8}" + "".join(f"{value:>12}" for value in row), flush=True)
     print(
-        f"{'':<8}canary {told['canary']:.2g}, alignment {told['alignment']:.5f}, largest planned phase: "
-        f"{told['phase']}",
+        f"{'':<8}canary {figures['canary']:.2g}, alignment {figures['alignment']:.5f}, largest planned phase: "
+        f"{figures['phase']}",
         flush=True,
     )
 
 
 def make_model(folder: Path, toy: bool) -> None:
-    """Random weights and a tokenizer of characters; most tokens of the vocabulary have no text."""
+    """Random weights and a character tokenizer; most tokens of the vocabulary have no text."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -131,7 +131,7 @@ def make_model(folder: Path, toy: bool) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     import torch
 
     from mathrl.core.metrics import JsonlSink
@@ -159,33 +159,33 @@ def run(given: argparse.Namespace) -> None:
         torch.set_num_threads(1)
     peak_flops = matmul_rate(device)
     params = load_params(overrides=[
-        f"model.base={{type: pretrained, path: {given.folder}}}", "model.precision=bfloat16",
-        "run.processes=1", f"prompt.max_tokens={PROMPT}", f"rl.steps={given.steps}",
-        f"rl.prompts_per_step={given.prompts}", f"rl.group_size={given.samples}",
-        f"rl.max_tokens={given.tokens}", f"rl.tokens_per_microbatch={given.micro}",
-        f"rl.gradient_checkpointing={str(given.checkpointing).lower()}", "rl.skip_zero_variance=false",
+        f"model.base={{type: pretrained, path: {options.folder}}}", "model.precision=bfloat16",
+        "run.processes=1", f"prompt.max_tokens={PROMPT}", f"rl.steps={options.steps}",
+        f"rl.prompts_per_step={options.prompts}", f"rl.group_size={options.samples}",
+        f"rl.max_tokens={options.tokens}", f"rl.tokens_per_microbatch={options.micro}",
+        f"rl.gradient_checkpointing={str(options.checkpointing).lower()}", "rl.skip_zero_variance=false",
         "rl.optimizer.type=adamw", "rl.lr=1e-6", "rl.ema=null", "rl.kl_coef=0", "rl.eval_every=0",
-        "rl.checkpoint_every=1000000", f"rollout.engine={given.role}",
-        f"rollout.max_sequences={given.prompts * given.samples}", f"rollout.vllm.memory_share={given.share}",
-        f"rollout.vllm.max_model_length={PROMPT + given.tokens}", *given.set,
+        "rl.checkpoint_every=1000000", f"rollout.engine={options.role}",
+        f"rollout.max_sequences={options.prompts * options.samples}", f"rollout.vllm.memory_share={options.share}",
+        f"rollout.vllm.max_model_length={PROMPT + options.tokens}", *options.set,
     ])  # fmt: skip
-    tokenizer = load_tokenizer(given.folder)
-    model = load_model(given.folder, params.model, device)
+    tokenizer = load_tokenizer(options.folder)
+    model = load_model(options.folder, params.model, device)
     shape = shape_of(model.config)
-    engine = training_engine(model, given.folder, tokenizer, params.model, params.rollout, False)
+    engine = training_engine(model, options.folder, tokenizer, params.model, params.rollout, False)
     sampler = Sampler(engine, tokenizer, params.prompt)
-    asked = [str(number % 10) * PROMPT for number in range(given.prompts * given.steps)]
+    asked = [str(number % 10) * PROMPT for number in range(options.prompts * options.steps)]
     problems = [
         Problem(id=f"p{number}", question=text, answers=("1",), source="random", split="rl")
         for number, text in enumerate(asked)
     ]
     rows: list[dict[str, Any]] = []
-    profiler = torch.profiler.profile() if given.profile else None
+    profiler = torch.profiler.profile() if options.profile else None
 
     class Sink(JsonlSink):
         def log(self, step: int, metrics: Any) -> None:
             rows.append(dict(metrics))
-            if profiler is not None and step == given.steps - 1:
+            if profiler is not None and step == options.steps - 1:
                 profiler.start()
 
     with tempfile.TemporaryDirectory() as state:
@@ -203,7 +203,7 @@ def run(given: argparse.Namespace) -> None:
         )
     if profiler is not None:
         profiler.stop()
-        profiler.export_chrome_trace(str(given.profile))
+        profiler.export_chrome_trace(str(options.profile))
         print(
             profiler.key_averages().table(
                 sort_by="self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total", row_limit=25
@@ -219,7 +219,7 @@ def run(given: argparse.Namespace) -> None:
     planned = plan_memory(shape, params, "rl", device.type, gpu_memory=float(total))
     print(json.dumps({
         "step": mean["time/step"], "rollout": mean["time/rollout"], "sync": mean.get("time/sync", 0.0),
-        "sampled": given.prompts * given.samples * mean["response_length"] / mean["time/rollout"],
+        "sampled": options.prompts * options.samples * mean["response_length"] / mean["time/rollout"],
         "update": mean["time/update"], "trained": mean["trained_tokens"] / mean["time/update"],
         "flops": flops, "peak_flops": peak_flops, "planned": planned.peak / GIB,
         "phase": planned.largest_phase, "measured": measured(device, RUNTIME["cuda"]) / GIB,
@@ -228,7 +228,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def matmul_rate(device: Any) -> float:
-    """Operations a second of a large bfloat16 product, the best of several."""
+    """Operations per second of a large bfloat16 product, the best of several."""
     import torch
 
     size, best = (8192 if device.type == "cuda" else 1024), 0.0
@@ -243,11 +243,11 @@ def matmul_rate(device: Any) -> float:
 
 
 def measured(device: Any, context: float) -> float:
-    """Bytes at the peak: all that is taken of the GPU at the end and not free, or the process's own."""
+    """Peak in bytes: what is not free on the GPU at the end, or the process's own."""
     import torch
 
     if device.type == "cuda":
-        # vLLM's memory does not all come through torch's allocator, torch's peak is not in the present use.
+        # Not all of vLLM's memory comes from torch's allocator, and torch's peak is above its current use.
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         return max(total - free - reserved, context) + torch.cuda.max_memory_allocated(device)

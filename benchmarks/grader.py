@@ -4,8 +4,8 @@
 
 `--cases`: a folder of .jsonl files of labelled cases. Fields: response (or response_parts [[text, count], …]
 to be joined), ground_truth, expected (null: only crashes and hangs count), form ("bare": wrap in a box),
-policy (true: scored apart); rows with a `group` are abuse. `@PWN_DIR@` is replaced by a folder in which
-nothing may appear.
+policy (true: scored separately); rows with a `group` are abuse. `@PWN_DIR@` is replaced by a folder that
+must stay empty.
 `--data`: a folder with gsm8k_test.jsonl and math500_test.jsonl (answer, solution) for the speed.
 The peer runs in a child process that is killed when it hangs.
 """
@@ -57,13 +57,13 @@ for line in sys.stdin:
 
 
 class Peer:
-    """Math-Verify in a child process, started anew after each kill."""
+    """Math-Verify in a child process, restarted after each kill."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Any) -> tuple[bool, float]:
-        """The verdict and its seconds; (False, KILL) where it had to be killed."""
+        """The verdict and its seconds; (False, KILL) if it had to be killed."""
         if self.process is None:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -168,7 +168,7 @@ def run_rows(rows: list[dict[str, Any]], grader: Ours | Peer) -> dict[str, Score
 
 
 def speed_pairs(folder: Path, count: int) -> list[list[str]]:
-    """Half right (the worked solution), half wrong (another problem's answer), shuffled by a fixed seed."""
+    """Half correct (the worked solution), half wrong (another problem's answer), shuffled with a fixed seed."""
     pairs: list[list[str]] = []
     for name in ("gsm8k_test.jsonl", "math500_test.jsonl"):
         rows = [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
@@ -180,7 +180,7 @@ def speed_pairs(folder: Path, count: int) -> list[list[str]]:
 
 
 def speed(pairs: list[list[str]], grader: Ours | Peer) -> tuple[float, float, float]:
-    """Pairs a second, median ms, p99 ms."""
+    """Pairs per second, median ms, p99 ms."""
     grader.ask(pairs[0])
     seconds = [grader.ask(pair)[1] for pair in pairs]
     cuts = statistics.quantiles(seconds, n=100)

@@ -1,9 +1,9 @@
 """Planned against measured memory of real runs: `python benchmarks/memory.py [CASE …]` (ten minutes).
 
-Each case trains two steps in a process of its own on this machine's CPU, or in two where ZeRO divides, in
-one thread (several on busy cores take many times as long); measured is the peak of its resident memory
-(VmHWM), of several the largest. On a machine with a GPU the same runs are made there, and measured is torch's
-peak of allocated memory plus CUDA's context.
+Each case trains two steps in a separate process on this machine's CPU, or in two processes for ZeRO, with one
+thread (several threads on busy cores take many times as long). Measured is the peak of resident memory (VmHWM), of
+several processes the largest. On a machine with a GPU the runs use the GPU, and measured is torch's peak of allocated
+memory plus CUDA's context.
 """
 
 import gc
@@ -89,7 +89,7 @@ def params_of(case: str) -> Params:
 
 
 class Lengths(RewardFunction):
-    """Something that differs between responses."""
+    """A reward that differs between responses."""
 
     def score(self, items):  # type: ignore[no-untyped-def]
         verdict = Verdict(False, None, "none", "", 0.0)
@@ -143,12 +143,12 @@ def peak_resident() -> float:
 
 
 def measure(case: str) -> dict[str, float]:
-    """Of the process that took most, where there are several."""
+    """The figures of the process that took most, if there are several."""
     world, meeting = params_of(case).run.processes, tempfile.mkdtemp()
     shared = os.environ | {"OMP_NUM_THREADS": "1"}
     if world > 1:
         shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MATHRL_RENDEZVOUS": meeting}
-    files = [Path(meeting, f"said-{rank}") for rank in range(world)]
+    files = [Path(meeting, f"output-{rank}") for rank in range(world)]
     with ExitStack() as stack:
         ranks = [
             subprocess.Popen(
@@ -164,21 +164,21 @@ def measure(case: str) -> dict[str, float]:
                 for rank in ranks:
                     rank.kill()
             time.sleep(0.2)
-    told = [file.read_text() for file in files]
-    for rank, said in zip(ranks, told, strict=True):
+    outputs = [file.read_text() for file in files]
+    for rank, output in zip(ranks, outputs, strict=True):
         if (rank.returncode or 0) > 0:
-            sys.exit(said)
-    found = [json.loads(said[said.rindex('{"planned"') :].splitlines()[0]) for said in told]
-    return max(found, key=lambda each: float(each["measured"]))
+            sys.exit(output)
+    results = [json.loads(output[output.rindex('{"planned"') :].splitlines()[0]) for output in outputs]
+    return max(results, key=lambda result: float(result["measured"]))
 
 
 def main(cases: list[str]) -> None:
     print(f"{'case':<34} {'planned':>9} {'measured':>9} {'off by':>7}   largest phase")
     for case in cases or CASES:
-        found = measure(case)
-        planned, measured = found["planned"] / GIB, found["measured"] / GIB
+        result = measure(case)
+        planned, measured = result["planned"] / GIB, result["measured"] / GIB
         off = planned / measured - 1
-        print(f"{case:<34} {planned:>6.2f} GiB {measured:>5.2f} GiB {off:>+7.1%}   {found['largest']}", flush=True)
+        print(f"{case:<34} {planned:>6.2f} GiB {measured:>5.2f} GiB {off:>+7.1%}   {result['largest']}", flush=True)
 
 
 if __name__ == "__main__":

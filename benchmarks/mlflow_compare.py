@@ -1,13 +1,13 @@
-"""Seconds until MLflow's pages of many runs are drawn: 200 runs of 1,000 steps, in a headless Chromium.
+"""Seconds until MLflow has rendered its pages of many runs: 200 runs of 1,000 steps, in a headless Chromium.
 
     python benchmarks/mlflow_compare.py [--runs 200] [--steps 1000] [--folder DIR] [--open RUN_ID RUN_ID …]
 
-The store is made by `mathrl.tracking.upload`, as the mirror makes it, of runs with the parameters of this
-checkout and the field's metrics, one family of curves with noise; the server is started with the words of
-`mathrl ui`. Timed: the compare page of all runs until its charts are drawn, the experiment's chart view, and
-the table of runs. A first, untimed opening of the table loads the page's scripts. Pictures go to the folder,
-which is kept when it is given; with a store in it already, that one is opened. The store is sqlite, or what
-MLFLOW_TRACKING_URI names (postgresql://…).
+The store is filled by `mathrl.tracking.upload`, as by the mirror, with runs that have the parameters of this
+checkout and the field's metrics, one family of curves with noise; the server is started with the arguments of
+`mathrl ui`. Timed are the compare page of all runs until its charts are drawn, the experiment's chart view, and
+the table of runs. A first, untimed opening of the table loads the page's scripts. Pictures go to the folder; a
+named folder is kept, and a store that it already has is opened. The store is sqlite, or what MLFLOW_TRACKING_URI
+names (postgresql://…).
 """
 
 import argparse
@@ -34,7 +34,7 @@ CHARTS = (
     "compareRunsMode=CHART&workflowType=machine_learning&orderByAsc=false"
     "&orderByKey=metrics.%60final%2Fdev%2Faccuracy%60"
 )
-# Chromium as root in a container, and without calls home.
+# Chromium as root in a container, without telemetry.
 FLAGS = [
     "--no-sandbox",
     "--disable-background-networking",
@@ -46,7 +46,7 @@ FLAGS = [
 
 
 def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
-    """Runs of one study, uploaded as records are."""
+    """Runs of one study, uploaded like records."""
     from mathrl.core.records import RunRecord
     from mathrl.params import load_params
     from mathrl.params.schema import READS
@@ -86,7 +86,7 @@ def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """MLflow's server with the words of `mathrl ui`; it and its address."""
+    """MLflow's server with the arguments of `mathrl ui`, and its address."""
     from mathrl.cli.ui import _mlflow, _store
 
     with socket.socket() as probe:
@@ -120,28 +120,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--metrics", type=int, default=len(METRICS), help="Only the first so many.")
-    parser.add_argument("--folder", type=Path, help="Kept: the store, pictures, the server's log.")
+    parser.add_argument("--metrics", type=int, default=len(METRICS), help="Number of metrics, from the first.")
+    parser.add_argument("--folder", type=Path, help="Folder for the store, pictures and the server's log; it is kept.")
     parser.add_argument("--open", nargs="+", default=[], help="Only these runs of the store.")
-    given = parser.parse_args()
-    folder = (given.folder or Path(tempfile.mkdtemp(prefix="mathrl-compare-"))).absolute()
+    options = parser.parse_args()
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="mathrl-compare-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["MATHRL_HOME"] = str(folder)
     try:
-        if not given.open and not (folder / "filled").exists():
+        if not options.open and not (folder / "filled").exists():
             began = time.time()
-            fill(given.runs, given.steps, METRICS[: given.metrics], folder)
+            fill(options.runs, options.steps, METRICS[: options.metrics], folder)
             (folder / "filled").touch()
-            points = given.runs * given.steps * given.metrics
+            points = options.runs * options.steps * options.metrics
             print(f"{points:,} points uploaded in {time.time() - began:.0f} s")
         process, url = serve(folder)
         try:
-            look(url, folder, given.open)
+            look(url, folder, options.open)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
     finally:
-        if given.folder is None:
+        if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -152,13 +152,13 @@ def look(url: str, folder: Path, only: list[str]) -> None:
         runs, place = only, ask_run(url, only[0])["experiment_id"]
     else:
         place = next(
-            each["experiment_id"]
-            for each in ask(url, "experiments/search", {"max_results": 100})["experiments"]
-            if each["name"] == "mathrl/bench"
+            experiment["experiment_id"]
+            for experiment in ask(url, "experiments/search", {"max_results": 100})["experiments"]
+            if experiment["name"] == "mathrl/bench"
         )
-        found = ask(url, "runs/search", {"experiment_ids": [place], "max_results": 1000})["runs"]
+        runs_found = ask(url, "runs/search", {"experiment_ids": [place], "max_results": 1000})["runs"]
         runs = [
-            each["info"]["run_id"] for each in found if any(tag["key"] == "dvc.stage" for tag in each["data"]["tags"])
+            run["info"]["run_id"] for run in runs_found if any(tag["key"] == "dvc.stage" for tag in run["data"]["tags"])
         ]
     many = json.dumps(runs, separators=(",", ":"))
     pages = {
@@ -179,7 +179,7 @@ def look(url: str, folder: Path, only: list[str]) -> None:
             page.goto(url + path)
             page.wait_for_selector(drawn, timeout=120_000)
             first = time.perf_counter() - began
-            while time.perf_counter() - answered[-1] < 2:  # some requests to elsewhere are never answered
+            while time.perf_counter() - answered[-1] < 2:  # some requests to other hosts are never answered
                 page.wait_for_timeout(100)
             quiet = max(first, answered[-1] - began)
             page.screenshot(path=folder / f"{name.replace(' ', '-')}.png")

@@ -2,20 +2,19 @@
 
     python benchmarks/overhead.py [--ways bare dvc first later small] [--set rl.steps=5]
 
-Each way computes every stage anew, in a clone of this checkout's HEAD of its own:
+Each way computes every stage again, in a separate clone of this checkout's HEAD:
 
     bare    the stages' commands one after another, no tracking
     dvc     `dvc repro`, no tracking
-    first   `mathrl run pipeline`, nothing there before: Prefect's and MLflow's databases are made
+    first   `mathrl run pipeline` from nothing: Prefect's and MLflow's databases are created
     later   `mathrl run pipeline` again, in another clone, with the databases of `first`
-    small   what has nothing to compute: `dvc repro`, `mathrl run pipeline` and `mathrl --help`, best of three
+    small   commands with nothing to compute: `dvc repro`, `mathrl run pipeline`, `mathrl --help`, best of three
 
-"outside" is the wall time that no stage was at work (from its record: after its imports, until its outputs
-are digested), so it does not hold how fast the stages happened to compute. The stages' own seconds differ by
-chance from way to way, and by what the mirror and the server take from them while they compute; "tools" is
-the processor time of all processes that are not stages. While RL trains they take a share of a core, less
-after its first minute, and from then on less and less; an hour's run is longer by the fixed part and at most,
-if it uses all cores, by 3600 times that share over their number.
+"outside" is the wall time in which no stage was running (by its record: after its imports, until its outputs are
+digested), so it does not depend on how fast the stages happened to compute. The stages' own seconds differ between
+ways by chance, and by what the mirror and the server take from them; "tools" is the processor time of all processes
+that are not stages. While RL trains they take a share of a core, which falls after the first minute. An hour's run is
+longer by the fixed part and, if it uses all cores, by at most 3600 times that share over their number.
 """
 
 import argparse
@@ -35,7 +34,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 WAYS = ("bare", "dvc", "first", "later", "small")
-# What a process is, by what its command line has; the first that fits.
+# The kind of a process by its command line; the first match counts.
 KINDS = (
     ("mirror", "mathrl.tracking.mirror"),
     ("stages", "mathrl.stages."),
@@ -48,7 +47,7 @@ EVERY, FIRST = 1.0, 60.0
 
 
 class Meter(threading.Thread):
-    """Processor seconds of a process and all it starts, by kind, sampled: [(time, {kind: seconds})]."""
+    """Processor seconds of a process and its descendants, by kind, sampled: [(time, {kind: seconds})]."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -58,8 +57,8 @@ class Meter(threading.Thread):
         while psutil.pid_exists(self.pid):
             try:
                 root = psutil.Process(self.pid)
-                for each in [root, *root.children(recursive=True)]:
-                    self._look(each)
+                for process in [root, *root.children(recursive=True)]:
+                    self._look(process)
             except psutil.NoSuchProcess:
                 return
             sums: dict[str, float] = {}
@@ -78,7 +77,7 @@ class Meter(threading.Thread):
         self.seen[process.pid, born] = (kind, used.user + used.system)
 
     def tools(self, first: float | None = None, last: float | None = None) -> dict[str, float]:
-        """Seconds by kind, less the stages', between two times."""
+        """Seconds by kind between two times, without the stages'."""
         inside = [sums for at, sums in self.samples if (first or 0) <= at <= (last or 1e12)]
         before = {} if first is None or not inside else inside[0]
         end = inside[-1] if inside else {}
@@ -98,7 +97,7 @@ def clone(folder: Path, overrides: list[str]) -> Path:
 
 
 def surroundings(home: Path, **more: str) -> dict[str, str]:
-    """As a person's shell has it: no servers, no settings of another run, the clone's code first."""
+    """The environment of a person's shell: no servers, no settings of another run, the clone's code first."""
     dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "DVC_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     kept.pop("PYTHONPATH", None)
@@ -120,22 +119,22 @@ MATHRL = [
 
 
 def timed(todo: list[list[str]], folder: Path, env: dict[str, str]) -> dict[str, Any]:
-    """Run the commands in turn; wall seconds, seconds within stages, processor seconds of the tools."""
+    """Run the commands in turn: wall seconds, seconds within stages, processor seconds of the tools."""
     began, metered = time.time(), []
     for command in todo:
-        with tempfile.TemporaryFile() as said:
-            child = subprocess.Popen(command, cwd=folder, env=env, stdout=said, stderr=said)
+        with tempfile.TemporaryFile() as output:
+            child = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
             meter = Meter(child.pid)
             meter.start()
             if child.wait():
-                said.seek(0)
-                raise SystemExit(f"{' '.join(command)} failed:\n{said.read().decode()[-3000:]}")
+                output.seek(0)
+                raise SystemExit(f"{' '.join(command)} failed:\n{output.read().decode()[-3000:]}")
             metered.append(meter)
     wall = time.time() - began
     records = [json.loads(file.read_text()) for file in Path(env["MATHRL_HOME"]).glob("records/*/run.json")]
-    records = [each for each in records if each["started"] >= began]
-    stages = {each["stage"]: each["ended"] - each["started"] for each in records}
-    rl = next((each for each in records if each["stage"] == "rl"), None)
+    records = [record for record in records if record["started"] >= began]
+    stages = {record["stage"]: record["ended"] - record["started"] for record in records}
+    rl = next((record for record in records if record["stage"] == "rl"), None)
     tools: dict[str, float] = {}
     while_rl: dict[str, float] = {}
     later_rl: dict[str, float] = {}
@@ -169,34 +168,34 @@ def quickest(command: list[str], folder: Path, env: dict[str, str]) -> float:
     return min(taken)
 
 
-def show(found: dict[str, dict[str, Any]]) -> None:
+def show(results: dict[str, dict[str, Any]]) -> None:
     print(f"\n{'way':<7}{'wall s':>8}{'stages':>8}{'outside':>9}{'tools, processor s':>20}{'load':>6}")
-    for way, each in found.items():
+    for way, result in results.items():
         print(
-            f"{way:<7}{each['wall']:>8.1f}{sum(each['stages'].values()):>8.1f}{each['outside']:>9.1f}"
-            f"{sum(each['tools'].values()):>20.1f}{each['load']:>6.1f}"
+            f"{way:<7}{result['wall']:>8.1f}{sum(result['stages'].values()):>8.1f}{result['outside']:>9.1f}"
+            f"{sum(result['tools'].values()):>20.1f}{result['load']:>6.1f}"
         )
-    names = list(next(iter(found.values()))["stages"])
-    print(f"\n{'stage':<12}" + "".join(f"{way:>8}" for way in found))
+    names = list(next(iter(results.values()))["stages"])
+    print(f"\n{'stage':<12}" + "".join(f"{way:>8}" for way in results))
     for name in names:
-        print(f"{name:<12}" + "".join(f"{each['stages'].get(name, 0.0):>8.1f}" for each in found.values()))
-    bare = found.get("bare")
-    for way, each in found.items():
-        kinds = ", ".join(f"{kind} {used:.1f}" for kind, used in each["tools"].items() if used > 0.05)
+        print(f"{name:<12}" + "".join(f"{result['stages'].get(name, 0.0):>8.1f}" for result in results.values()))
+    bare = results.get("bare")
+    for way, result in results.items():
+        kinds = ", ".join(f"{kind} {used:.1f}" for kind, used in result["tools"].items() if used > 0.05)
         print(f"\n{way}: tools' processor seconds: {kinds or 'none'}")
         if bare is not None and way != "bare":
-            more = each["outside"] - bare["outside"]
-            rl = each["stages"].get("rl", 0.0)
-            share = sum(each["while_rl"].values()) / rl if rl else 0.0
-            later, said = share, ""
+            more = result["outside"] - bare["outside"]
+            rl = result["stages"].get("rl", 0.0)
+            share = sum(result["while_rl"].values()) / rl if rl else 0.0
+            later, addition = share, ""
             if rl > 1.5 * FIRST:
-                later = sum(each["later_rl"].values()) / (rl - FIRST)
-                said = f", {later:.2%} after its first minute"
+                later = sum(result["later_rl"].values()) / (rl - FIRST)
+                addition = f", {later:.2%} after its first minute"
             cores = os.cpu_count() or 1
             hour = (more + 3600 * later / cores) / 3600
             print(
-                f"{way}: {more:+.1f} s outside the stages against bare, {each['wall'] - bare['wall']:+.1f} "
-                f"s in all; {share:.2%} of a core while rl trains{said}; "
+                f"{way}: {more:+.1f} s outside the stages against bare, {result['wall'] - bare['wall']:+.1f} "
+                f"s in all; {share:.2%} of a core while rl trains{addition}; "
                 f"of an hour's run on {cores} cores at most {hour:.2%}"
             )
 
@@ -204,27 +203,27 @@ def show(found: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--set", action="append", default=[], help="Overrides of params/, for a shorter try.")
-    parser.add_argument("--folder", type=Path, help="Kept, with the figures; a later call adds ways to it.")
-    given = parser.parse_args()
-    folder = (given.folder or Path(tempfile.mkdtemp(prefix="mathrl-overhead-"))).absolute()
+    parser.add_argument("--set", action="append", default=[], help="Overrides of params/, for a shorter run.")
+    parser.add_argument("--folder", type=Path, help="Folder to keep, with the figures; a later call adds ways to it.")
+    options = parser.parse_args()
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="mathrl-overhead-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "figures.json"
-    found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     try:
-        for way in (each for each in WAYS if each in given.ways and each != "small"):
+        for way in (name for name in WAYS if name in options.ways and name != "small"):
             place = folder / way
             shutil.rmtree(place, ignore_errors=True)
-            checkout = clone(place, given.set)
+            checkout = clone(place, options.set)
             home = folder / ("home" if way in ("first", "later") else f"home-{way}")
             if way != "later":
                 shutil.rmtree(home, ignore_errors=True)
             env = surroundings(home, **({"MATHRL_MIRROR": "none"} if way in ("bare", "dvc") else {}))
             todo = {"bare": commands(checkout), "dvc": [[sys.executable, "-m", "dvc", "repro"]]}
-            found[way] = timed(todo.get(way, [[*MATHRL, "run", "pipeline"]]), checkout, env)
-            kept.write_text(json.dumps(found))
-        show(found)
-        if "small" in given.ways:
+            results[way] = timed(todo.get(way, [[*MATHRL, "run", "pipeline"]]), checkout, env)
+            kept.write_text(json.dumps(results))
+        show(results)
+        if "small" in options.ways:
             done, env = folder / "later", surroundings(folder / "home")
             nothing = {
                 "dvc repro": quickest([sys.executable, "-m", "dvc", "repro"], done, env),
@@ -233,7 +232,7 @@ def main() -> None:
             }
             print("\nnothing to compute: " + ", ".join(f"{name} {s:.2f} s" for name, s in nothing.items()))
     finally:
-        if given.folder is None:
+        if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,10 +1,10 @@
-"""A corpus to show the pages flow on: `python benchmarks/pages_corpus.py FOLDER MATH_TRAIN.jsonl.gz`.
+"""A corpus that demonstrates the flow `pages`: `python benchmarks/pages_corpus.py FOLDER MATH_TRAIN.jsonl.gz`.
 
-Mathematics are MATH's worked solutions, other pages the prose of this machine (licences and
-documentation under /usr/share and site-packages). Hosts are invented: one for each subject, some of
-prose alone, and three that hold both. Mathematics mostly stands under /maths. Seeds are few: twenty
-solutions of two subjects, so that the first round knows little of the others.
-Writes FOLDER/{pages,positives,negatives}.jsonl; nothing of it is committed.
+The mathematical pages are MATH's worked solutions, the other pages are prose of this machine (licences and
+documentation under /usr/share and site-packages). Hosts are invented: one per subject, some with only prose, and
+three with both. Most mathematics has paths under /maths. There are few seeds, twenty solutions of two subjects, so
+that the first round knows little of the others.
+Writes FOLDER/{pages,positives,negatives}.jsonl; none of it is committed.
 """
 
 import random
@@ -44,7 +44,7 @@ def prose() -> Iterator[str]:
 
 
 def build(folder: Path, math_train: Path, seed: int = 0) -> dict[str, int]:
-    """Write the three files; their numbers of rows."""
+    """Write the three files and return their numbers of rows."""
     rng = random.Random(seed)
     texts = sorted(set(prose()))
     rng.shuffle(texts)

@@ -2,17 +2,17 @@
 
     python benchmarks/rl_step.py [--model models/sft] [--steps 20] [--precisions float32 bfloat16]
 
-Both start from the same checkpoint, take the same prompts in the same order, 32 prompts x 16 responses of at
-most 64 tokens, the same reward, AdamW 3e-4 without warm-up or decay, one update a step, no KL and no weight
+Both start from the same checkpoint and use the same prompts in the same order, 32 prompts x 16 responses of at
+most 64 tokens, the same reward, AdamW 3e-4 without warm-up or decay, one update per step, no KL and no weight
 averaging; TRL without gradient checkpointing. mathrl runs two processes of one thread, TRL one process of two
 threads (each its faster way on two cores). The first two steps warm up and are not counted. bfloat16 is
 autocast (`bf16=True`) for TRL and bfloat16 products for mathrl; float32 weights in both. "mathrl-all" also
 computes the groups whose responses all have the same reward, as TRL does, although they change nothing.
-Neither computes old log-probs: with one update a step they are those of the sampler, or of the update itself.
+Neither computes old log-probs: with one update per step they are those of the sampler, or of the update itself.
 
-"of peak" is the least arithmetic that the step's own tokens need (2 operations a parameter for each token
-sampled, 6 for each trained, the prompt once a group) over time times the matrix-product rate measured at the
-start on the same cores.
+"of peak" is the least arithmetic that the step's own tokens need (2 operations per parameter and sampled
+token, 6 per trained token, the prompt once per group) over time times the matrix-product rate measured at the start
+on the same cores.
 """
 
 import argparse
@@ -43,32 +43,32 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    given = arguments()
-    if given.role.startswith("mathrl"):
-        run_mathrl(given)
-    elif given.role == "trl":
+    options = arguments()
+    if options.role.startswith("mathrl"):
+        run_mathrl(options)
+    elif options.role == "trl":
         from trl_grpo import run_trl
 
-        run_trl(given, training_problems(given.steps), PROMPTS, SAMPLES, MAX_TOKENS, LR)
-    elif not (ROOT / given.model / "config.json").is_file():
+        run_trl(options, training_problems(options.steps), PROMPTS, SAMPLES, MAX_TOKENS, LR)
+    elif not (ROOT / options.model / "config.json").is_file():
         raise SystemExit(
-            f"error: {given.model}: no model there. `make demo` trains models/sft, from which this benchmark "
+            f"error: {options.model} is not a model folder. `make demo` trains models/sft, from which this benchmark "
             "starts; or name a model folder of your own with --model"
         )
     else:
-        compare(given)
+        compare(options)
 
 
-def compare(given: argparse.Namespace) -> None:
-    peaks = {name: matmul_peak(name) for name in given.precisions}
+def compare(options: argparse.Namespace) -> None:
+    peaks = {name: matmul_peak(name) for name in options.precisions}
     print("matrix products on this machine: " + ", ".join(f"{n} {p / 1e9:.0f} GF/s" for n, p in peaks.items()))
     print(f"load average before: {os.getloadavg()[0]:.2f}\n")
     head = ("", "s/step", "CPU s/step", "generation", "log-probs", "update", "of peak", "greedy", "length")
     print("{:<18}{:>8}{:>12}{:>12}{:>11}{:>9}{:>9}{:>9}{:>8}".format(*head))
     means: dict[tuple[str, str], float] = {}
-    for precision in given.precisions:
+    for precision in options.precisions:
         for role in ("trl", "mathrl", "mathrl-all"):
-            result = run_role(role, precision, given)
+            result = run_role(role, precision, options)
             steps = result["steps"][WARM_UP:]
             mean = {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
             flops = result["parameters"] * (2 * mean["sampled"] + 6 * mean["trained"])
@@ -81,18 +81,18 @@ def compare(given: argparse.Namespace) -> None:
             )
         faster = (means["trl", precision] / means[role, precision] for role in ("mathrl", "mathrl-all"))
         print("times TRL: {:.2f} (mathrl), {:.2f} (mathrl-all)\n".format(*faster))
-    print(f"greedy: accuracy on 200 held-out problems after {given.steps * PROMPTS * SAMPLES:,} samples")
+    print(f"greedy: accuracy on 200 held-out problems after {options.steps * PROMPTS * SAMPLES:,} samples")
 
 
-def run_role(role: str, precision: str, given: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own, so that neither sees the other's imports, threads or memory."""
+def run_role(role: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    """In a separate process, so that neither sees the other's imports, threads or memory."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         environment.pop("OMP_NUM_THREADS", None)
         done = subprocess.run(
-            [sys.executable, __file__, "--role", role, "--precision", precision, "--model", given.model,
-             "--steps", str(given.steps), "--processes", str(given.processes), "--out", str(out)],
+            [sys.executable, __file__, "--role", role, "--precision", precision, "--model", options.model,
+             "--steps", str(options.steps), "--processes", str(options.processes), "--out", str(out)],
             env=environment, cwd=ROOT, check=False, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
@@ -102,7 +102,7 @@ def run_role(role: str, precision: str, given: argparse.Namespace) -> dict[str, 
 
 
 def matmul_peak(precision: str) -> float:
-    """Operations a second of a large matrix product on all cores, the best of several."""
+    """Operations per second of a large matrix product on all cores, the best of several."""
     import torch
 
     kind, best, size = getattr(torch, precision), 0.0, 2048
@@ -143,10 +143,10 @@ def greedy_accuracy(model: Any, tokenizer: Any) -> float:
     return sum(group[0].correct for group in graded if group) / len(problems)
 
 
-def run_mathrl(given: argparse.Namespace) -> None:
+def run_mathrl(options: argparse.Namespace) -> None:
     from mathrl.core.launch import launch_ranks, rank
 
-    launch_ranks(given.processes)
+    launch_ranks(options.processes)
     import resource
 
     import torch
@@ -162,14 +162,14 @@ def run_mathrl(given: argparse.Namespace) -> None:
     optimizer = "{type: adamw, beta1: 0.9, beta2: 0.999, clip_norm: 1.0, warmup_steps: 0, schedule: constant}"
     params = load_params(
         overrides=[
-            f"model.precision={given.precision}",
-            f"rl.steps={given.steps}",
+            f"model.precision={options.precision}",
+            f"rl.steps={options.steps}",
             f"rl.prompts_per_step={PROMPTS}",
             f"rl.group_size={SAMPLES}",
             f"rl.max_tokens={MAX_TOKENS}",
             f"rl.lr={LR}",
             "rl.std_eps=1e-4",
-            f"rl.skip_zero_variance={str(given.role == 'mathrl').lower()}",
+            f"rl.skip_zero_variance={str(options.role == 'mathrl').lower()}",
             f"rl.optimizer={optimizer}",
             "rl.ema=null",
             "rl.eval_every=0",
@@ -178,9 +178,9 @@ def run_mathrl(given: argparse.Namespace) -> None:
     )
     torch.set_num_threads(1)  # also with one process: --processes 1 compares on one core
     backend = Backend(choose_device("cpu"))
-    tokenizer, model = load_tokenizer(given.model), load_model(given.model, params.model, backend.device)
-    problems = training_problems(given.steps)
-    # The trainer draws its own order: give it the problems such that it takes them in this one.
+    tokenizer, model = load_tokenizer(options.model), load_model(options.model, params.model, backend.device)
+    problems = training_problems(options.steps)
+    # The trainer shuffles the problems: permute them so that it takes them in this order.
     places: list[Any] = sorted(problems, key=lambda problem: problem.id)
     sampler = Sampler(TorchEngine(model, tokenizer, params.rollout), tokenizer, params.prompt)
     rows: list[dict[str, float]] = []
@@ -191,8 +191,8 @@ def run_mathrl(given: argparse.Namespace) -> None:
             rows.append(dict(metrics))
 
     def cpu() -> float:
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        return own.ru_utime + own.ru_stime
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
 
     sample = sampler.sample
 
@@ -232,7 +232,7 @@ def run_mathrl(given: argparse.Namespace) -> None:
         greedy = greedy_accuracy(model.eval(), tokenizer)
         count = sum(weight.numel() for weight in model.parameters())
         result = {"steps": steps, "cpu_seconds": cpu_seconds, "greedy": greedy, "parameters": count}
-        given.out.write_text(json.dumps(result))
+        options.out.write_text(json.dumps(result))
     backend.close()
 
 

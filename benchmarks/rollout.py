@@ -1,13 +1,13 @@
-"""Tokens a second of the roll-out engines: torch, vLLM and Hugging Face's generate, in one run.
+"""Tokens per second of the rollout engines: torch, vLLM and Hugging Face's generate, in one run.
 
     python benchmarks/rollout.py [--prompts 64] [--samples 8] [--tokens 128] [--threads 1]
 
 All sample 64 prompts of 16 tokens, 8 responses each of exactly 128 tokens (no end token), at temperature 1
-with log-probs of what is sampled (Hugging Face's generate: without), from the same random weights: Qwen2
+with log-probs of the sampled tokens (Hugging Face's generate: without), from the same random weights: Qwen2
 architecture, 256 wide, 5 layers, 4 heads and 2 key-value heads, 512 tokens: 3.8 million parameters. Each
-engine runs in a process of its own, with a short warm-up and then `--runs` timed runs, the fastest of which
+engine runs in a separate process, with a short warm-up and then `--runs` timed runs, the fastest of which
 counts.
-"CPU" is tokens a second of processor time, which other load on the machine disturbs least.
+"CPU" is tokens per second of processor time, which other load on the machine disturbs least.
 """
 
 import argparse
@@ -43,14 +43,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compare(given: argparse.Namespace) -> None:
-    print(f"load average before: {os.getloadavg()[0]:.2f}; {given.threads} thread(s), {os.cpu_count()} cores\n")
+def compare(options: argparse.Namespace) -> None:
+    print(f"load average before: {os.getloadavg()[0]:.2f}; {options.threads} thread(s), {os.cpu_count()} cores\n")
     print(f"{'':<30}{'tokens/s':>10}{'CPU':>10}{'reference':>11}")
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
         for precision in PRECISIONS:
-            for engine in given.engines:
-                wall, cpu = in_own_process(engine, precision, Path(folder), given)
+            for engine in options.engines:
+                wall, cpu = in_own_process(engine, precision, Path(folder), options)
                 reference = REFERENCE.get((engine, precision))
                 print(
                     f"{NAMES[engine] + ' ' + precision:<30}{wall:>10,.0f}{cpu:>10,.0f}{reference or '':>11}", flush=True
@@ -59,7 +59,7 @@ def compare(given: argparse.Namespace) -> None:
 
 
 def make_model(folder: Path) -> None:
-    """The model folder; without an end token in its configuration, so that no response ends early."""
+    """The model folder, without an end token in its configuration, so that no response ends early."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -74,32 +74,32 @@ def make_model(folder: Path) -> None:
     print(f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.2f} million parameters")
 
 
-def in_own_process(engine: str, precision: str, folder: Path, given: argparse.Namespace) -> tuple[float, float]:
-    """Tokens a second of wall-clock time, and of processor time."""
-    threads = {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
+def in_own_process(engine: str, precision: str, folder: Path, options: argparse.Namespace) -> tuple[float, float]:
+    """Tokens per second of wall time and of processor time."""
+    threads = {"OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads)}
     command = [sys.executable, __file__, "--role", engine, "--precision", precision, "--folder", str(folder)]
     for name in ("prompts", "samples", "tokens", "threads", "runs"):
-        command += [f"--{name}", str(getattr(given, name))]
+        command += [f"--{name}", str(getattr(options, name))]
     done = subprocess.run(command, env=os.environ | threads, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told["wall"], told["cpu"]
+    rates = json.loads(done.stdout.splitlines()[-1])
+    return rates["wall"], rates["cpu"]
 
 
-def measure(given: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace) -> None:
     import torch
 
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(options.threads)
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(0, 512, (given.prompts, 16), generator=generator).tolist()
-    generate = {"torch": torch_engine, "vllm": vllm_engine, "hf": hf_generate}[given.role](given)
-    generate(prompts, min(8, given.tokens))
+    prompts = torch.randint(0, 512, (options.prompts, 16), generator=generator).tolist()
+    generate = {"torch": torch_engine, "vllm": vllm_engine, "hf": hf_generate}[options.role](options)
+    generate(prompts, min(8, options.tokens))
     best = {"wall": 0.0, "cpu": 0.0}
-    for _ in range(given.runs):
+    for _ in range(options.runs):
         start, cpu = time.perf_counter(), time.process_time()
-        tokens = generate(prompts, given.tokens)
-        assert tokens == given.prompts * given.samples * given.tokens, "a response ended early"
+        tokens = generate(prompts, options.tokens)
+        assert tokens == options.prompts * options.samples * options.tokens, "a response ended early"
         best["wall"] = max(best["wall"], tokens / (time.perf_counter() - start))
         best["cpu"] = max(best["cpu"], tokens / (time.process_time() - cpu))
     print(json.dumps(best))
@@ -109,7 +109,7 @@ Generate = Callable[[list[list[int]], int], int]
 
 
 class NoTokenizer:
-    """Stands in for a tokenizer: nothing ends a response, nobody reads it."""
+    """Stands in for a tokenizer: no token ends a response, and nobody reads it."""
 
     eos_token_id = None
 
@@ -125,42 +125,42 @@ def counted(engine: Any, samples: int) -> Generate:
 
     def generate(prompts: list[list[int]], tokens: int) -> int:
         groups = engine.generate(prompts, Sampling(samples, 1.0, tokens), seed=0)
-        return sum(len(each.tokens) for group in groups for each in group)
+        return sum(len(completion.tokens) for group in groups for completion in group)
 
     return generate
 
 
-def torch_engine(given: argparse.Namespace) -> Generate:
+def torch_engine(options: argparse.Namespace) -> Generate:
     from mathrl.models.load import load_model
     from mathrl.params.rollout import Rollout
     from mathrl.params.run import Model
     from mathrl.rollout.torch_engine import TorchEngine
 
-    model = load_model(given.folder, Model(precision=given.precision), "cpu")
-    engine = TorchEngine(model, NoTokenizer(), Rollout(max_sequences=given.prompts * given.samples))
+    model = load_model(options.folder, Model(precision=options.precision), "cpu")
+    engine = TorchEngine(model, NoTokenizer(), Rollout(max_sequences=options.prompts * options.samples))
     engine.ends = [-1]  # no token
-    return counted(engine, given.samples)
+    return counted(engine, options.samples)
 
 
-def vllm_engine(given: argparse.Namespace) -> Generate:
+def vllm_engine(options: argparse.Namespace) -> Generate:
     from mathrl.params.rollout import Rollout
     from mathrl.params.run import Model
     from mathrl.rollout.vllm_engine import open_vllm
 
-    rollout = Rollout(engine="vllm", max_sequences=given.prompts * given.samples)
-    engine = open_vllm(given.folder, NoTokenizer(), Model(precision=given.precision), rollout)
-    return counted(engine, given.samples)
+    rollout = Rollout(engine="vllm", max_sequences=options.prompts * options.samples)
+    engine = open_vllm(options.folder, NoTokenizer(), Model(precision=options.precision), rollout)
+    return counted(engine, options.samples)
 
 
-def hf_generate(given: argparse.Namespace) -> Generate:
+def hf_generate(options: argparse.Namespace) -> Generate:
     import torch
     from transformers import AutoModelForCausalLM
 
-    kind = getattr(torch, given.precision)
-    model = AutoModelForCausalLM.from_pretrained(given.folder, dtype=kind).eval()
+    kind = getattr(torch, options.precision)
+    model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=kind).eval()
 
     def generate(prompts: list[list[int]], tokens: int) -> int:
-        ids = torch.tensor(prompts).repeat_interleave(given.samples, 0)
+        ids = torch.tensor(prompts).repeat_interleave(options.samples, 0)
         with torch.no_grad():
             out = model.generate(
                 ids,
@@ -177,5 +177,5 @@ def hf_generate(given: argparse.Namespace) -> Generate:
 
 
 if __name__ == "__main__":
-    given = arguments()
-    measure(given) if given.role else compare(given)
+    options = arguments()
+    measure(options) if options.role else compare(options)

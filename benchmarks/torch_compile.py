@@ -1,10 +1,10 @@
-"""Seconds of an update's forward and backward pass, plain and with torch.compile, whole or layer by layer.
+"""Seconds of an update's forward and backward pass, not compiled and with torch.compile, whole or layer by layer.
 
     python benchmarks/torch_compile.py [--ways plain layer whole] [--precision float32] [--size demo]
 
 The demo's model or one of 22M parameters, packed batches of 8 prompts with 16 responses (4 prompts at 22M) of
-20 to 59 tokens, one thread; the first pass over the eight batches, in which everything is compiled, is told
-apart from the third.
+20 to 59 tokens, one thread; the first pass over the eight batches, in which everything is compiled, is reported
+separately from the third.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def measure(way: str, precision: str, size: str) -> None:
     if precision == "bfloat16":
         use_bfloat16_products(model)
     every = batches(prompts)
-    response_logprobs(model, every[0][:1])  # whether it takes packed batches is tried before
+    response_logprobs(model, every[0][:1])  # it tests for packed batches here, before timing
     parts = {"plain": [], "layer": list(model.model.layers), "whole": [model.model]}[way]
     for part in parts:
         part.forward = torch.compile(part.forward, dynamic=True)
@@ -72,12 +72,12 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=["plain", "layer", "whole"], default=["plain", "layer", "whole"])
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--size", choices=list(SIZES), default="demo")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     torch._dynamo.config.cache_size_limit = 64
-    for way in given.ways:
-        measure(way, given.precision, given.size)
+    for way in options.ways:
+        measure(way, options.precision, options.size)
         torch._dynamo.reset()
 
 

@@ -1,4 +1,4 @@
-"""The peer of rl_step.py: TRL's GRPOTrainer on the same prompts, its methods wrapped to be timed."""
+"""The peer of rl_step.py: TRL's GRPOTrainer on the same prompts, its methods wrapped for timing."""
 
 import argparse
 import json
@@ -19,18 +19,18 @@ from mathrl.rewards.compose import RewardInput, build_reward
 
 
 def run_trl(
-    given: argparse.Namespace, problems: list[Any], prompts: int, samples: int, max_tokens: int, lr: float
+    options: argparse.Namespace, problems: list[Any], prompts: int, samples: int, max_tokens: int, lr: float
 ) -> None:
-    torch.set_num_threads(given.processes)
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
+    torch.set_num_threads(options.processes)
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     reward = build_reward(load_params().reward)
     lengths: list[float] = []
 
     def accuracy(completions: list[str], truth: list[str], completion_ids: list[Any], **_: Any) -> list[float]:
         lengths.append(sum(len(ids) for ids in completion_ids) / len(completion_ids))
         items = [RewardInput(text, (answer,)) for text, answer in zip(completions, truth, strict=True)]
-        return [each.overall for each in reward.score(items)]
+        return [score.overall for score in reward.score(items)]
 
     rows = [{"prompt": problem.question, "truth": problem.answers[0]} for problem in problems]
     clock = Clock()
@@ -39,8 +39,8 @@ def run_trl(
             output_dir=folder, per_device_train_batch_size=prompts * samples, num_generations=samples,
             max_completion_length=max_tokens, temperature=1.0, beta=0.0, epsilon=0.2, epsilon_high=0.28,
             learning_rate=lr, lr_scheduler_type="constant", warmup_steps=0, max_grad_norm=1.0,
-            max_steps=given.steps, shuffle_dataset=False, gradient_checkpointing=False, use_cpu=True,
-            bf16=given.precision == "bfloat16", report_to=[], save_strategy="no", logging_steps=1,
+            max_steps=options.steps, shuffle_dataset=False, gradient_checkpointing=False, use_cpu=True,
+            bf16=options.precision == "bfloat16", report_to=[], save_strategy="no", logging_steps=1,
             disable_tqdm=True, seed=0,
         )  # fmt: skip
         trainer = GRPOTrainer(
@@ -71,15 +71,15 @@ def run_trl(
                 "length": lengths[number],
             }
         )
-    # The same arithmetic for both when judged.
+    # The same arithmetic for both in the evaluation.
     greedy = greedy_accuracy(trainer.model.float().eval(), tokenizer)
     count = sum(weight.numel() for weight in model.parameters())
     cpu = clock.cpu_at_end - clock.cpu_after[WARM_UP - 1]
-    given.out.write_text(json.dumps({"steps": steps, "cpu_seconds": cpu, "greedy": greedy, "parameters": count}))
+    options.out.write_text(json.dumps({"steps": steps, "cpu_seconds": cpu, "greedy": greedy, "parameters": count}))
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Wall-clock seconds a step and of the wrapped methods within it; CPU-seconds after each step."""
+    """Wall-clock seconds per step and of the wrapped methods within it; CPU-seconds after each step."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []

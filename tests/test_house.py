@@ -1,5 +1,6 @@
 """The map in docs/house.md is up to date, and the repository keeps to the rules of the house."""
 
+import ast
 import importlib.util
 import subprocess
 from pathlib import Path
@@ -74,3 +75,28 @@ def test_the_mlflow_folder_does_not_shadow_the_package() -> None:
 def test_no_file_is_longer_than_400_lines() -> None:
     long = {f: n for f in tracked("*.py") if (n := len((ROOT / f).read_text().splitlines())) > 400}
     assert long == {}
+
+
+def test_benchmarks_and_tools_import_only_what_exists() -> None:
+    """Nothing else runs the benchmarks, so a renamed function would be noticed when one is needed."""
+    for file in tracked("benchmarks/*.py", "tools/*.py"):
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mathrl"):
+                missing = {alias.name for alias in node.names} - defined(node.module or "")
+                assert not missing, f"{file} imports {missing} from {node.module}"
+
+
+def defined(module: str) -> set[str]:
+    """The names that a module or package defines at its top level, and a package's modules."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    assert file.exists(), f"no module {module}"
+    names = {inner.stem for inner in path.glob("*.py")} if path.is_dir() else set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

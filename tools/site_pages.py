@@ -1,4 +1,4 @@
-"""The pages of the site that are made while it is built; mkdocs.yml names this file as its hook.
+"""The pages that are generated while the site is built; mkdocs.yml names this file as its hook.
 
 - README.md, CONTRIBUTING.md and CHANGELOG.md are pages of the site.
 - reference/parameters.md is written from the schema, reference/commands.md from the command line.
@@ -24,18 +24,18 @@ SHOWN = "repository"  # the folder of the site with the files of the repository 
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made here, and those of the linked files."""
-    made = {
+    """Add the generated pages and those of the linked files."""
+    generated = {
         **{page: from_top((ROOT / name).read_text(encoding="utf-8"), page) for name, page in TOP.items()},
         "reference/parameters.md": parameter_reference(),
         "reference/commands.md": command_reference(),
     }
-    pages = dict(made)
+    pages = dict(generated)
     for file in files.documentation_pages():
         pages[file.src_uri] = Path(file.abs_src_path).read_text(encoding="utf-8")
     for outside in sorted({name for page, text in pages.items() for name in linked_outside(page, text)}):
-        made[f"{SHOWN}/{outside}.md"] = shown(ROOT / outside, outside)
-    for name, text in made.items():
+        generated[f"{SHOWN}/{outside}.md"] = shown(ROOT / outside, outside)
+    for name, text in generated.items():
         file = File.generated(config, name, content=text)
         file.inclusion = InclusionLevel.NOT_IN_NAV if name.startswith(SHOWN) else InclusionLevel.INCLUDED
         files.append(file)
@@ -45,15 +45,15 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links that leave docs/, and links to folders, lead to pages of the site."""
 
-    def to_page(found: "re.Match[str]") -> str:
-        before, link, anchor, after = found.groups(default="")
+    def to_page(match: "re.Match[str]") -> str:
+        before, link, anchor, after = match.groups(default="")
         target = resolved(page.file.src_uri, link)
         if target.startswith("../"):
             target = TOP.get(target[3:], f"{SHOWN}/{target[3:]}.md")
         elif (ROOT / "docs" / target).is_dir():
             target += "/README.md"
         else:
-            return found.group(0)
+            return match.group(0)
         here = posixpath.dirname(page.file.src_uri) or "."
         return before + posixpath.relpath(target, here) + anchor + after
 
@@ -61,10 +61,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Long names in tables may break after a point, an underscore or a stroke, so that a phone shows them."""
+    """Long names in tables may break after a point, an underscore or a slash, so that they fit on a phone."""
 
-    def name(found: "re.Match[str]") -> str:
-        return re.sub(r"([._/=])(?=\w)", r"\1<wbr>", found.group())
+    def name(match: "re.Match[str]") -> str:
+        return re.sub(r"([._/=])(?=\w)", r"\1<wbr>", match.group())
 
     return CELL.sub(lambda cell: NAME.sub(name, cell.group()), output)
 
@@ -72,8 +72,8 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def from_top(text: str, page: str) -> str:
     """A file of the repository's top folder as a page: its links start there, a page's where the page is."""
 
-    def moved(found: "re.Match[str]") -> str:
-        before, link, anchor, after = found.groups(default="")
+    def moved(match: "re.Match[str]") -> str:
+        before, link, anchor, after = match.groups(default="")
         inside = posixpath.relpath(link, "docs")  # ../params/x.yaml for a file that is not a page
         return before + posixpath.relpath(inside, posixpath.dirname(page) or ".") + anchor + after
 
@@ -82,7 +82,7 @@ def from_top(text: str, page: str) -> str:
 
 def linked_outside(page: str, text: str) -> list[str]:
     """The files outside docs/ that a page links to, by their path from the repository's top."""
-    targets = [resolved(page, found.group(2)) for found in LINK.finditer(text)]
+    targets = [resolved(page, match.group(2)) for match in LINK.finditer(text)]
     return [target[3:] for target in targets if target.startswith("../") and target[3:] not in TOP]
 
 

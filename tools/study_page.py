@@ -1,7 +1,7 @@
-"""The tables and pictures of docs/study.md from what `mathrl recipe study` left: `python tools/study_page.py`.
+"""The tables and pictures of docs/study.md from the outputs of `mathrl recipe study`: `python tools/study_page.py`.
 
-Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are written anew; the sentences
-around them are a person's. Run by `make study` after the recipe.
+Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are rewritten; a person writes the
+sentences around them. `make study` runs it after the recipe.
 """
 
 import re
@@ -17,7 +17,7 @@ from mathrl.reports.pictures import FURTHER, draw_levels, draw_pass_at_k, pictur
 ROOT = Path(__file__).parents[1]
 STUDY, PAGE, PICTURES = ROOT / "pipelines/recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
 COLOURS = ("#0072B2", *FURTHER, "#D55E00", "#666666", "#8C564B")
-ROLLOUTS = 512  # a step: 32 problems x 16
+ROLLOUTS = 512  # per step: 32 prompts x 16
 ROUNDS = {"one_round": ["one_round"], "two rounds": ["round_1", "round_2"]}
 METHODS = ("online_rft", "grpo", "grpo_process", "ppo")
 SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "on_band", "on_random")
@@ -25,8 +25,8 @@ SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "
 
 def main() -> None:
     if not (STUDY / "summary.json").exists():
-        sys.exit(f"error: {STUDY / 'summary.json'} is not there; run `mathrl recipe study` first (make study)")
-    summary = {step: next(iter(found.values())) for step, found in read_json(STUDY / "summary.json").items()}
+        sys.exit(f"error: {STUDY / 'summary.json'} does not exist; run `mathrl recipe study` first (make study)")
+    summary = {step: next(iter(tests.values())) for step, tests in read_json(STUDY / "summary.json").items()}
     PICTURES.mkdir(exist_ok=True)
     draw_curves({name: [name] for name in METHODS}, PICTURES / "study-methods.png", "Methods, one SFT start")
     draw_pass_at_k(summary["at_64"]["models"], PICTURES / "study-at-64.png", "maj@k and pass@k before and after RL")
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def filled(page: str, tables: Mapping[str, str]) -> str:
-    """The page with every marked table exchanged.
+    """The page with every marked table replaced.
 
     Raises:
         ValueError: a table has no place in the page.
@@ -47,46 +47,46 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
     for name, text in tables.items():
         place = re.compile(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(page):
-            raise ValueError(f"{PAGE}: no place for the table {name}: <!-- table {name} --> … <!-- end -->")
-        page = place.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)
+            raise ValueError(f"{PAGE} has no place for the table {name}: <!-- table {name} --> … <!-- end -->")
+        page = place.sub(lambda match, text=text: f"{match[1]}{text}{match[2]}", page)
     return page
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(summary: Mapping[str, Any]) -> str:
     """pass@1, pass@k, maj@k and length by model; the difference to the first with its interval."""
-    first = found["order"][0]
-    k = max(int(name[8:]) for name in found["models"][first] if re.fullmatch(r"pass_at_\d+", name))
+    first = summary["order"][0]
+    k = max(int(name[8:]) for name in summary["models"][first] if re.fullmatch(r"pass_at_\d+", name))
     lines = [f"| model | pass@1 | pass@{k} | maj@{k} | length | against {first} |", "|---|---|---|---|---|---|"]
-    for name in found["order"]:
-        each = found["models"][name]
-        test = found["comparisons"].get(f"{first}_to_{name}")
-        votes = each.get(f"maj_at_{k}", each["pass_at_1"])
+    for name in summary["order"]:
+        model = summary["models"][name]
+        test = summary["comparisons"].get(f"{first}_to_{name}")
+        votes = model.get(f"maj_at_{k}", model["pass_at_1"])
         lines.append(
-            f"| {name} | {interval(each, 'pass_at_1')} | {each[f'pass_at_{k}']:.3f} | {votes:.3f} | "
-            f"{each['response_length']:.1f} | {said(test)} |"
+            f"| {name} | {interval(model, 'pass_at_1')} | {model[f'pass_at_{k}']:.3f} | {votes:.3f} | "
+            f"{model['response_length']:.1f} | {difference(test)} |"
         )
-    one = found["models"][first]
-    size = f"{one['seeds']} seeds, {one['problems']} problems x {one['samples']} samples."
+    start = summary["models"][first]
+    size = f"{start['seeds']} seeds, {start['problems']} problems x {start['samples']} samples."
     return "\n".join(lines) + f"\n\n{size}\n"
 
 
-def at_k(found: Mapping[str, Any]) -> str:
+def at_k(summary: Mapping[str, Any]) -> str:
     """pass@k and maj@k by k, before and after, and what RL added to each."""
-    before, after = (found["models"][name] for name in found["order"])
+    before, after = (summary["models"][name] for name in summary["order"])
     ks = sorted(int(name[8:]) for name in before if re.fullmatch(r"pass_at_\d+", name))
     lines = ["| k | " + " | ".join(str(k) for k in ks) + " |", "|---|" + "---|" * len(ks)]
     for kind in ("pass", "maj"):
-        for label, each in zip(found["order"], (before, after), strict=True):
-            values = [each.get(f"{kind}_at_{k}", each["pass_at_1"]) for k in ks]
+        for label, model in zip(summary["order"], (before, after), strict=True):
+            values = [model.get(f"{kind}_at_{k}", model["pass_at_1"]) for k in ks]
             lines.append(f"| {kind}@k, {label} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
     return "\n".join(lines) + "\n"
 
 
-def interval(each: Mapping[str, float], name: str) -> str:
-    return f"{each[name]:.3f} [{each[f'{name}_low']:.3f}, {each[f'{name}_high']:.3f}]"
+def interval(model: Mapping[str, float], name: str) -> str:
+    return f"{model[name]:.3f} [{model[f'{name}_low']:.3f}, {model[f'{name}_high']:.3f}]"
 
 
-def said(test: Mapping[str, Any] | None) -> str:
+def difference(test: Mapping[str, Any] | None) -> str:
     if test is None:
         return ""
     figures = f"{test['difference']:+.3f} [{test['low']:+.3f}, {test['high']:+.3f}]"
@@ -94,7 +94,7 @@ def said(test: Mapping[str, Any] | None) -> str:
 
 
 def draw_curves(arms: Mapping[str, Sequence[str]], file: Path, title: str) -> None:
-    """Dev accuracy over samples: the mean of the seeds, and their range; rounds one after the other."""
+    """Dev accuracy over samples: mean and range of the seeds; rounds follow one another."""
     with picture(file, width=7.2, height=4.2) as axes:
         for (label, steps), colour in zip(arms.items(), COLOURS, strict=False):
             runs = [curve([STUDY / f"{step}-s{seed}" for step in steps]) for seed in seeds(steps[0])]
@@ -102,7 +102,7 @@ def draw_curves(arms: Mapping[str, Sequence[str]], file: Path, title: str) -> No
             axes.plot(at, [sum(run[x] for run in runs) / len(runs) for x in at], label=label, color=colour)
             low, high = ([end(run[x] for run in runs) for x in at] for end in (min, max))
             axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="roll-outs", ylabel="dev pass@1", title=title, ylim=(0, 1.02))
+        axes.set(xlabel="rollouts", ylabel="dev pass@1", title=title, ylim=(0, 1.02))
         axes.legend(fontsize=8, ncols=2)
 
 
@@ -111,26 +111,28 @@ def seeds(step: str) -> list[int]:
 
 
 def curve(folders: Sequence[Path]) -> dict[int, float]:
-    """Dev accuracy by the number of roll-outs sampled, over steps that follow one another."""
-    found, before = {}, 0
+    """Dev accuracy by the number of sampled rollouts, over steps that follow one another."""
+    accuracy, before = {}, 0
     for folder in folders:
         rows = list(read_jsonl(folder / "report/metrics.jsonl"))
-        found |= {before + ROLLOUTS * row["step"]: row["dev/accuracy"] for row in rows if "dev/accuracy" in row}
+        accuracy |= {before + ROLLOUTS * row["step"]: row["dev/accuracy"] for row in rows if "dev/accuracy" in row}
         before += ROLLOUTS * rows[-1]["step"]
-    return found
+    return accuracy
 
 
 def levels(step: str) -> dict[str, Any]:
     """pass@1 by level over all seeds, for `draw_levels`; the bars' ends are the worst and best seed."""
-    found: dict[str, dict[str, list[float]]] = {}
+    models: dict[str, dict[str, list[float]]] = {}
     for seed in seeds(step):
         for run in read_runs(STUDY / f"{step}-s{seed}" / "report/responses.jsonl"):
             by: dict[str, list[float]] = {}
             for row in run.rows:
                 by.setdefault(str(row.level), []).append(sum(row.correct) / len(row.correct))
             for level in sorted(by, key=int):
-                found.setdefault(run.label, {}).setdefault(level, []).append(sum(by[level]) / len(by[level]))
-    return {model: {"by_level": {level: _spread(each) for level, each in by.items()}} for model, by in found.items()}
+                models.setdefault(run.label, {}).setdefault(level, []).append(sum(by[level]) / len(by[level]))
+    return {
+        model: {"by_level": {level: _spread(values) for level, values in by.items()}} for model, by in models.items()
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

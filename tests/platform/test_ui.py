@@ -282,7 +282,7 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
         f"print({made}.save('here'))",
         PREFECT_API_URL=f"{servers.prefect}/api",
     ).strip()
-    notify = YAML(typ="safe").load(ROOT / "docs" / "automations" / "say-when-a-flow-fails.yaml")
+    notify = YAML(typ="safe").load(ROOT / "docs" / "automations" / "notify-when-a-flow-fails.yaml")
     notify["actions"][0]["block_document_id"] = block
     servers.post("/automations/", notify)
     (new_model,) = [
