@@ -236,21 +236,10 @@ def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]],
             edges.append((key, path, reader))
         if key in steps:
             continue
-        outputs = {
-            p: d for p, d in maker.outputs.items() if "/" not in p or p.count("/") == 1 or p in material.outputs
-        }
+        outputs = {p: d for p, d in maker.outputs.items() if "/" not in p or p.count("/") == 1 or p in material.outputs}
         read = {p: d for p, d in maker.inputs.items() if not p.startswith(GIVEN)}
         given = {p: d for p, d in maker.inputs.items() if p.startswith(GIVEN)}
-        steps[key] = Step(
-            key,
-            maker.name,
-            maker.commit,
-            maker.dirty,
-            maker.params,
-            read,
-            outputs,
-            given,
-        )
+        steps[key] = Step(key, maker.name, maker.commit, maker.dirty, maker.params, read, outputs, given)
         ahead += [(path, digest, key) for path, digest in read.items()]
     said = f"{len(steps)} stages on this machine"
     if missing:

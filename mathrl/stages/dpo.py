@@ -49,11 +49,7 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
         report_curves(
-            run.metrics_file,
-            folder,
-            run.artifacts / f"{run.name}_curve.png",
-            PANELS,
-            "Direct preference optimisation",
+            run.metrics_file, folder, run.artifacts / f"{run.name}_curve.png", PANELS, "Direct preference optimisation"
         )
     for file in data:
         run.dataset("pairs", file)

@@ -66,11 +66,7 @@ def train(
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
         report_curves(
-            run.metrics_file,
-            folder,
-            run.artifacts / f"{run.name}_curve.png",
-            PANELS,
-            f"Reward model, on {what}",
+            run.metrics_file, folder, run.artifacts / f"{run.name}_curve.png", PANELS, f"Reward model, on {what}"
         )
     for file in data:
         run.dataset("labels", file)

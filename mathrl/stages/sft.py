@@ -79,11 +79,7 @@ def fine_tune(
     with written_aside(report) as folder:
         folder.mkdir()
         rows = report_curves(
-            run.metrics_file,
-            folder,
-            run.artifacts / f"{run.name}_curve.png",
-            PANELS,
-            "Supervised fine-tuning",
+            run.metrics_file, folder, run.artifacts / f"{run.name}_curve.png", PANELS, "Supervised fine-tuning"
         )
         watch = examine(rows, params.health, None)
         write_json(folder / "health.json", watch.report())
