@@ -1,5 +1,6 @@
 """The code of docs/extend and of the tutorials works: files, diffs and checks in a copy of the repository."""
 
+import os
 import re
 import subprocess
 import sys
@@ -42,10 +43,17 @@ def follow(page: Path, folder: Path) -> str:
 
 
 def run_checks(program: str, folder: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DVC starts `python`
     finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
-    assert finished.returncode == 0, finished.stderr
+    assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
@@ -56,6 +64,15 @@ def test_the_code_of_the_pages_works(tmp_path: Path) -> None:
         programs[page] = "".join(code for language, _, code in BLOCK.findall(page.read_text()) if language == "python")
     run_checks("\n".join(programs.values()), tmp_path)
     run_checks("import doctest, sys, mathrl.rewards.right_steps as m; sys.exit(doctest.testmod(m).failed)", tmp_path)
+
+
+def test_a_stage_from_nothing_to_dvc_and_a_flow(tmp_path: Path) -> None:
+    copy_repository(tmp_path, "mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", ".dvc", ".dvcignore")
+    program = follow(EXTEND / "stage.md", tmp_path)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", "A stage"], cwd=tmp_path, check=True)
+    run_checks(program, tmp_path)
 
 
 def test_a_check_that_fails_is_noticed(tmp_path: Path) -> None:
