@@ -76,10 +76,10 @@ def wire(given: argparse.Namespace) -> Work:
             **trained,
         )
     if given.stage == "evaluate":
-        from mathrl.stages.evaluate import measure as evaluate
+        from mathrl.stages.evaluate import evaluate_models
 
         return partial(
-            evaluate,
+            evaluate_models,
             models=_named(given.model),
             examples=given.examples,
             test=given.test,
@@ -87,9 +87,9 @@ def wire(given: argparse.Namespace) -> Work:
             report=out / "report",
         )
     if given.stage == "summary":
-        from mathrl.stages.summary import summarise
+        from mathrl.stages.summary import summarise_recipe
 
-        return partial(summarise, evaluated=[each.split("=", 1) for each in given.evaluated], out=out)
+        return partial(summarise_recipe, evaluated=[each.split("=", 1) for each in given.evaluated], out=out)
     return _preferences(given, data, trained)
 
 
