@@ -4,19 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.generators import Generated, GeneratedSource, SplitName
 from mathrl.params.section import Section
-
-SplitName = Literal["sft", "rl", "dev", "test"]
-
-
-class GeneratedSource(Section):
-    """Problems made by a seeded generator: no file, no download."""
-
-    type: Literal["generated"] = "generated"
-    name: str = Field(min_length=1, description="Name in reports and mixtures.")
-    generator: str = Field("chain", description="chain, word_problem, linear_equation, countdown, …")
-    counts: dict[SplitName, Annotated[int, Field(ge=0)]] = Field(description="Problems in each split.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Levels, ranges: the generator's own.")
 
 
 class RowSource(Section):
@@ -63,7 +52,7 @@ class HubSource(RowSource):
     revision: str | None = Field(None, description="Branch, tag or commit.")
 
 
-Source = Annotated[GeneratedSource | FileSource | HubSource, Field(discriminator="type")]
+Source = Annotated[Generated | FileSource | HubSource, Field(discriminator="type")]
 
 
 class NearDuplicates(Section):

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.load import FOLDER, did_you_mean, load_params, read_yaml
+from mathrl.params.load import FOLDER, load_params, read_yaml
+from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section
 
@@ -177,7 +178,9 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Reci
     try:
         recipe = TypeAdapter(Recipe).validate_python(values)
     except ValidationError as error:
-        raise UserError("; ".join(f"{file}: {line}" for line in _said(error))) from None
+        raise UserError(
+            "; ".join(f"{file}: {'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Recipe))
+        ) from None
     if "base" not in recipe.steps and any(
         other == "base" for step in recipe.steps.values() for _, other, _ in references(step)
     ):
@@ -306,20 +309,6 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     for name in recipe.steps:
         visit(name, ())
     return done
-
-
-def _said(error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        place = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "union_tag_invalid":
-            given = str(item.get("ctx", {}).get("tag"))
-            message = f"no stage {given!r}{did_you_mean(given, STEP_STAGES)}; stages: {', '.join(STEP_STAGES)}"
-        elif item["type"] == "union_tag_not_found":
-            message = f"stage is missing; stages: {', '.join(STEP_STAGES)}"
-        elif item["type"] == "extra_forbidden":
-            message = "no such field here"
-        yield f"{place}: {message}"
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:

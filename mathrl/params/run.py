@@ -1,9 +1,10 @@
 """Sections shared by several stages: run, model, prompt, reward."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from mathrl.params.reward_parts import AccuracyPart, RewardPart
 from mathrl.params.section import Section, without_login
 
 
@@ -96,17 +97,6 @@ class Prompt(Section):
     )
 
 
-class RewardPart(Section):
-    """One summand of the reward; `options` are the keyword arguments of that part."""
-
-    type: Literal[
-        "accuracy", "format_lines", "r1_tags", "countdown", "language", "overlong", "repetition", "function"
-    ] = Field("accuracy", description="Which reward function.")
-    weight: float = Field(1.0, description="Its factor in the sum.")
-    name: str | None = Field(None, description="Name in the metrics (the type if empty).")
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-
-
 class SecondGrader(Section):
     """Another grader that runs beside the first on a sample of responses."""
 
@@ -118,6 +108,12 @@ class SecondGrader(Section):
         None, description="OpenAI-compatible URL, for the type llm."
     )
     model: str | None = Field(None, description="Model name at the endpoint.")
+
+    @model_validator(mode="after")
+    def _has_endpoint(self) -> "SecondGrader":
+        if self.type == "llm" and not (self.endpoint or "").startswith(("http://", "https://")):
+            raise ValueError(f"endpoint {self.endpoint!r} is no URL; write http://host:port/v1 for type llm")
+        return self
 
 
 class Judge(Section):
@@ -142,7 +138,7 @@ class Reward(Section):
     )
     correct: float = Field(1.0, description="Accuracy reward of a correct answer.")
     incorrect: float = Field(0.0, description="Accuracy reward of a wrong one.")
-    parts: tuple[RewardPart, ...] = Field((RewardPart(),), min_length=1, description="Summed by weight.")
+    parts: tuple[RewardPart, ...] = Field((AccuracyPart(),), min_length=1, description="Summed by weight.")
     routes: dict[str, tuple[RewardPart, ...]] = Field(
         default_factory=dict, description="Other parts for a row's task or data_source."
     )
