@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mathrl.core.errors import UserError
+from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, load_params, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, Params
@@ -309,6 +310,15 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     for name in recipe.steps:
         visit(name, ())
     return done
+
+
+def recipe_warnings(recipe: Recipe, folder: Path = FOLDER) -> list[str]:
+    """Settings without effect (mathrl/params/ignored.py), each with the first step that has it."""
+    steps: dict[str, str] = {}
+    for step in recipe.steps:
+        for line in warnings(load_params(folder, overrides=step_overrides(recipe, step))):
+            steps.setdefault(line, step)
+    return [f"{step}: {line}" for line, step in steps.items()]
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:

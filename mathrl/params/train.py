@@ -7,29 +7,27 @@ from pydantic import Field, model_validator
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
 
+OptimizerType = Literal["adamw", "muon"]
+Schedule = Literal["constant", "linear", "flat_linear", "cosine"]
+OPTIMIZER = "adamw: AdamW on every weight; muon: Muon on the hidden matrices, AdamW on the rest."
+ADAMW_SCALE = "With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr."
+SCHEDULE = "Decay of the learning rate after warm-up; flat_linear: constant for the first half, then linear to zero."
+WARMUP = "Optimizer steps of linear warm-up."
 LEARNING_RATE = "Peak learning rate of every weight; with optimizer.type muon AdamW's is this times adamw_scale."
 
 
 class Optimizer(Section):
     """AdamW on every weight, or Muon on the hidden matrices and AdamW on embeddings, norms, biases and adapters."""
 
-    type: Literal["adamw", "muon"] = Field(
-        "muon", description="adamw: AdamW on every weight; muon: Muon on the hidden matrices, AdamW on the rest."
-    )
-    adamw_scale: float = Field(
-        0.05,
-        ge=0,
-        description="With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr.",
-    )
+    type: OptimizerType = Field("muon", description=OPTIMIZER)
+    adamw_scale: float = Field(0.05, ge=0, description=ADAMW_SCALE)
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the mean of gradients.")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW: decay of the mean of their squares.")
     eps: float = Field(1e-8, gt=0, description="AdamW: added to the root of that mean.")
     weight_decay: float = Field(0.0, ge=0, description="Times the learning rate, taken off the weights a step.")
     clip_norm: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty: no clipping.")
-    warmup_steps: int = Field(10, ge=0, description="Linear warm-up.")
-    schedule: Literal["constant", "linear", "flat_linear", "cosine"] = Field(
-        "linear", description="flat_linear: constant for the first half, then linear to zero."
-    )
+    warmup_steps: int = Field(10, ge=0, description=WARMUP)
+    schedule: Schedule = Field("linear", description=SCHEDULE)
 
     def adamw_lr(self, lr: float) -> float:
         """Learning rate of the weights that AdamW trains, where that of the section is `lr`."""
@@ -53,13 +51,6 @@ class Sft(Section):
     checkpoint_every: int = Field(100, ge=1, description="Steps between resume points.")
 
 
-class CriticOptimizer(Optimizer):
-    """AdamW, unless said otherwise."""
-
-    type: Literal["adamw", "muon"] = Field("adamw", description="muon: on hidden matrices, AdamW elsewhere.")
-    warmup_steps: int = Field(0, ge=0, description="Linear warm-up.")
-
-
 class Critic(Section):
     """The value model of PPO: the policy's architecture with one output a token."""
 
@@ -70,7 +61,7 @@ class Critic(Section):
         "DVC does not watch it: in a recipe name a step as the critic instead.",
     )
     lr: float = Field(1e-3, ge=0, le=1, description=LEARNING_RATE)
-    optimizer: CriticOptimizer = CriticOptimizer()
+    optimizer: Optimizer = Optimizer(type="adamw", warmup_steps=0)
     lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
     clip: float | None = Field(
         0.5, gt=0, description="A value counts as at most this far from the old one; empty: no clipping."
@@ -183,8 +174,8 @@ class Rl(Section):
         le=64,
         description="Most rounds of sampling until all groups hold right and wrong answers (DAPO); 0: off.",
     )
-    rollout_ahead: Literal[0, 1] = Field(
-        0, description="1: the next step's roll-outs are sampled during the update, by the weights before it."
+    prefetch: bool = Field(
+        False, description="Sample the next step's rollouts during the update, with the weights from before it."
     )
     curriculum: Curriculum = Curriculum()
     ema: float | None = Field(0.9, gt=0, lt=1, description="Decay of the averaged weights that are evaluated.")
@@ -208,9 +199,9 @@ class Rl(Section):
             raise ValueError("advantage gae and a critic go together: set both, such as critic: {}, or neither")
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError("critic.warmup_steps must be below steps: the policy would never learn")
-        if self.rollout_ahead and self.policy_loss == "reinforce" and self.importance is None:
+        if self.prefetch and self.policy_loss == "reinforce" and self.importance is None:
             raise ValueError(
-                "rollout_ahead with policy_loss reinforce needs importance, such as importance: {}: without "
+                "prefetch with policy_loss reinforce needs importance, such as importance: {}: without "
                 "a ratio nothing corrects for roll-outs of older weights"
             )
         if self.kl_controller is not None and not self.kl_coef:

@@ -132,7 +132,7 @@ def plan_memory(
         if params.rollout.engine != "torch":
             bucket = bytes_of(params) * (max(BUCKET, biggest) + shape.head) if divides else 0.0
             sampling["weights on their way to the sampler"] = bucket
-        elif rl.rollout_ahead:
+        elif rl.prefetch:
             copied = bytes_of(params) * shape.parameters if zero else frozen(shape, rounded)
             standing["sampler's copy of the weights"] = copied
         else:

@@ -37,10 +37,7 @@ def sources(generator: str, options: str = "{}") -> str:
     ("override", "message"),
     [
         (parts("{type: overlong, options: {bufer: 3}}"), r"parts.0.options.bufer: unknown .*did you mean buffer\?"),
-        (
-            parts("{type: accuracyy}"),
-            r"parts.0.type: no type 'accuracyy' \(did you mean accuracy\?\); known",
-        ),
+        (parts("{type: accuracyy}"), r"parts.0.type: no type 'accuracyy' \(did you mean accuracy\?\); known"),
         (parts("{weight: 2}"), "parts.0.type: missing; write one of accuracy, format_lines"),
         (parts("{type: overlong, buffer: 3}"), "parts.0.buffer: unknown parameter"),
         (parts("{type: overlong, options: {max_length: 5, buffer: 6}}"), "buffer 6 must be at most max_length 5"),
@@ -51,10 +48,7 @@ def sources(generator: str, options: str = "{}") -> str:
             "reward.routes={gsm8k: [{type: r1_tag}]}",
             r"routes.gsm8k.0.type: no type 'r1_tag' \(did you mean r1_tags\?\)",
         ),
-        (
-            sources("chian"),
-            r"sources.0.generator: no generator 'chian' \(did you mean chain\?\); known: chain",
-        ),
+        (sources("chian"), r"sources.0.generator: no generator 'chian' \(did you mean chain\?\); known: chain"),
         (sources("chain", "{stepz: [2]}"), r"sources.0.options.stepz: unknown parameter \(did you mean steps\?\)"),
         (sources("chain", "{steps: [0]}"), "sources.0.options.steps.0: Input should be greater than or equal to 1"),
         (sources("word_problem", "{events: [2, 2]}"), "sources.0.options.events: every level is listed once"),
