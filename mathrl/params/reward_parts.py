@@ -13,7 +13,7 @@ class _Part(Section):
 
     type: str
     weight: float = Field(1.0, description="Factor of this part in the sum.")
-    name: str | None = Field(None, min_length=1, description="Name of the part in the metrics; empty: its type.")
+    name: str | None = Field(None, min_length=1, description="Name of the part in the metrics; null: its type.")
     options: Any
 
     @property
@@ -24,8 +24,8 @@ class _Part(Section):
 class AccuracyOptions(Options):
     """Rewards of right and wrong answers."""
 
-    correct: float | None = Field(None, description="Reward of a correct answer; empty: reward.correct.")
-    incorrect: float | None = Field(None, description="Reward of a wrong answer; empty: reward.incorrect.")
+    correct: float | None = Field(None, description="Reward of a correct answer; null: reward.correct.")
+    incorrect: float | None = Field(None, description="Reward of a wrong answer; null: reward.incorrect.")
 
 
 class AccuracyPart(_Part):
@@ -94,10 +94,10 @@ class OverlongOptions(Options):
     """Where the penalty starts and how large it becomes."""
 
     max_length: int | None = Field(
-        None, ge=1, description="Length in tokens from which the penalty is full; empty: the stage's max_tokens."
+        None, ge=1, description="Length in tokens from which the penalty is full; null: the stage's max_tokens."
     )
     buffer: int | None = Field(
-        None, ge=1, description="Tokens before max_length over which the penalty rises; empty: a fifth of max_length."
+        None, ge=1, description="Tokens before max_length over which the penalty rises; null: a fifth of max_length."
     )
     factor: float = Field(1.0, description="Full penalty.")
 
