@@ -46,8 +46,7 @@ class Pages(Section):
         0.1, ge=0, lt=1, description="A domain is promoted when more than this share of it was collected."
     )
     path_prefixes: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="Paths to which a promoted domain is restricted, by host: {host: [/maths]}.",
+        default_factory=dict, description="Paths to which a promoted domain is restricted, by host: {host: [/maths]}."
     )
     held_out_share: float = Field(
         0.2, gt=0, lt=1, description="Share of labelled pages held out to measure the classifier."

@@ -89,9 +89,7 @@ class Prompt(Section):
         None, description="Text after the question, such as: Reason step by step, answer in \\boxed{}."
     )
     response_prefix: str = Field("", description="Text that every response starts with, such as <think>.")
-    few_shot: int = Field(
-        0, ge=0, le=64, description="Number of worked examples from the sft split before the question."
-    )
+    few_shot: int = Field(0, ge=0, le=64, description="Worked examples from the sft split before the question.")
     max_tokens: int = Field(
         64, ge=1, description="Maximum prompt length, in tokens; longer prompts are dropped and counted."
     )
