@@ -81,7 +81,7 @@ def reinforce(
     tokenizer = load_tokenizer(start, params.model)
     network = load_model(start, params.model, backend.device, plain=backend.plain)
     few_shot = few_shot_examples(params.prompt, examples)
-    ahead = bool(params.rl.rollout_ahead)
+    ahead = params.rl.prefetch
     engine = training_engine(network, start, tokenizer, params.model, params.rollout, ahead)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     problems = [problem for file in data for problem in read_problems(file)]

@@ -61,14 +61,14 @@ def draw(
 
 
 class Ahead:
-    """Samples the next step's roll-outs in a thread of its own, where `rl.rollout_ahead` says so.
+    """Samples the next step's roll-outs in a thread of its own, where `rl.prefetch` is set.
 
     Nothing else may use the sampler, the problems' order or the reward between `start` and `wait`.
     """
 
     def __init__(self, params: Rl, backend: Backend, saved: Mapping[str, Any] | None) -> None:
         """`saved` are the values of the checkpoint that the run goes on from."""
-        self.on, self.backend = bool(params.rollout_ahead), backend
+        self.on, self.backend = params.prefetch, backend
         self.thread = ThreadPoolExecutor(1, "roll-outs") if self.on else None
         self.future: Future[Drawn] | None = None
         self.ready: Drawn | None = None

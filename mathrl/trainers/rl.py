@@ -141,8 +141,8 @@ def train_rl(
     fitting = [prompts[index] or () for index in usable]
     sync = WeightSync(sampler.engine, policy, backend, fitting, params.temperature, params.max_tokens)
     sync()
-    if params.rollout_ahead and sync.engine is None:
-        raise UserError("rl.rollout_ahead is 1, but the sampler has no weights of its own: give it a copy")
+    if params.prefetch and sync.engine is None:
+        raise UserError("rl.prefetch is on, but the sampler has no weights of its own: give it a copy")
     ahead = Ahead(params, backend, saved.values if saved is not None else None)
 
     def point() -> Callable[[], None]:

@@ -27,7 +27,7 @@ from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo, RewardModel
-from mathrl.params.train import Critic, CriticOptimizer, Optimizer, Rl, Sft
+from mathrl.params.train import Critic, Optimizer, Rl, Sft
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
@@ -42,14 +42,7 @@ SFT = Sft(
 )
 RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimizer=ADAM, eval_every=2,
         eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
-PPO = RL.model_copy(
-    update={
-        "advantage": "gae",
-        "critic": Critic(optimizer=CriticOptimizer(**ADAM.model_dump())),
-        "kl_coef": 0.1,
-        "minibatches": 2,
-    }
-)
+PPO = RL.model_copy(update={"advantage": "gae", "critic": Critic(optimizer=ADAM), "kl_coef": 0.1, "minibatches": 2})
 DROP = RL.model_copy(
     update={"minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "eval_every": 1, "lr": 0.03}
 )

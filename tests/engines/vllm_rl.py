@@ -226,7 +226,7 @@ def main(where: Path) -> None:
     ]
     told["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
     told["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance()}))
-    told["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "rollout_ahead": 1}))
+    told["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "prefetch": True}))
     for name, left_out in {
         "head": lambda name: name == "lm_head.weight",
         "layer": lambda name: ".layers.1.mlp." in name,

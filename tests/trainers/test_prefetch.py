@@ -34,7 +34,7 @@ AHEAD = Rl(
     eval_samples=1,
     skip_zero_variance=False,
     optimizer=Optimizer(type="adamw", warmup_steps=0),
-    rollout_ahead=1,
+    prefetch=True,
 )
 
 
@@ -152,4 +152,4 @@ def test_it_needs_weights_of_its_own_and_something_that_corrects(small: Any) -> 
     with pytest.raises(UserError, match="the sampler has no weights of its own"):
         small.run(AHEAD)
     with pytest.raises(ValidationError, match="needs importance"):
-        Rl(rollout_ahead=1, policy_loss="reinforce")
+        Rl(prefetch=True, policy_loss="reinforce")
