@@ -1,4 +1,4 @@
-"""Rewards → advantages: of a group of responses, of their steps, of the whole batch.
+"""Advantages from rewards: of a group of responses, of their steps, of the whole batch.
 
 Shapes: P groups (prompts) of G rewards each; S responses, K reasoning steps, N tokens of all responses.
 """
@@ -15,10 +15,10 @@ WHITEN_EPS = 1e-8
 
 
 def group_advantages(rewards_PG: Tensor, kind: Kind, *, ddof: int = 1, eps: float = 1e-6) -> Tensor:
-    """One advantage a response, shared by all its tokens.
+    """One advantage per response, shared by all its tokens.
 
     - group_std: (r - mean) / (std + eps), GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2). The paper
-      says neither `ddof` nor `eps`; frameworks differ (TRL 1 and 1e-4, verl 1 and 1e-6, GRPO-Zero 0).
+      names neither `ddof` nor `eps`; frameworks differ (TRL 1 and 1e-4, verl 1 and 1e-6, GRPO-Zero 0).
     - group_mean: r - mean, Dr.GRPO (arXiv:2503.20783, section 3.2).
     - leave_one_out: r_i minus the mean of the others, RLOO (arXiv:2402.14740, equation 7); it equals
       G / (G - 1) (r - mean).
@@ -71,8 +71,9 @@ def process_advantages(
     tensor([ 0.7071, -0.7071, -0.7071, -0.7071, -0.7071])
 
     Args:
-        rewards_K: of the steps; response_K: the number of the response that a step belongs to; ends_K: the
-            place of the step's last token in its response, from 0.
+        rewards_K: The reward of each step.
+        response_K: The index of the response that the step belongs to.
+        ends_K: The place of the step's last token in its response, from 0.
 
     Raises:
         ValueError: a step ends outside its response.
@@ -103,7 +104,7 @@ def distillation_advantages(teacher_N: Tensor, logprobs_N: Tensor) -> Tensor:
 def whiten(values_N: Tensor, kept_N: Tensor, *, eps: float = WHITEN_EPS) -> Tensor:
     """(x - mean) / sqrt(variance + eps) over the kept tokens of the global batch, unbiased; 0 elsewhere.
 
-    Every token counts once, so a long response counts for more than a short one (REINFORCE++,
+    Every token counts once, so a long response weighs more than a short one (REINFORCE++,
     arXiv:2501.03262, section 3; verl's masked_whiten, whose eps this is). Equal values give exactly 0.
 
     >>> whiten(torch.tensor([1.0, 2.0, 3.0, 9.0]), torch.tensor([True, True, True, False]), eps=0.0)

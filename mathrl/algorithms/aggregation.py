@@ -1,4 +1,4 @@
-"""Token losses → one number, as weights a token, so that no split into micro-batches can change it.
+"""One loss from token losses, by a weight per token, so that no split into micro-batches can change it.
 
 Shapes: S responses of the global batch; N their tokens.
 """
@@ -19,7 +19,7 @@ def token_weights(lengths_S: Tensor, kind: Aggregation, max_tokens: int) -> Tens
     - sequence_sum: 1 / (S max_tokens), Dr.GRPO (arXiv:2503.20783): a constant, never the batch's longest.
 
     `lengths_S` covers the global batch over all processes and micro-batches; a length of 0 marks a response
-    without loss, which then counts nowhere.
+    without loss, which no denominator counts.
 
     >>> token_weights(torch.tensor([2, 6]), "token_mean", 8)
     tensor([0.1250, 0.1250])

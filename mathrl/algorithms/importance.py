@@ -1,8 +1,8 @@
-"""The trainer's log-probs against the sampler's: weights that correct the difference, and tokens left out.
+"""Importance weights that correct the difference of trainer and sampler, and the tokens that they leave out.
 
-An engine of its own (other kernels, other precision, older weights) samples from slightly another policy than
-the trainer's. With old log-probs recomputed by the trainer, the surrogate's ratio is new / old, and what is
-between old and the sampler is corrected here.
+An engine with other kernels, another precision or older weights samples from a policy slightly different from the
+trainer's. With old log-probs recomputed by the trainer, the surrogate's ratio is new / old; the ratio old / sampler is
+corrected here.
 
 Shapes: S responses of the given lengths, N their tokens in order.
 """
@@ -28,7 +28,7 @@ def importance_weights(
     for each of them).
 
     - truncated: min(ratio, high), TIS (Yao et al. 2025, "Your efficient RL framework secretly brings you
-      off-policy RL training"; verl takes 2, TRL 3). `low` has no meaning.
+      off-policy RL training"; verl takes 2, TRL 3). `low` is ignored.
     - masked: the ratio where it lies in [low, high]; elsewhere the token, or the whole response, has no loss
       and is not counted in any denominator (MIS; leaving it in the denominator shrinks the others).
 

@@ -17,8 +17,8 @@ def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, kind: Estimator) -> Ten
 
     k1 has the right mean and, as a loss, an expected gradient of zero; k2 as a loss has the gradient of the
     KL; k3 is never negative and is DeepSeekMath's (arXiv:2402.03300, equation 4), its gradient is biased.
-    k3+ has k3's value and k2's gradient. In k3, d is kept within 20, so that a token which the policy has
-    given up does not overflow.
+    k3+ has k3's value and k2's gradient. In k3, d is clamped to ±20, so that a token of vanishing
+    probability does not overflow.
 
     >>> import torch
     >>> kl_estimate(torch.tensor([0.0, 0.6931]), torch.tensor([0.0, 0.0]), "k3")
@@ -31,7 +31,7 @@ def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, kind: Estimator) -> Ten
     if kind == "k2":
         return square_N
     bounded_N = gap_N.clamp(-MOST_GAP, MOST_GAP)
-    # expm1 keeps the smallest gaps from rounding below zero.
+    # expm1, since exp - 1 rounds the smallest gaps below zero.
     value_N = (-bounded_N).expm1() + bounded_N
     if kind == "k3":
         return value_N
@@ -39,7 +39,7 @@ def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, kind: Estimator) -> Ten
 
 
 def adapted_kl_coef(coef: float, kl: float, samples: int, target: float, horizon: float) -> float:
-    """The weight of the KL after a step with the mean KL `kl` over `samples` responses.
+    """The KL coefficient after a step with mean KL `kl` over `samples` responses.
 
     coef (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon), arXiv:1909.08593, section 2.2.
 

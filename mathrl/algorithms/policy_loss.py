@@ -1,6 +1,6 @@
 """Surrogates of the policy: clipped (PPO, GRPO, DAPO), by sequence (GSPO), CISPO, and without a ratio.
 
-All give a loss a token and take log-probs with a gradient, old ones and advantages without.
+All return a loss per token and take log-probs with a gradient, old log-probs and advantages without.
 
 Shapes: S responses of the given lengths, N their tokens in order.
 """
@@ -28,9 +28,9 @@ def policy_loss(
     dual_clip: float | None = None,
     kept_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of the kind's own function below, and where it is clipped: loss_N, clipped_N.
+    """The loss of the kind's function below, and where it is clipped: loss_N, clipped_N.
 
-    `kept_N` says which tokens have a loss (all, if it is None); the sequence's ratio (gspo) is over those.
+    `kept_N` marks the tokens that have a loss (None: all); the sequence's ratio (gspo) is over those.
 
     >>> logprobs, advantages = torch.tensor([0.5, 1.5]).log(), torch.tensor([1.0, 1.0])
     >>> policy_loss("clip", logprobs, torch.zeros(2), advantages, torch.tensor([2]), 0.2, 0.28)
@@ -53,11 +53,11 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprob - old logprob), a token at a time.
+    """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprob - old logprob), per token.
 
     PPO (arXiv:1707.06347, equation 7); with high > low it is DAPO's clip-higher (arXiv:2503.14476,
     equation 10). With `dual_clip` c > 1, where A < 0 the loss is at most -c A (arXiv:1912.09729),
-    so that a ratio that has exploded does not. Log-ratios are kept within 20.
+    which bounds it for exploding ratios. Log-ratios are clamped to ±20.
 
     >>> ratio, advantages = torch.tensor([1.5, 0.5, 1.1]), torch.tensor([1.0, -1.0, 2.0])
     >>> clipped_policy_loss(ratio.log(), torch.zeros(3), advantages, 0.2, 0.28)
@@ -74,9 +74,9 @@ def clipped_policy_loss(
     loss_N, clipped_N = torch.maximum(free_N, bound_N), bound_N.detach() > free_N.detach()
     if dual_clip is None:
         return loss_N, clipped_N
-    most_N = -dual_clip * advantages_N
-    capped_N = (advantages_N < 0) & (most_N < loss_N.detach())
-    return torch.where(capped_N, most_N, loss_N), clipped_N | capped_N
+    cap_N = -dual_clip * advantages_N
+    capped_N = (advantages_N < 0) & (cap_N < loss_N.detach())
+    return torch.where(capped_N, cap_N, loss_N), clipped_N | capped_N
 
 
 def cispo_loss(
@@ -84,8 +84,8 @@ def cispo_loss(
 ) -> tuple[Tensor, Tensor]:
     """-stop_gradient(clip(r, 1 - low, 1 + high)) A logprob: no token loses its gradient; weights are bounded.
 
-    CISPO (MiniMax-M1, arXiv:2506.13585, equation 4), which leaves the lower bound out: clip_low 1. The upper
-    bound is 1 + clip_high, as verl has it; TRL's epsilon_high is the bound itself, so its 5 is 4 here.
+    CISPO (MiniMax-M1, arXiv:2506.13585, equation 4), which has no lower bound: clip_low 1. The upper bound is
+    1 + clip_high, as in verl; TRL's epsilon_high is the bound itself, so its 5 is 4 here.
 
     >>> logprobs = torch.tensor([3.0, 0.5]).log()
     >>> cispo_loss(logprobs, torch.zeros(2), torch.tensor([1.0, 2.0]), 1.0, 1.0)  # -2 ln 3, -0.5 * 2 ln 0.5
@@ -112,8 +112,8 @@ def sequence_log_ratio(
 
     GSPO (arXiv:2507.18071, equation 7). Value of the mean, gradient of the token's own log-prob (GSPO-token,
     equation 14): summed over the response, with equal weights and advantages, that is the gradient of s_i.
-    Tokens that importance sampling leaves out (not in `kept_N`) are not in the mean, as in verl: they are no
-    part of the sequence that is trained on.
+    Tokens that importance sampling leaves out (not in `kept_N`) are not in the mean, as in verl: they are not part
+    of the trained sequence.
 
     >>> sequence_log_ratio(torch.tensor([0.2, 0.4, 1.0]), torch.zeros(3), torch.tensor([2, 1]))
     tensor([0.3000, 0.3000, 1.0000])
@@ -129,7 +129,7 @@ def sequence_log_ratio(
 
 
 def log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-    """logprob - old logprob, within 20 of 0 (as verl), so that its exponential is finite.
+    """logprob - old logprob, clamped to ±20 (as in verl), so that its exponential is finite.
 
     >>> log_ratio(torch.tensor([-1.0, 0.0]), torch.tensor([-3.0, -90.0]))
     tensor([ 2., 20.])

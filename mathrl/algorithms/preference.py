@@ -16,10 +16,10 @@ def dpo_loss(
 
     The margin is beta ((log pi - log ref)(chosen) - (log pi - log ref)(rejected)), the loss is
     -log sigmoid(margin).
-    With a chance `label_smoothing` that a pair is the wrong way round it is the expectation over both ways.
+    `label_smoothing` is the probability that a pair's labels are swapped; the loss is the expectation over both orders.
 
     Args:
-        chosen_P, rejected_P: Summed log-probs of the responses (or means a token) under the policy.
+        chosen_P, rejected_P: Summed log-probs of the responses (or means per token) under the policy.
         reference_chosen_P, reference_rejected_P: The same under the reference, without a gradient.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Rewards a token → returns and advantages by a scan from each response's end.
+"""Returns and advantages from token rewards, by a scan from each response's end.
 
 Shapes: S responses of the given lengths, padded to L; N their tokens in order.
 """
@@ -10,8 +10,8 @@ from torch import Tensor
 def token_rewards(rewards_S: Tensor, lengths_S: Tensor, penalty_N: Tensor | None = None) -> Tensor:
     """A response's reward at its last token, minus a penalty at every token (beta times the KL): [N].
 
-    KL in the reward (arXiv:1909.08593, equation 2): r_t = -beta (log policy - log reference), and the
-    terminal reward on top at the end.
+    KL in the reward (arXiv:1909.08593, equation 2): r_t = -beta (log policy - log reference), plus the
+    terminal reward at the last token.
 
     >>> token_rewards(torch.tensor([1.0, 0.0]), torch.tensor([2, 1]), torch.tensor([0.1, 0.2, 0.3]))
     tensor([-0.1000,  0.8000, -0.3000])
@@ -51,7 +51,7 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
     """Generalised advantage estimates (arXiv:1506.02438, equation 16) and the critic's targets.
 
     Backwards over each response: delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1),
-    with V = A = 0 after the last token, also of a response that was cut off. The targets are A + V, from
+    with V = A = 0 after the last token, also of a truncated response. The targets are A + V, from
     these advantages before any whitening.
 
     One response of two tokens, gamma 0.5 and lam 0.5: delta = 0 + 0.5 * 2 - 1 = 0 and 3 - 2 = 1, so
@@ -68,7 +68,7 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
     later_S = torch.zeros_like(rewards_SL[:, 0])
     value_after_S = torch.zeros_like(later_S)
     for column in reversed(range(rewards_SL.shape[1])):
-        # Padding holds zeros and lies to the right: what comes out of it is 0.
+        # Padding is zero and on the right, so its deltas and advantages are 0.
         delta_S = rewards_SL[:, column] + gamma * value_after_S - values_SL[:, column]
         later_S = delta_S + gamma * lam * later_S
         value_after_S = values_SL[:, column]
@@ -78,7 +78,7 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
 
 
 def padded(values_N: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] → [S, L] with zeros on the right, and where the tokens are; L is at least 1.
+    """[N] → [S, L] with zeros on the right, and the mask of the tokens; L is at least 1.
 
     >>> padded(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2]))[0]
     tensor([[1., 0.],

@@ -1,4 +1,4 @@
-"""The critic's loss, and how much of the returns it explains.
+"""The critic's loss and explained variance.
 
 Shapes: N response tokens.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 def clipped_value_loss(
     values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """1/2 max((V - R)^2, (V' - R)^2) with V' = V kept within `clip` of the old value, a token at a time.
+    """1/2 max((V - R)^2, (V' - R)^2) with V' = V clamped to `clip` around the old value, per token.
 
     PPO's implementation (arXiv:2005.12729, section 3); without `clip`, 1/2 (V - R)^2.
 

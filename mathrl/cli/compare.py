@@ -17,6 +17,7 @@ from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.params import Params, load_params
+from mathrl.reports.evaluation import evaluate_once
 
 RESPONSES = "responses.jsonl"
 PIPELINE = Path("reports/evaluate") / RESPONSES
@@ -42,32 +43,32 @@ def compare(
     A and B are responses.jsonl files or folders with one (:MODEL chooses a model in it), model folders, which
     are evaluated on the spot, recipe steps (NAME/STEP), or models of reports/evaluate by their names.
     """
-    here = Path.cwd()
+    start = Path.cwd()
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides or ())
-    sides = [_runs(text, here, benchmark, params) for text in (before, after)]
+    sides = [_runs(text, start, benchmark, params) for text in (before, after)]
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
     names = _names(sides, (before, after))
-    found = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate, params.run.seed)
+    comparison = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate, params.run.seed)
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(comparison, indent=2, ensure_ascii=False))
     else:
-        _print(found, params.evaluate.confidence)
+        _print(comparison, params.evaluate.confidence)
 
 
-def _runs(text: str, here: Path, benchmark: str | None, params: Params) -> list[ModelRun]:
+def _runs(text: str, start: Path, benchmark: str | None, params: Params) -> list[ModelRun]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UserError(f"{text!r}: nothing to compare; give {ACCEPTED}")
-    return [_run(part, here, benchmark, params) for part in parts]
+    return [_run(part, start, benchmark, params) for part in parts]
 
 
-def _run(text: str, here: Path, benchmark: str | None, params: Params) -> ModelRun:
-    path, model = _place(text, here), None
+def _run(text: str, start: Path, benchmark: str | None, params: Params) -> ModelRun:
+    path, model = _place(text, start), None
     if path is None and ":" in text:
         name, _, model = text.rpartition(":")
-        path = _place(name, here)
+        path = _place(name, start)
     if path is None and PIPELINE.is_file() and re.fullmatch(r"[\w-]+", text):
         return read_run(PIPELINE, text, benchmark)
     if path is None:
@@ -83,9 +84,9 @@ def _run(text: str, here: Path, benchmark: str | None, params: Params) -> ModelR
     raise UserError(f"{text}: neither responses nor a model in it; give {ACCEPTED}")
 
 
-def _place(text: str, here: Path) -> Path | None:
-    """The path as seen from where the person stands, from the checkout, or from its recipes."""
-    for path in (here / text, Path(text), RECIPES / text):
+def _place(text: str, start: Path) -> Path | None:
+    """The path as seen from the folder in which the command was started, from the checkout, or from its recipes."""
+    for path in (start / text, Path(text), RECIPES / text):
         if text and path.exists():
             inside = path.absolute().is_relative_to(Path.cwd())
             return path.absolute().relative_to(Path.cwd()) if inside else path
@@ -93,9 +94,7 @@ def _place(text: str, here: Path) -> Path | None:
 
 
 def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
-    """A model folder, evaluated now unless its bytes were with the same parameters."""
-    from mathrl.reports.evaluation import evaluate_once  # torch, transformers
-
+    """A model folder, evaluated now unless the same bytes were evaluated with the same parameters."""
     benchmark = benchmark or params.evaluate.benchmarks[0]
     sections = [
         getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
@@ -108,12 +107,12 @@ def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) 
     return ModelRun(label, str(output / RESPONSES), run.benchmark, run.rows, run.questions)
 
 
-def _names(sides: Sequence[Sequence[ModelRun]], given: tuple[str, str]) -> tuple[str, str]:
-    """What the models are called: their own names without a seed, or what the person wrote."""
-    own = [{re.sub(r"[-_]s\d+$", "", run.label) for run in side} for side in sides]
-    if all(len(names) == 1 for names in own) and own[0] != own[1]:
-        return next(iter(own[0])), next(iter(own[1]))
-    return given if given[0] != given[1] else (given[0], f"{given[1]} (again)")
+def _names(sides: Sequence[Sequence[ModelRun]], texts: tuple[str, str]) -> tuple[str, str]:
+    """Names of the two sides: those of their models without a seed if they differ, else what the person wrote."""
+    labels = [{re.sub(r"[-_]s\d+$", "", run.label) for run in side} for side in sides]
+    if all(len(names) == 1 for names in labels) and labels[0] != labels[1]:
+        return next(iter(labels[0])), next(iter(labels[1]))
+    return texts if texts[0] != texts[1] else (texts[0], f"{texts[1]} (again)")
 
 
 def _print(found: dict[str, Any], confidence: float) -> None:

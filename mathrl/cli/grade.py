@@ -43,7 +43,7 @@ def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
         fields = ", ".join(row) or "none"
         raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --response-key")
     if not isinstance(row[key], str):
-        raise UserError(f"{file}, line {number}, field {key}: text is wanted, found {row[key]!r}")
+        raise UserError(f"{file}, line {number}, field {key}: expected text, found {row[key]!r}")
     return str(row[key])
 
 
@@ -53,5 +53,5 @@ def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list
         raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --answer-key")
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
-        raise UserError(f"{file}, line {number}, field {key}: an answer or a list of them is wanted, found {truth!r}")
+        raise UserError(f"{file}, line {number}, field {key}: expected an answer or a list of them, found {truth!r}")
     return [str(answer) for answer in truth] if isinstance(truth, list) else str(truth)

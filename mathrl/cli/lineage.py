@@ -36,18 +36,18 @@ def lineage(
         _forward(dataset)
         return
     back = way_back(connect(), str(model))
-    print(told(back))
+    print(lineage_text(back))
     if output is not None:
         write_text(output, page(back))
         print(f"drawn in {output}")
 
 
-def told(back: Back) -> str:
-    """The way back as text: nearest to the model first, with the parameters that are no defaults."""
+def lineage_text(back: Back) -> str:
+    """The lineage as text, the step nearest to the model first, with the parameters that differ from the defaults."""
     lines = [f"{back.name} version {back.version}, digest {back.digest}"]
     if "gate.decision" in back.tags:
         on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
-        lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then {against}")
+        lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion at that time {against}")
     shown = _defaults()
     for step in sorted(back.steps, key=lambda step: step.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
@@ -58,13 +58,13 @@ def told(back: Back) -> str:
         changed = {key: value for key, value in step.params.items() if shown.get(key) != value}
         lines += [f"  param {key} = {value}" for key, value in sorted(changed.items())]
         shown |= changed
-    lines += ["", "parameters that are no defaults, each where it is met first; --output FILE has all"]
+    lines += ["", "parameters that differ from the defaults, each where it first occurs; --output FILE has all of them"]
     lines.append(_complete(back))
     return "\n".join(lines)
 
 
 def page(back: Back) -> str:
-    """One HTML file with the picture and the tables; nothing is loaded."""
+    """One HTML file with the picture and the tables, which loads nothing."""
     title = html.escape(f"{back.name} version {back.version}")
     rows = "".join(_row(step) for step in back.steps)
     return (
@@ -119,10 +119,10 @@ def _forward(dataset: str) -> None:
     steps, models = way_forward(connect(), digest)
     print(f"{dataset}, digest {digest}" if path.exists() else f"digest {digest}")
     for depth in sorted({step.depth for step in steps}):
-        print("read by" if depth == 1 else "read what came of that" if depth > 2 else "read what these made")
+        print("read by" if depth == 1 else "read the outputs of these" if depth == 2 else "read the outputs of those")
         for step in (step for step in steps if step.depth == depth):
             print(f"  {step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}")
-    print("registered models" if models else "no registered model came of it")
+    print("registered models" if models else "no registered model was made from it")
     for model in models:
         relation = "made from it" if model.made else "measured with it, not made from it"
         print(f"  {model.name} version {model.version}: {relation}")

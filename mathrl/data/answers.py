@@ -7,7 +7,7 @@ _BOXED = re.compile(r"\\(?:f|d)?box(?:ed)?\s*")
 
 
 def after_hashes(text: str) -> str | None:
-    """GSM8K's rule, thousands separators removed.
+    """The answer by the rule of GSM8K, without thousands separators.
 
     >>> after_hashes("48/2 = <<48/2=24>>24 clips.\\n#### 1,024")
     '1024'
@@ -22,7 +22,7 @@ def after_hashes(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{…} whose braces balance (also \fbox{…} and `\boxed 5`).
+    r"""The content of the last \boxed{…} whose braces balance (also \fbox{…} and `\boxed 5`).
 
     >>> last_boxed(r"so $x=\boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
@@ -39,9 +39,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def answer_tag(text: str) -> str | None:
-    """What stands in the last <answer> tag."""
-    found = _TAG.findall(text)
-    return (found[-1].strip() or None) if found else None
+    """The content of the last <answer> tag."""
+    tags = _TAG.findall(text)
+    return (tags[-1].strip() or None) if tags else None
 
 
 def _balanced(text: str) -> str | None:

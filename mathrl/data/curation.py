@@ -1,7 +1,7 @@
-"""The curate stage's steps, in order: read → deduplicate → decontaminate → share out → check.
+"""The steps of the curate stage, in order: read → deduplicate → decontaminate → share out → check.
 
-Nothing is dropped silently: every row that is read ends in a split, in `dropped`, in `rejected`, or is
-counted as left out by its source's own `keep` and `limit`.
+Nothing is dropped silently: every row read ends in a split, in `dropped` or in `rejected`, or is counted as left
+out by the `keep` and `limit` of its source.
 """
 
 import random
@@ -26,7 +26,7 @@ TRAINED = ("sft", "rl")
 
 @dataclass(frozen=True)
 class CurationPlan:
-    """What would be read: the sources, and the further evaluation sets of decontamination."""
+    """The sources to read, and the further evaluation sets of decontamination."""
 
     sources: tuple[ResolvedSource, ...]
     evaluation: tuple[ResolvedSource, ...]
@@ -37,7 +37,7 @@ class CurationPlan:
 
 @dataclass
 class CurationStep:
-    """Rows in and out of one step."""
+    """The number of rows before and after one step, and why rows went."""
 
     name: str
     rows_in: int
@@ -47,7 +47,7 @@ class CurationStep:
 
 @dataclass
 class Curated:
-    """The outcome: disjoint splits and an account of every row that is not in them."""
+    """Disjoint splits, and an account of every row that is not in them."""
 
     splits: dict[str, list[Problem]]
     dropped: list[Dropped]
@@ -80,45 +80,45 @@ def plan(curate: Curate) -> CurationPlan:
 
 
 def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curated:
-    """Curate.
+    """Curate the sources.
 
     Raises:
-        UserError: a source cannot be read, a bad row with on_bad_row stop, or nothing is left to use.
+        UserError: a source cannot be read, a bad row with on_bad_row stop, or no row is left.
     """
     planned = planned or plan(curate)
     generated = frozenset(r.name for r in planned.sources if r.generated)
-    out = Curated({}, [], [], [], [], [], {}, generated)
-    problems = _read(planned.sources, seed, curate.on_bad_row == "stop", out)
+    curated = Curated({}, [], [], [], [], [], {}, generated)
+    problems = _read(planned.sources, seed, curate.on_bad_row == "stop", curated)
     if not problems:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
     kept, dropped = deduplicate(problems, curate.deduplicate)
-    _account(out, "deduplicate", problems, kept, dropped)
+    _account(curated, "deduplicate", problems, kept, dropped)
     held_out = [p for p in kept if p.split in ("dev", "test")]
     if curate.decontaminate:
         against = [p for p in held_out if p.split in curate.decontaminate.against]
         for resolved in planned.evaluation:
             read = Read()
-            found, bad = _taken(read_source(resolved, seed, read), curate.on_bad_row == "stop")
-            out.evaluation_inputs.append(input_row(resolved, read))
-            out.rejected += bad
-            out.evaluation_sizes[resolved.name] = len(found)
-            known = {p.id for p in against}
-            against += [p.with_(id=f"{p.source}/{p.id}") if p.id in known else p for p in found]
-        kept = _decontaminate(kept, against, curate.decontaminate, "decontaminate", out)
+            problems_of_set, bad = _taken(read_source(resolved, seed, read), curate.on_bad_row == "stop")
+            curated.evaluation_inputs.append(input_row(resolved, read))
+            curated.rejected += bad
+            curated.evaluation_sizes[resolved.name] = len(problems_of_set)
+            ids = {p.id for p in against}
+            against += [p.with_(id=f"{p.source}/{p.id}") if p.id in ids else p for p in problems_of_set]
+        kept = _decontaminate(kept, against, curate.decontaminate, "decontaminate", curated)
     kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
     if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
         dev = [p for p in kept if p.split == "dev"]
-        kept = _decontaminate(kept, dev, curate.decontaminate, "decontaminate against the shared-out dev", out)
+        kept = _decontaminate(kept, dev, curate.decontaminate, "decontaminate against the shared-out dev", curated)
     kept, _ = share_out(kept, "sft", curate.sft_share, seed)
-    out.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
-    check_disjoint(out.splits)
-    if not any(out.splits.values()):
-        _nothing_left(out.dropped)
-    return out
+    curated.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
+    check_disjoint(curated.splits)
+    if not any(curated.splits.values()):
+        _nothing_left(curated.dropped)
+    return curated
 
 
 def share_out(problems: Sequence[Problem], target: str, share: float, seed: int) -> tuple[list[Problem], int]:
-    """Move a seeded share of the rl rows to `target` where it is empty; the moved ones and their number."""
+    """Move a seeded share of the rl rows to `target` if that is empty; all rows, and the number moved."""
     if not share or any(p.split == target for p in problems):
         return list(problems), 0
     at = [i for i, p in enumerate(problems) if p.split == "rl"]
@@ -128,15 +128,15 @@ def share_out(problems: Sequence[Problem], target: str, share: float, seed: int)
 
 def _nothing_left(dropped: list[Dropped]) -> NoReturn:
     counts = Counter(row.reason for row in dropped)
-    said, first = ", ".join(f"{reason} {count}" for reason, count in counts.items()), dropped[0]
+    reasons, first = ", ".join(f"{reason} {count}" for reason, count in counts.items()), dropped[0]
     raise UserError(
-        f"curate: no row is left of {len(dropped)} ({said}; the first: {first.problem.id} for {first.other}, "
+        f"curate: no row is left of {len(dropped)} ({reasons}; the first: {first.problem.id} for {first.other}, "
         f"{first.detail}); add sources, or loosen deduplicate and decontaminate"
     )
 
 
 def check_disjoint(splits: dict[str, list[Problem]]) -> None:
-    """No question and no id in two splits, or twice in one.
+    """Check that no question and no id occurs twice, in one split or in two.
 
     Raises:
         UserError: names both problems.
@@ -151,72 +151,74 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
                 "set deduplicate.exact to true"
             )
         if ids.setdefault(problem.id, problem) is not problem:
-            raise UserError(f"curate: the id {problem.id} stands twice; give its source an id_key that is unique")
+            raise UserError(f"curate: the id {problem.id} occurs twice; give its source a unique id_key")
 
 
-def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, out: Curated) -> list[Problem]:
+def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, curated: Curated) -> list[Problem]:
     problems: list[Problem] = []
     ids: set[str] = set()
     for resolved in sources:
         read = Read()
-        found, bad = _taken(read_source(resolved, seed, read), stop)
-        out.inputs.append(input_row(resolved, read))
-        # The same rows in two sources keep ids that tell them apart.
-        found = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in found]
-        ids.update(p.id for p in found)
-        problems += found
-        out.rejected += bad
+        source_problems, bad = _taken(read_source(resolved, seed, read), stop)
+        curated.inputs.append(input_row(resolved, read))
+        # Rows that two sources share get distinct ids.
+        source_problems = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in source_problems]
+        ids.update(p.id for p in source_problems)
+        problems += source_problems
+        curated.rejected += bad
         name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
         reasons = +Counter({"bad row": len(bad), **read.left_out})
-        out.steps.append(CurationStep(name, len(found) + reasons.total(), len(found), reasons))
+        curated.steps.append(CurationStep(name, len(source_problems) + reasons.total(), len(source_problems), reasons))
     return problems
 
 
 def _taken(items: Iterable[Problem | Rejected], stop: bool) -> tuple[list[Problem], list[Rejected]]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     bad: list[Rejected] = []
     for item in items:
         if isinstance(item, Problem):
-            found.append(item)
+            problems.append(item)
         elif stop:
             raise UserError(f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject")
         else:
             bad.append(item)
-    return found, bad
+    return problems, bad
 
 
 def _decontaminate(
-    problems: Sequence[Problem], against: Sequence[Problem], how: Decontaminate, name: str, out: Curated
+    problems: Sequence[Problem], against: Sequence[Problem], params: Decontaminate, name: str, curated: Curated
 ) -> list[Problem]:
-    index = EvaluationIndex(how.ngram)
-    same: dict[str, frozenset[str]] = {}
+    index = EvaluationIndex(params.ngram)
+    own_generator: dict[str, frozenset[str]] = {}
     for problem in against:
         index.add_problem(problem)
-        out.evaluation_homes[problem.id] = problem.source
-    if not how.within_generator:
-        same = {s: frozenset(p.id for p in against if p.source == s) for s in out.generated}
+        curated.evaluation_homes[problem.id] = problem.source
+    if not params.within_generator:
+        own_generator = {s: frozenset(p.id for p in against if p.source == s) for s in curated.generated}
     kept: list[Problem] = []
     dropped: list[Dropped] = []
     for problem in problems:
         if problem.split not in TRAINED:
             kept.append(problem)
             continue
-        ((_, hit),) = find_hits([problem], index, skip=same.get(problem.source, frozenset()))
+        ((_, hit),) = find_hits([problem], index, skip=own_generator.get(problem.source, frozenset()))
         if hit is None:
             kept.append(problem)
-        elif hit.share < how.min_share:
-            out.hits.append(replace(hit, others=()))  # shown, so that a person can judge the threshold
+        elif hit.share < params.min_share:
+            curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
             kept.append(problem)
         else:
-            out.hits.append(hit)
-            kind = "evaluation text whole" if hit.whole else f"{how.ngram}-gram"
-            said = f"{kind} of its {hit.part}, share {hit.share:.2f}: {hit.ngram}"
-            dropped.append(Dropped(problem, "contaminated", hit.eval_id, said))
-    out.too_short += index.too_short
-    _account(out, name, problems, kept, dropped)
+            curated.hits.append(hit)
+            kind = "evaluation text whole" if hit.whole else f"{params.ngram}-gram"
+            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}: {hit.ngram}"
+            dropped.append(Dropped(problem, "contaminated", hit.eval_id, detail))
+    curated.too_short += index.too_short
+    _account(curated, name, problems, kept, dropped)
     return kept
 
 
-def _account(out: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]) -> None:
-    out.steps.append(CurationStep(name, len(before), len(after), Counter(row.reason for row in dropped)))
-    out.dropped += dropped
+def _account(
+    curated: Curated, name: str, rows_before: Sequence[Any], rows_after: Sequence[Any], dropped: list[Dropped]
+) -> None:
+    curated.steps.append(CurationStep(name, len(rows_before), len(rows_after), Counter(row.reason for row in dropped)))
+    curated.dropped += dropped

@@ -1,8 +1,8 @@
-r"""DeepSeekMath's rule (arXiv:2402.03300, section 2.1): what shares an n-gram with an evaluation text goes.
+r"""DeepSeekMath's rule (arXiv:2402.03300, section 2.1): texts that share an n-gram with an evaluation text go.
 
 A training text with any n-gram (10 by default) that stands in an evaluation question or answer text is a
-hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones cannot be told from chance and are
-left to exact deduplication. A bare answer of fewer than n grams is a text only when three of them are words:
+hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones would match by chance and are left to
+exact deduplication. A bare answer of fewer than n grams is a text only when three of them are words:
 matched whole, \frac{1}{2} or 1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
 """
 
@@ -39,9 +39,9 @@ class Hit:
     others: tuple[str, ...] = ()
 
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
-        """A line of a report; `dropped` says whether the share is large enough for the text to go."""
-        shown = {"share": round(self.share, 4), "others": list(self.others)}
-        return {**asdict(self), **shown, "dropped": self.share >= min_share}
+        """One line of a report; `dropped`: the share is large enough for the text to go."""
+        rounded = {"share": round(self.share, 4), "others": list(self.others)}
+        return {**asdict(self), **rounded, "dropped": self.share >= min_share}
 
 
 class EvaluationIndex:
@@ -56,7 +56,7 @@ class EvaluationIndex:
         self._whole_lengths: set[int] = set()
 
     def add(self, id: str, part: str, text: str) -> None:
-        """Index one evaluation text; fewer than 3 grams are only noted in `too_short`."""
+        """Index one evaluation text; a text of fewer than 3 grams is only listed in `too_short`."""
         ids = [self._vocabulary.setdefault(gram, len(self._vocabulary)) for gram in grams(text)]
         if len(ids) < SHORTEST:
             self.too_short.append(f"{id} ({part})")
@@ -69,13 +69,13 @@ class EvaluationIndex:
             self._where[window].append(len(self.texts) - 1)
 
     def add_problem(self, problem: Problem) -> None:
-        """Its question, its worked solution and its answers as far as they are texts, each on its own."""
+        """Index its question, its worked solution and those of its answers that are texts, each separately."""
         self.add(problem.id, "question", problem.question)
         if problem.solution:
             self.add(problem.id, "solution", problem.solution)
         for answer in problem.answers:
-            found = grams(answer)
-            if len(found) >= self.ngram or sum(map(_is_word, found)) >= SHORTEST:
+            answer_grams = grams(answer)
+            if len(answer_grams) >= self.ngram or sum(map(_is_word, answer_grams)) >= SHORTEST:
                 self.add(problem.id, "answer", answer)
 
     def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
@@ -92,8 +92,8 @@ class EvaluationIndex:
         if not shared:
             return None
         distinct = len(set(words))
-        known = set(ids) - {-1}
-        shares = {t: len(known & self.texts[t][2]) / min(distinct, len(self.texts[t][2])) for t in shared}
+        indexed = set(ids) - {-1}
+        shares = {t: len(indexed & self.texts[t][2]) / min(distinct, len(self.texts[t][2])) for t in shared}
         best = max(shared, key=lambda t: (shares[t], len(shared[t]), -t))
         first, size = shared[best][0]
         others = [self.texts[t][0] for t in sorted(shared, key=lambda t: -shares[t]) if t != best]
@@ -115,7 +115,7 @@ def _is_word(gram: str) -> bool:
 
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Stretches of at least three grams that all stand somewhere in the evaluation texts."""
+    """Runs of at least three grams that all occur in the evaluation texts."""
     start = 0
     for index, id in enumerate((*ids, -1)):
         if id < 0:
@@ -125,7 +125,7 @@ def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def trained_texts(problem: Problem) -> Iterator[str]:
-    """What training shows the model: the question; in the sft split the worked solution too."""
+    """The texts that training shows the model: the question and, in the sft split, the worked solution."""
     yield problem.question
     if problem.split == "sft" and problem.solution:
         yield problem.solution
@@ -134,8 +134,8 @@ def trained_texts(problem: Problem) -> Iterator[str]:
 def find_hits(
     problems: Iterable[Problem], index: EvaluationIndex, *, min_share: float = 0.0, skip: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Problem, Hit | None]]:
-    """Each problem with its strongest hit; a hit of a smaller share than `min_share` does not count."""
+    """Each problem with its strongest hit, if its share is at least `min_share`."""
     for problem in problems:
-        found = (index.look_up(problem.id, text, skip) for text in trained_texts(problem))
-        hits = [hit for hit in found if hit is not None and hit.share >= min_share]
+        candidates = (index.look_up(problem.id, text, skip) for text in trained_texts(problem))
+        hits = [hit for hit in candidates if hit is not None and hit.share >= min_share]
         yield problem, max(hits, key=lambda hit: hit.share, default=None)

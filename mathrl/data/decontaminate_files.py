@@ -19,9 +19,9 @@ FURTHER_KEYS = ("solution", "answer", "reward_model.ground_truth")
 def decontaminate_files(
     train: Path, against: Sequence[Path], *, ngram: int, min_share: float, output: Path, report: Path
 ) -> dict[str, Any]:
-    """Write the clean rows of `train` as they stand to `output`, and every hit to `report`, strongest first.
+    """Write the clean rows of `train` unchanged to `output`, and every hit to `report`, strongest first.
 
-    Hits of a smaller share than `min_share` are reported too, with dropped false, and their rows are clean.
+    Hits of a share below `min_share` are reported with dropped false; their rows are clean.
     The training text is the row's question, and its solution where it has one. A chat list is its user turns.
 
     Returns:
@@ -35,23 +35,23 @@ def decontaminate_files(
     for file in (f for path in against for f in list_files(path)):
         for row in read_rows(file):
             problem = _problem(row)
-            if problem.id in homes:  # both files number their rows from 1, say
+            if problem.id in homes:  # e.g. both files number their rows from 1
                 problem = problem.with_(id=f"{file.name}/{problem.id}")
             homes[problem.id] = file.name
             index.add_problem(problem)
     if not index.texts:
         raise UserError(f"{', '.join(map(str, against))}: no evaluation text of 3 grams or more")
     hits: list[Hit] = []
-    counted: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def clean() -> Iterator[dict[str, Any]]:
         for file in list_files(train):
             for row in read_rows(file):
-                counted["rows"] += 1
+                counts["rows"] += 1
                 problem = _problem(row)
                 texts = [problem.question, *([problem.solution] if problem.solution else [])]
-                found = [hit for text in texts if (hit := index.look_up(problem.id, text))]
-                strongest = max(found, key=lambda hit: hit.share, default=None)
+                row_hits = [hit for text in texts if (hit := index.look_up(problem.id, text))]
+                strongest = max(row_hits, key=lambda hit: hit.share, default=None)
                 hits.extend([strongest] if strongest else [])
                 if strongest is None or strongest.share < min_share:
                     yield row.values
@@ -61,7 +61,7 @@ def decontaminate_files(
     write_jsonl(report, (hit.to_row(min_share) for hit in hits))
     dropped = [hit for hit in hits if hit.share >= min_share]
     return {
-        "rows": counted["rows"],
+        "rows": counts["rows"],
         "kept": kept,
         "dropped": len(dropped),
         "hits": len(hits),
@@ -79,7 +79,7 @@ def _problem(row: Row) -> Problem:
     question = next((text for key in QUESTION_KEYS if (text := _text(look_up(row.values, key)))), None)
     if question is None:
         raise UserError(
-            f"{row.where}: no question in it (looked for {', '.join(QUESTION_KEYS)}; found "
+            f"{row.where}: no question (looked for {', '.join(QUESTION_KEYS)}; found "
             f"{', '.join(sorted(row.values)) or 'no field'})"
         )
     solution = _text(row.values.get("solution"))

@@ -1,4 +1,4 @@
-"""Rows that ask the same: exact after normalisation, near-duplicates by MinHash LSH; one row of each stays.
+"""Rows with the same question: equal after normalisation, or near-duplicates by MinHash LSH; one of each stays.
 
 Held-out rows win over training rows (test, dev, then the order of the sources), so that no training row
 equals a test row. When the answers in a cluster contradict each other, none of its training rows stays.
@@ -19,7 +19,7 @@ HELD_OUT = ("test", "dev")
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that went, why, and the row that it went for.
+    """A dropped row, the reason, and the row kept in its favour.
 
     Example:
         Dropped(problem=Problem(...), reason="duplicate", other="math/test/00734", detail="exact")
@@ -43,23 +43,23 @@ class Dropped:
         }
 
 
-def deduplicate(problems: Sequence[Problem], how: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
-    """The rows that stay, in their order, and those that go."""
+def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
+    """The rows that stay, in their order, and the dropped ones."""
     kept, dropped = list(problems), []
-    if how.exact:
+    if params.exact:
         clusters = exact_clusters(kept)
-        kept, gone = _settle(kept, clusters, "exact")
-        dropped += gone
-    if how.near:
+        kept, removed = _settle(kept, clusters, "exact")
+        dropped += removed
+    if params.near:
         from mathrl.data.minhash import near_clusters  # numpy; only near-duplicates need it
 
-        kept, gone = _settle(kept, near_clusters(kept, how.near), f"jaccard >= {how.near.threshold}")
-        dropped += gone
+        kept, removed = _settle(kept, near_clusters(kept, params.near), f"jaccard >= {params.near.threshold}")
+        dropped += removed
     return kept, dropped
 
 
 def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
-    """Indices of rows whose questions are equal after normalisation, clusters of two and more."""
+    """Clusters of two or more indices of rows whose questions are equal after normalisation."""
     groups: dict[int, list[int]] = defaultdict(list)
     for index, problem in enumerate(problems):
         groups[exact_key(problem.question)].append(index)
@@ -69,7 +69,7 @@ def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
 def _settle(
     problems: Sequence[Problem], clusters: Iterable[Sequence[int]], detail: str
 ) -> tuple[list[Problem], list[Dropped]]:
-    gone: dict[int, Dropped] = {}
+    dropped: dict[int, Dropped] = {}
     for cluster in clusters:
         ranked = sorted(cluster, key=lambda index: (_rank(problems[index]), index))
         winner = problems[ranked[0]]
@@ -78,21 +78,21 @@ def _settle(
             problem = problems[index]
             if conflict is not None and problem.split not in HELD_OUT:
                 against = winner if not agree(winner, problem) else problems[conflict]
-                said = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
-                gone[index] = Dropped(problem, "conflicting answers", against.id, said)
+                detail_text = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
+                dropped[index] = Dropped(problem, "conflicting answers", against.id, detail_text)
             else:
-                gone[index] = Dropped(problem, "duplicate", winner.id, detail)
+                dropped[index] = Dropped(problem, "duplicate", winner.id, detail)
         if conflict is not None and winner.split not in HELD_OUT:
             other = problems[conflict]
-            said = f"{detail}; answers {list(winner.answers)} and {list(other.answers)}"
-            gone[ranked[0]] = Dropped(winner, "conflicting answers", other.id, said)
-    return [p for i, p in enumerate(problems) if i not in gone], [gone[i] for i in sorted(gone)]
+            detail_text = f"{detail}; answers {list(winner.answers)} and {list(other.answers)}"
+            dropped[ranked[0]] = Dropped(winner, "conflicting answers", other.id, detail_text)
+    return [p for i, p in enumerate(problems) if i not in dropped], [dropped[i] for i in sorted(dropped)]
 
 
 def _rank(problem: Problem) -> int:
     return HELD_OUT.index(problem.split) if problem.split in HELD_OUT else len(HELD_OUT)
 
 
-def agree(one: Problem, other: Problem) -> bool:
-    r"""Whether some accepted answer is common, by the grader's cheap exact steps (1/3 is \frac13)."""
-    return any(a == b or compare(a, b).equal is True for a in one.answers for b in other.answers)
+def agree(first: Problem, second: Problem) -> bool:
+    r"""Whether the problems share an accepted answer, by the grader without its engine (1/3 is \frac13)."""
+    return any(a == b or compare(a, b).equal is True for a in first.answers for b in second.answers)

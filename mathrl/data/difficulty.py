@@ -1,8 +1,8 @@
-"""Difficulty: the pass rate of a policy over k samples a problem, with its Wilson interval.
+"""Difficulty: the pass rate of a policy over k samples per problem, with its Wilson interval.
 
-Measured rates are kept by what was measured, so that another run, mixture or larger set reuses them: a
-file a policy, `state_root()/pass_rates/<digest>.jsonl`, where the digest is of the model folder, the prompt
-(few-shot examples included), the reward, the engine, the sampling and the seed; a line a problem,
+Measured counts are cached, so that another run, mixture or larger set reuses them: one file per policy,
+`state_root()/pass_rates/<digest>.jsonl`, named by the digest of the model folder, the prompt (with its few-shot
+examples), the reward, the engine, the sampling and the seed; one line per problem,
 `{"problem": digest, "correct": 3}`.
 """
 
@@ -42,8 +42,8 @@ def pass_rate_row(problem: Problem, correct: int, samples: int) -> dict[str, Any
     }
 
 
-def choose(problems: Sequence[Problem], count: int | None, seed: int) -> list[Problem]:
-    """A seeded choice of `count` problems in their order; all of them when there are no more."""
+def seeded_subset(problems: Sequence[Problem], count: int | None, seed: int) -> list[Problem]:
+    """`count` problems chosen by the seed, in their order; all of them if there are no more."""
     if count is None or count >= len(problems):
         return list(problems)
     at = sorted(random.Random(derive_seed(seed, "difficulty", "choose")).sample(range(len(problems)), count))
@@ -51,29 +51,29 @@ def choose(problems: Sequence[Problem], count: int | None, seed: int) -> list[Pr
 
 
 def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Any]:
-    """Figures of a set of pass rates: pass_at_k, never and always solved, and Spearman's rho with the
-    source's levels (level_agreement) over so many problems that have one (level_agreement_problems)."""
-    out: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
+    """Figures of a set of pass rates: pass_at_k, the shares never and always solved, and `level_agreement`,
+    Spearman's rho with the levels of the source over the `level_agreement_problems` problems that have one."""
+    summary: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
     for k in ks:
-        if k <= out["samples"]:
-            out[f"pass_at_{k}"] = sum(_pass(row, k) for row in rows) / len(rows)
-    out["never_solved"] = sum(row["correct"] == 0 for row in rows) / len(rows)
-    out["always_solved"] = sum(row["correct"] == row["samples"] for row in rows) / len(rows)
+        if k <= summary["samples"]:
+            summary[f"pass_at_{k}"] = sum(_pass(row, k) for row in rows) / len(rows)
+    summary["never_solved"] = sum(row["correct"] == 0 for row in rows) / len(rows)
+    summary["always_solved"] = sum(row["correct"] == row["samples"] for row in rows) / len(rows)
     levelled = [(row["level"], row["pass_rate"]) for row in rows if row["level"] is not None]
     levels = sorted({level for level, _ in levelled})
-    out["by_level"] = {
-        str(level): {"problems": len(found), "pass_rate": sum(found) / len(found)}
+    summary["by_level"] = {
+        str(level): {"problems": len(rates), "pass_rate": sum(rates) / len(rates)}
         for level in levels
-        if (found := [rate for other, rate in levelled if other == level])
+        if (rates := [rate for row_level, rate in levelled if row_level == level])
     }
-    out["level_agreement_problems"] = len(levelled)
-    out["level_agreement"] = rank_correlation([-level for level, _ in levelled], [rate for _, rate in levelled])
-    return out
+    summary["level_agreement_problems"] = len(levelled)
+    summary["level_agreement"] = rank_correlation([-level for level, _ in levelled], [rate for _, rate in levelled])
+    return summary
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rho with mean ranks for ties; None where one side is constant."""
-    a, b = _ranks(one), _ranks(other)
+    a, b = _ranks(first), _ranks(second)
     n = len(a)
     if n < 2 or len(set(a)) == 1 or len(set(b)) == 1:
         return None
@@ -83,20 +83,20 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
 
 
 def problem_key(problem: Problem) -> str:
-    """Digest of all that the prompt and the verdict depend on; id, split and level are left out."""
+    """Digest of what the prompt and the verdict depend on: neither id nor split nor level."""
     return digest([problem.question, problem.answers, problem.source, problem.extra])
 
 
 def cache_file(root: Path, policy: str, *settings: Any, few_shot: Sequence[Problem] = ()) -> Path:
     """The file of a policy's digest under these settings (JSON-able: prompt, reward, sampling, seed)."""
-    shown = [[example.question, example.answers, example.solution] for example in few_shot]
-    return root / "pass_rates" / f"{digest([policy, shown, *settings])}.jsonl"
+    examples = [[example.question, example.answers, example.solution] for example in few_shot]
+    return root / "pass_rates" / f"{digest([policy, examples, *settings])}.jsonl"
 
 
-def recall(file: Path, problems: Iterable[Problem]) -> dict[str, int]:
-    """Correct samples by problem key, of those that were measured before; a torn last line is left out."""
-    wanted = {problem_key(problem) for problem in problems}
-    found: dict[str, int] = {}
+def read_cached_counts(file: Path, problems: Iterable[Problem]) -> dict[str, int]:
+    """Correct samples by problem key, for the problems measured before; a torn last line is ignored."""
+    keys = {problem_key(problem) for problem in problems}
+    counts: dict[str, int] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         if not line:
             continue
@@ -104,19 +104,19 @@ def recall(file: Path, problems: Iterable[Problem]) -> dict[str, int]:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue  # a write that was cut short
-        if row["problem"] in wanted:
-            found[row["problem"]] = int(row["correct"])
-    return found
+        if row["problem"] in keys:
+            counts[row["problem"]] = int(row["correct"])
+    return counts
 
 
-def remember(file: Path, correct: Mapping[str, int]) -> None:
-    """Add measured problems; several processes may do so at once."""
+def add_cached_counts(file: Path, correct: Mapping[str, int]) -> None:
+    """Append counts to the cache; several processes may do so at once."""
     if not correct:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps({"problem": key, "correct": count}) + "\n" for key, count in sorted(correct.items()))
     with FileLock(file.with_suffix(".lock")), file.open("a", encoding="utf-8") as stream:
-        # The line break first: after a write that was cut short, a new line begins.
+        # The line break comes first: it ends a line whose write was cut short.
         stream.write("\n" + lines if file.stat().st_size else lines)
         stream.flush()
         os.fsync(stream.fileno())

@@ -46,7 +46,7 @@ def to_rlinf(problem: Problem) -> dict[str, Any]:
 
 
 def export(problems: Sequence[Problem], format: Format, output: Path) -> int:
-    """Write the rows and return their number; a name that ends in .parquet makes a parquet file.
+    """Write the rows and return their number; a name ending in .parquet gives a parquet file.
 
     Parquet holds no lone surrogates: they become backslash escapes, and their rows are counted on stderr.
 

@@ -1,4 +1,4 @@
-"""Texts as grams, the unit in which duplicates and contamination are measured (features.md D6).
+"""Grams, the units in which duplicates and contamination are measured (features.md D6).
 
 A gram is one word, one Han character, one number or one LaTeX command, after NFKC and lower-casing, with
 punctuation dropped. So a Chinese question has as many grams as characters, and "芳芳买了99页" is no single
@@ -32,9 +32,9 @@ def grams(text: str) -> list[str]:
     return [gram.translate(_DROPPED) for gram in _GRAM.findall(folded)]
 
 
-def numbers(found: list[str]) -> tuple[str, ...]:
-    """The numbers among the grams, sorted: two problems with other numbers are other problems."""
-    return tuple(sorted(gram for gram in found if gram[0].isdigit()))
+def numbers(text_grams: list[str]) -> tuple[str, ...]:
+    """The numbers among the grams, sorted: problems with different numbers are different problems."""
+    return tuple(sorted(gram for gram in text_grams if gram[0].isdigit()))
 
 
 def exact_key(text: str) -> int:

@@ -1,8 +1,8 @@
-"""Files that lie outside the checkout, as links in data/inputs/<stage>, which DVC watches.
+"""Files outside the checkout, as links in data/inputs/<stage>, which DVC watches.
 
-DVC follows the links and hashes what they lead to, so a plain `dvc repro` notices a file with other bytes.
-The stage that reads the files makes its links anew when it begins, and `mathrl run` does before DVC looks,
-which notices also what a link cannot show: a further file in a folder, or one that comes before the hub.
+DVC follows the links and hashes their targets, so a plain `dvc repro` notices a file whose bytes changed.
+The stage that reads the files renews its links when it starts, and `mathrl run` renews them before DVC looks,
+which also shows what a link cannot: a new file in a folder, or a local file that replaces the hub.
 """
 
 import re
@@ -17,38 +17,39 @@ INPUTS = Path("data/inputs")
 
 
 def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
-    """The local files of sources, by the name of their link.
+    """The local files of the sources, by the names of their links.
 
     Example:
         {"gsm8k-rl/gsm8k_train.jsonl.gz": Path("/data/gsm8k_train.jsonl.gz")}
     """
-    found: dict[str, Path] = {}
-    for each in sources:
-        folder = re.sub(r"[^\w.-]+", "_", f"{each.name}-{each.split}").strip("_.")
-        found |= {f"{folder}/{label}": file for file, label in each.labels.items()}
-    return found
+    links: dict[str, Path] = {}
+    for source in sources:
+        folder = re.sub(r"[^\w.-]+", "_", f"{source.name}-{source.split}").strip("_.")
+        links |= {f"{folder}/{label}": file for file, label in source.labels.items()}
+    return links
 
 
 def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[ResolvedSource]) -> dict[str, Path]:
-    named = {f"{name}/{label}": file for name, some in files.items() for file, label in labels(some).items()}
-    return named | of_sources(evaluation)
+    """The page files by parameter, and the local files of the evaluation sets, by the names of their links."""
+    links = {f"{name}/{label}": file for name, paths in files.items() for file, label in labels(paths).items()}
+    return links | of_sources(evaluation)
 
 
 def link(stage: str, files: Mapping[str, Path]) -> None:
-    """Make data/inputs/<stage> hold a link to each of these files, and no other link.
+    """Make data/inputs/<stage> hold a link to each of these files and no others.
 
     Several processes may do so at once, for the same files.
     """
     folder = INPUTS / stage
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {folder / name: file.absolute() for name, file in files.items()}
+    targets = {folder / name: file.absolute() for name, file in files.items()}
     for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_symlink() and (path not in wanted or path.readlink() != wanted[path]):
+        if path.is_symlink() and (path not in targets or path.readlink() != targets[path]):
             path.unlink(missing_ok=True)
         elif path.is_dir() and not any(path.iterdir()):
             with suppress(OSError):
                 path.rmdir()
-    for path, file in wanted.items():
+    for path, file in targets.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             path.symlink_to(file)

@@ -1,11 +1,12 @@
-"""Tables of the reports on data."""
+"""Markdown tables for the reports on data."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """
+    """The lines of a Markdown table.
+
     >>> table(["a", "b"], [[1, "x|y"]])
     ['| a | b |', '|---|---|', '| 1 | x\\\\|y |']
     """
@@ -14,5 +15,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """On one line, and no bar ends it."""
+    """The text on one line, with its bars escaped."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,7 +1,7 @@
 """Near-duplicates of a million questions: MinHash signatures in numpy, banded LSH, candidates verified.
 
-Same method and band choice as datasketch's MinHashLSH (weights 0.5, 0.5), which keeps a Python object for
-each row and band; here a row costs 4 bytes a permutation. Candidates count only when the true Jaccard
+The method and the choice of bands are those of datasketch's MinHashLSH (weights 0.5, 0.5), which keeps a Python
+object per row and band; here a row costs 4 bytes per permutation. Candidates count only when the true Jaccard
 similarity of their shingles reaches the threshold, so LSH adds no false positive.
 """
 
@@ -15,32 +15,32 @@ from mathrl.data.grams import grams, numbers
 from mathrl.params.data import NearDuplicates
 
 _CHUNK = 4096
-# A bucket's rows are compared with this many cluster heads at most: boilerplate would make it quadratic.
+# The most cluster heads that a row is compared with in a bucket: boilerplate would make it quadratic.
 _HEADS = 64
 
 
-def near_clusters(problems: Sequence[Problem], how: NearDuplicates) -> list[list[int]]:
-    """Indices of rows that are near-duplicates of one another, clusters of two and more."""
-    shingled = [shingles(problem.question, how.ngram) for problem in problems]
-    signatures = sign(shingled, how.permutations)
+def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[list[int]]:
+    """Clusters of two or more indices of rows that are near-duplicates of one another."""
+    shingled = [shingles(problem.question, params.ngram) for problem in problems]
+    signatures = sign(shingled, params.permutations)
     salt = np.zeros(len(problems), dtype=np.uint64)
-    if how.same_numbers:
+    if params.same_numbers:
         texts = (" ".join(numbers(grams(problem.question))) for problem in problems)
         salt = np.fromiter((xxhash.xxh3_64_intdigest(t.encode()) for t in texts), np.uint64, len(problems))
-    bands, rows = band_shape(how.threshold, how.permutations)
+    bands, rows = band_shape(params.threshold, params.permutations)
     parent = np.arange(len(problems))
     for band in range(bands):
         keys = _band_keys(signatures[:, band * rows : (band + 1) * rows], salt)
         for bucket in _buckets(keys):
             heads: list[int] = []
             for index in bucket:
-                matched = next((h for h in heads if jaccard(shingled[h], shingled[index]) >= how.threshold), None)
+                matched = next((h for h in heads if jaccard(shingled[h], shingled[index]) >= params.threshold), None)
                 if matched is None:
                     if len(heads) < _HEADS and len(shingled[index]):
                         heads.append(index)
                 else:
-                    one, other = sorted((_root(parent, matched), _root(parent, index)))
-                    parent[other] = one
+                    low, high = sorted((_root(parent, matched), _root(parent, index)))
+                    parent[high] = low
     groups: dict[int, list[int]] = {}
     for index in range(len(problems)):
         groups.setdefault(_root(parent, index), []).append(index)
@@ -48,19 +48,19 @@ def near_clusters(problems: Sequence[Problem], how: NearDuplicates) -> list[list
 
 
 def shingles(text: str, ngram: int) -> np.ndarray:
-    """Sorted distinct 64-bit hashes of the n-grams (of the whole text when it has fewer grams)."""
-    found = grams(text)
-    if not found:
+    """Sorted distinct 64-bit hashes of the n-grams (of the whole text if it has fewer grams)."""
+    text_grams = grams(text)
+    if not text_grams:
         return np.empty(0, dtype=np.uint64)
-    size = min(ngram, len(found))
-    windows = {" ".join(found[i : i + size]) for i in range(len(found) - size + 1)}
+    size = min(ngram, len(text_grams))
+    windows = {" ".join(text_grams[i : i + size]) for i in range(len(text_grams) - size + 1)}
     return np.sort(np.fromiter((xxhash.xxh3_64_intdigest(w.encode()) for w in windows), np.uint64, len(windows)))
 
 
-def jaccard(one: np.ndarray, other: np.ndarray) -> float:
-    """Shared shingles over all shingles."""
-    shared = len(np.intersect1d(one, other, assume_unique=True))
-    return shared / (len(one) + len(other) - shared) if len(one) + len(other) else 0.0
+def jaccard(first: np.ndarray, second: np.ndarray) -> float:
+    """The number of shared shingles over the number of all shingles."""
+    shared = len(np.intersect1d(first, second, assume_unique=True))
+    return shared / (len(first) + len(second) - shared) if len(first) + len(second) else 0.0
 
 
 def sign(shingled: Sequence[np.ndarray], permutations: int) -> np.ndarray:
@@ -106,7 +106,7 @@ def _band_keys(band: np.ndarray, salt: np.ndarray) -> np.ndarray:
 
 
 def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
-    """Row indices with equal keys, in their order, two and more."""
+    """Groups of two or more row indices with equal keys, in their order."""
     order = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[order])) + 1
     for group in np.split(order, edges):

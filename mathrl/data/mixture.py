@@ -14,25 +14,25 @@ from mathrl.params.data import Component, Mix
 
 
 def mix(
-    problems: Sequence[Problem], rates: Mapping[str, float], how: Mix, seed: int
+    problems: Sequence[Problem], rates: Mapping[str, float], params: Mix, seed: int
 ) -> tuple[list[Problem], dict[str, Any]]:
     """The mixture, with `pass_rate` set where it was measured, and its manifest.
 
-    A problem belongs to the first component that fits it; of each source at most `cap` stay in it.
-    Components with a count give exactly so many rows, those with epochs alone every problem so often; those
-    with a weight share the rest (`size`, or as much as the scarcest of them allows) in exact proportion, by
-    largest remainders. A component of which more rows are taken than it has problems goes through them
-    again, whole passes first, `epochs` times at most.
+    A problem belongs to the first component that fits it; at most `cap` problems of each source stay in it.
+    A component with a count gives exactly that number of rows; one with only epochs gives every problem that
+    number of times; those with a weight share the rest (`size`, or as much as the scarcest of them allows) in
+    exact proportion, by largest remainders. A component that gives more rows than it has problems repeats them,
+    full passes first, at most `epochs` times.
 
     Raises:
-        UserError: a component has fewer problems than asked for, or none at all.
+        UserError: a component has too few problems, or none.
     """
-    pools = _pools(problems, rates, how.components, seed)
-    sizes = _sizes([len(pool) for pool in pools], how)
-    total, weights = sum(sizes), sum(map(_weight, how.components))
+    pools = _pools(problems, rates, params.components, seed)
+    sizes = _sizes([len(pool) for pool in pools], params)
+    total, weights = sum(sizes), sum(map(_weight, params.components))
     chosen: list[Problem] = []
     parts = []
-    for number, (component, pool, size) in enumerate(zip(how.components, pools, sizes, strict=True)):
+    for number, (component, pool, size) in enumerate(zip(params.components, pools, sizes, strict=True)):
         rng = random.Random(derive_seed(seed, "mix", number))
         passes, rest = divmod(size, len(pool))
         taken = passes * pool + [pool[i] for i in sorted(rng.sample(range(len(pool)), rest))]
@@ -50,7 +50,7 @@ def mix(
                 "by_source": dict(sorted(Counter(problem.source for problem in taken).items())),
             }
         )
-    if how.order == "easy_to_hard":
+    if params.order == "easy_to_hard":
         unmeasured = [problem.id for problem in chosen if problem.pass_rate is None and problem.level is None]
         if unmeasured:
             raise UserError(
@@ -66,8 +66,8 @@ def mix(
         "seed": seed,
         "rows": len(chosen),
         "problems": different,
-        "order": how.order,
-        "size": how.size,
+        "order": params.order,
+        "size": params.size,
         "components": parts,
         "rl_split": len(problems),
         "measured": measured,
@@ -88,16 +88,16 @@ def _pools(
     for component, pool in zip(components, pools, strict=True):
         if not pool:
             band = f" with a pass rate in {list(component.band)}" if component.band else ""
-            known = ", ".join(sorted({problem.source for problem in problems}))
+            sources = ", ".join(sorted({problem.source for problem in problems}))
             raise UserError(
-                f"mix: no problem of source {component.source}{band} in the rl split (its sources: {known}); "
+                f"mix: no problem of source {component.source}{band} in the rl split (its sources: {sources}); "
                 "widen the band or correct the source in params/mix.yaml"
             )
     return [_capped(pool, c.cap, seed, i) for i, (c, pool) in enumerate(zip(components, pools, strict=True))]
 
 
 def _capped(pool: list[Problem], cap: int | None, seed: int, number: int) -> list[Problem]:
-    """At most `cap` problems of each source, in their order."""
+    """At most `cap` problems per source, in their order."""
     if cap is None:
         return pool
     by_source: dict[str, list[int]] = {}
@@ -119,34 +119,38 @@ def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
     return rate is not None and component.band[0] <= rate <= component.band[1]
 
 
-def _sizes(pools: Sequence[int], how: Mix) -> list[int]:
-    """Rows of each component, from the problems that it has."""
-    available = [have * (c.epochs or 1) for c, have in zip(how.components, pools, strict=True)]
+def _sizes(pools: Sequence[int], params: Mix) -> list[int]:
+    """The number of rows of each component, from the numbers of its problems."""
+    available = [available_rows * (c.epochs or 1) for c, available_rows in zip(params.components, pools, strict=True)]
     counts = [
         rows if c.weight is None and c.count is None else c.count
-        for c, rows in zip(how.components, available, strict=True)
+        for c, rows in zip(params.components, available, strict=True)
     ]
-    for component, have, want in zip(how.components, available, counts, strict=True):
-        if want is not None and want > have:
+    for component, available_rows, wanted_rows in zip(params.components, available, counts, strict=True):
+        if wanted_rows is not None and wanted_rows > available_rows:
             raise UserError(
-                f"mix: source {component.source} has {_rows(component, have)}, fewer than {want}; lower its "
-                "count or raise its epochs"
+                f"mix: source {component.source} has {_rows(component, available_rows)}, fewer than {wanted_rows}; "
+                "lower its count or raise its epochs"
             )
-    weights = [_weight(component) for component in how.components]
+    weights = [_weight(component) for component in params.components]
     total = sum(weights)
     fixed = sum(count or 0 for count in counts)
     if not total:
         return [count or 0 for count in counts]
-    room = min(Fraction(have) * total / weight for have, weight in zip(available, weights, strict=True) if weight)
-    rest = how.size - fixed if how.size is not None else floor(room)
+    room = min(
+        Fraction(available_rows) * total / weight
+        for available_rows, weight in zip(available, weights, strict=True)
+        if weight
+    )
+    rest = params.size - fixed if params.size is not None else floor(room)
     if rest < 0:
-        raise UserError(f"mix.size is {how.size}, but the components with a count take {fixed} already")
+        raise UserError(f"mix.size is {params.size}, but the components with a count take {fixed} already")
     shared = largest_remainders([weight * rest / total for weight in weights])
-    for component, have, want in zip(how.components, available, shared, strict=True):
-        if component.weight is not None and want > have:
+    for component, available_rows, wanted_rows in zip(params.components, available, shared, strict=True):
+        if component.weight is not None and wanted_rows > available_rows:
             raise UserError(
-                f"mix: source {component.source} has {_rows(component, have)}, its share of size "
-                f"{how.size} is {want}; lower mix.size to {fixed + floor(room)}, widen its band or raise "
+                f"mix: source {component.source} has {_rows(component, available_rows)}, its share of size "
+                f"{params.size} is {wanted_rows}; lower mix.size to {fixed + floor(room)}, widen its band or raise "
                 "its epochs"
             )
     return [count if count is not None else part for count, part in zip(counts, shared, strict=True)]
@@ -163,16 +167,16 @@ def _rows(component: Component, have: int) -> str:
 
 
 def largest_remainders(exact: Sequence[Fraction]) -> list[int]:
-    """Whole numbers with the sum of the exact ones (rounded down), each less than 1 away from its own.
+    """Integers with the sum of the exact numbers (rounded down), each less than 1 away from its number.
 
     >>> largest_remainders([Fraction(10, 3), Fraction(10, 3), Fraction(10, 3)])
     [4, 3, 3]
     """
-    whole = [floor(x) for x in exact]
-    left = floor(sum(exact, Fraction(0))) - sum(whole)
-    for i in sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))[:left]:
-        whole[i] += 1
-    return whole
+    floors = [floor(x) for x in exact]
+    missing = floor(sum(exact, Fraction(0))) - sum(floors)
+    for i in sorted(range(len(exact)), key=lambda i: (floors[i] - exact[i], i))[:missing]:
+        floors[i] += 1
+    return floors
 
 
 def _levels(problems: Sequence[Problem]) -> dict[str, int]:

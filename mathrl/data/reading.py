@@ -1,4 +1,4 @@
-"""What a source holds, row by row, with an account of what was read: rows, digests, the hub's commit."""
+"""The problems of a source, with an account of what was read: rows, digests, the commit of the hub."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from mathrl.data.sources import ResolvedSource
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A bad row and why; `where` has the whole path, `shown` none of its folders ("gsm8k.jsonl, line 3")."""
+    """A bad row and the reason; `where` has the full path, `shown` only the file name ("gsm8k.jsonl, line 3")."""
 
     where: str
     shown: str
@@ -34,10 +34,10 @@ class Rejected:
 
 @dataclass
 class Read:
-    """What was read of a source, filled as it is read.
+    """An account of what was read of a source, filled while reading.
 
-    `rows` counts every row of a file, those included that are bad or in `left_out` (by `keep`, above the
-    `limit`); hub rows have the key "hub", those of a generator its name.
+    `rows` counts every row per file, including bad rows and those in `left_out` (by `keep`, or above the
+    `limit`); rows of the hub have the key "hub", those of a generator its name.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -49,41 +49,41 @@ class Read:
 def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -> Iterator[Problem | Rejected]:
     """The problems of a source in file order (a seeded choice of `limit`), bad rows as `Rejected`.
 
-    `read` takes the account.
+    The account is added to `read`.
 
     Raises:
-        UserError: a file or the hub cannot be read, or there is no row at all.
+        UserError: a file or the hub cannot be read, or it has no row.
     """
     read = read or Read()
     if resolved.generated:
-        made = resolved.generated
-        counts = {str(split): count for split, count in made.counts.items()}
-        for problem in generate(made.generator, counts, made.options, seed=seed, name=made.name):
-            read.rows[made.generator] += 1
+        generated = resolved.generated
+        counts = {str(split): count for split, count in generated.counts.items()}
+        for problem in generate(generated.generator, counts, generated.options, seed=seed, name=generated.name):
+            read.rows[generated.generator] += 1
             yield problem
         return
-    found: list[Problem | Rejected] = list(_problems(resolved, seed, read))
-    good = [index for index, item in enumerate(found) if isinstance(item, Problem)]
+    items: list[Problem | Rejected] = list(_problems(resolved, seed, read))
+    good = [index for index, item in enumerate(items) if isinstance(item, Problem)]
     if resolved.limit is not None and resolved.limit < len(good):
         rng = random.Random(derive_seed(seed, "limit", resolved.name, resolved.split))
         left_out = set(good) - set(rng.sample(good, resolved.limit))
         read.left_out["above the limit"] = len(left_out)
-        found = [item for index, item in enumerate(found) if index not in left_out]
-    if not found:
+        items = [item for index, item in enumerate(items) if index not in left_out]
+    if not items:
         raise UserError(f"{resolved.describe()}: no row in it")
-    yield from found
+    yield from items
 
 
 def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
-    """For the manifest: what was read, by digest and not by place, so that it is equal on any machine."""
+    """For the manifest: what was read, by digest and not by path, so that it is equal on every machine."""
     row: dict[str, Any] = {"name": resolved.name, "split": resolved.split, "licence": resolved.licence}
-    if made := resolved.generated:
+    if generated := resolved.generated:
         return row | {
-            "generator": made.generator,
-            "version": VERSIONS[made.generator],
-            "options": dict(made.options),
-            "counts": dict(made.counts),
-            "rows": read.rows[made.generator],
+            "generator": generated.generator,
+            "version": VERSIONS[generated.generator],
+            "options": dict(generated.options),
+            "counts": dict(generated.counts),
+            "rows": read.rows[generated.generator],
         }
     row |= {"limit": resolved.limit} if resolved.limit else {}
     row |= {"keep": dict(resolved.shapes[0].keep)} if resolved.shapes and resolved.shapes[0].keep else {}
@@ -110,7 +110,7 @@ def _problems(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Probl
             continue
         if shape is None or not shape.fits(row.values):
             shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
-        if any(row.values.get(key) not in _listed(wanted) for key, wanted in shape.keep.items()):
+        if any(row.values.get(key) not in _listed(accepted) for key, accepted in shape.keep.items()):
             read.left_out["left out by keep"] += 1
             continue
         try:
@@ -121,7 +121,7 @@ def _problems(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Probl
             yield Rejected(row.where, row.shown, resolved.name, str(error))
             continue
         if problem.id in seen:
-            reason = f"id {problem.id!r} stands in an earlier row too"
+            reason = f"id {problem.id!r} occurs in an earlier row too"
             yield Rejected(row.where, row.shown, resolved.name, reason)
             continue
         seen.add(problem.id)
@@ -150,7 +150,7 @@ def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
             f"{resolved.name}: {resolved.hub} cannot be read from the hub ({type(error).__name__}: {cause}); "
             "put the files in a folder and name it in curate.data_folder or $MATHRL_DATA"
         ) from None
-    # The commit that the client settled on and reads from; of a folder it is a shorter digest.
+    # The commit that the client resolved and reads; for a folder it is a shorter digest.
     read.commit = builder.hash if re.fullmatch("[0-9a-f]{40}", builder.hash or "") else None
     stem = f"{resolved.subset or 'default'}-{resolved.hub_split}"
     for number, values in enumerate(rows, start=1):
@@ -160,5 +160,5 @@ def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
         yield Row(place, f"{stem}:{number}", dict(values), shown=place)
 
 
-def _listed(wanted: Any) -> list[Any]:
-    return list(wanted) if isinstance(wanted, list | tuple) else [wanted]
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,7 +1,6 @@
 """Problem sources by name: their hub id, the names of their local files, their fields and licence.
 
-The normalised shape (id, question, answer, …) is tried first, then the shapes
-in which the set is published.
+The normalised shape (id, question, answer, …) is tried first, then the shapes in which the set is published.
 """
 
 from dataclasses import dataclass
@@ -33,8 +32,8 @@ _PROBLEM = RowShape(prompt_key="problem", answer_key="answer", solution_key="sol
 class NamedSource:
     """A public problem set.
 
-    `splits` maps our split names to the hub's; `evaluation` is the one that benchmarks use; local files are
-    `<stem>_<split>` with any known suffix, for each stem, in the data folder.
+    `splits` maps the split names of mathrl to those of the hub; `evaluation` is the split of benchmarks; local
+    files are `<stem>_<split>` with any known suffix, for each stem, in the data folder.
     """
 
     name: str
@@ -120,6 +119,6 @@ def benchmark(name: str) -> NamedSource:
     """
     named = REGISTRY.get(name)
     if named is None or named.evaluation is None:
-        known = ", ".join(n.name for n in _ALL if n.evaluation)
-        raise UserError(f"no benchmark {name!r}; known: test (the curated split), {known}")
+        names = ", ".join(n.name for n in _ALL if n.evaluation)
+        raise UserError(f"no benchmark {name!r}; known: test (the curated split), {names}")
     return named

@@ -1,8 +1,8 @@
 """SFT sets and preference pairs from a policy's graded samples.
 
 Rejection sampling (RFT; DeepSeek-R1, section 2.3.3): correct responses only, different from one another,
-without mixed languages, repetition or over-long text, at most m a problem. Preference pairs: a correct
-against a wrong response of the same problem.
+without mixed languages, repetition or over-long text, at most m per problem. Preference pairs: a correct
+and a wrong response to the same problem.
 """
 
 import random
@@ -23,7 +23,7 @@ ResponseRow = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Filters:
-    """What a response must be like to be imitated; None leaves a filter out."""
+    """What a response must satisfy to be imitated; None switches a filter off."""
 
     per_problem: int = 4
     max_length: int | None = None
@@ -36,10 +36,10 @@ class Filters:
 def rejection_sample(
     groups: Iterable[tuple[Problem, Sequence[ResponseRow]]], filters: Filters, seed: int
 ) -> tuple[list[Problem], Counter[str]]:
-    """Problems of the sft split whose `extra.response` is to be imitated, and how many samples went why.
+    """Problems of the sft split whose `extra.response` is to be imitated, and the number of samples by reason.
 
     Every sample is counted once: kept, wrong, cut off, too long, mixed language, repetitive, said before, or
-    above the number a problem. Which of the fitting samples are kept is a seeded choice.
+    above the number a problem. The seed decides which of the fitting samples are kept.
     """
     kept: list[Problem] = []
     counts: Counter[str] = Counter()
@@ -87,7 +87,7 @@ def preference_pairs(
 ) -> list[dict[str, Any]]:
     """Pairs of a correct (chosen) and a wrong (rejected) response; no response in two pairs of a problem.
 
-    A response that was cut off is never chosen, whatever its answer.
+    A truncated response is never the chosen one, whatever its answer.
 
     Example:
         {"problem_id": "chain/rl/00012", "question": "7+5-3*4=", "chosen": "…<answer>36</answer>",
@@ -108,7 +108,7 @@ def preference_pairs(
 
 
 def step_labels(correct: Sequence[int], samples: int) -> list[dict[str, float]]:
-    """Labels of a solution's steps by Monte-Carlo roll-outs of each prefix (Math-Shepherd, arXiv:2312.08935).
+    """Labels of the steps of a solution by Monte-Carlo rollouts from each prefix (Math-Shepherd, arXiv:2312.08935).
 
     Args:
         correct: For the prefix that ends in step i, how many of its `samples` continuations were correct.

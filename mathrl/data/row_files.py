@@ -17,7 +17,7 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row with its place; `problem` says why it cannot be read.
+    """One row with its location; `problem` says why it cannot be read.
 
     Example:
         Row(where="/data/gsm8k_test.jsonl, line 12", name="gsm8k_test:12", values={"question": …},
@@ -32,10 +32,10 @@ class Row:
 
 
 def list_files(path: Path) -> list[Path]:
-    """The file itself, or the data files of a folder in the order of their names.
+    """The file, or the data files of a folder in the order of their names.
 
     Raises:
-        UserError: nothing there, or nothing of a known format.
+        UserError: there is no such file or folder, or no file of a known format.
     """
     if path.is_file():
         if _format(path) not in SUFFIXES:
@@ -50,7 +50,7 @@ def list_files(path: Path) -> list[Path]:
 
 
 def labels(files: Iterable[Path]) -> dict[Path, str]:
-    """What each file is called where places must not show: its name, with folders where names repeat."""
+    """The label of each file in outputs without paths: its name, with folders if names repeat."""
     files = list(files)
     if len({file.name for file in files}) == len(files):
         return {file: file.name for file in files}
@@ -61,7 +61,7 @@ def labels(files: Iterable[Path]) -> dict[Path, str]:
 def read_rows(file: Path, label: str | None = None) -> Iterator[Row]:
     """Yield the rows of one file in order; a row that is not an object has its `problem` set.
 
-    `label` is what the file is called where folders must not show: its name, if nothing else is given.
+    `label` names the file in outputs without paths; by default it is the file name.
 
     Raises:
         UserError: the file as a whole cannot be read.
@@ -85,8 +85,8 @@ def read_rows(file: Path, label: str | None = None) -> Iterator[Row]:
 
 
 def _format(file: Path) -> str:
-    plain = Path(file.name.removesuffix(".gz")).suffix
-    return "" if plain == ".parquet" and file.suffix == ".gz" else plain
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    return "" if suffix == ".parquet" and file.suffix == ".gz" else suffix
 
 
 def _open(file: Path) -> io.TextIOBase:
@@ -119,7 +119,7 @@ def _json(file: Path) -> Iterator[tuple[int, Any]]:
             raise UserError(f"{file}: cannot be read as json ({error})") from None
     lists = [value for value in content.values() if isinstance(value, list)] if isinstance(content, dict) else [content]
     if len(lists) != 1 or not isinstance(lists[0], list):
-        raise UserError(f"{file}: a list of rows is wanted, or an object with one list of rows in it")
+        raise UserError(f"{file}: expected a list of rows, or an object with one list of rows in it")
     for number, values in enumerate(lists[0], start=1):
         yield number, values if isinstance(values, dict | list) else "not a JSON object"
 

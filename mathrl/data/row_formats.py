@@ -20,12 +20,12 @@ _TEMPLATED = re.compile(r"<\|im_start\|>|<｜(?:User|Assistant)｜>|<\|start_hea
 
 
 class BadRow(ValueError):
-    """A row that holds no problem; the message names the field."""
+    """A row without a problem; the message names the field."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """Which fields hold what; `prompt_key` may join fields (Body+Question), a dot goes inside (0.value)."""
+    """The fields of a row; `prompt_key` may join fields (Body+Question), a dot descends into one (0.value)."""
 
     format: str = "fields"
     prompt_key: str = "question"
@@ -38,7 +38,7 @@ class RowShape:
     keep: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row has the fields that a problem needs, and the id where one is named."""
+        """Whether the row has the fields that a problem needs, and the id field if one is named."""
         keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or "answer"]
         keys += [self.id_key] if self.id_key else []
         return all(look_up(row, key) is not None for key in keys)
@@ -48,19 +48,19 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
     """The value under a key, or inside it: reward_model.ground_truth, 0.value."""
     if key in row:
         return row[key]
-    here: Any = row
+    value: Any = row
     for part in key.split("."):
-        if isinstance(here, list) and part.isdigit() and int(part) < len(here):
-            here = here[int(part)]
-        elif isinstance(here, Mapping) and part in here:
-            here = here[part]
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
         else:
             return None
-    return here
+    return value
 
 
 def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: str, split: str, seed: int) -> Problem:
-    """Read one row; `name` (file and number) is its id where the row has none.
+    """Read one row; `name` (file and number) is its id if the row has none.
 
     Raises:
         BadRow: a field is missing, empty or of the wrong kind.
@@ -68,8 +68,8 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     reader = {"rlinf": _rlinf, "verl": _verl, "multiple_choice": _choice, "countdown": _countdown}
     parts = reader.get(shape.format, _fields)(row, shape, seed, name)
     answers = tuple(dict.fromkeys(parts["answers"]))
-    given = look_up(row, shape.id_key) if shape.id_key else None
-    given = parts.get("id") if given is None else given
+    row_id = look_up(row, shape.id_key) if shape.id_key else None
+    row_id = parts.get("id") if row_id is None else row_id
     used = {
         shape.prompt_key.split("+")[0],
         shape.answer_key,
@@ -85,7 +85,7 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     extra = {key: value for key, value in row.items() if key not in used and value not in (None, "", [], {})}
     subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
     return Problem(
-        id=f"{source}/{name}" if given is None else str(given),
+        id=f"{source}/{name}" if row_id is None else str(row_id),
         question=parts["question"],
         answers=answers,
         source=source,
@@ -118,7 +118,7 @@ def _answers(row: Mapping[str, Any], shape: RowShape) -> list[str]:
         return [answer]
     value = look_up(row, key)
     values = value if isinstance(value, list | tuple) else [value]
-    answers = [text for one in values if (text := _as_text(one))]
+    answers = [text for item in values if (text := _as_text(item))]
     if not answers:
         raise BadRow(f"field {key!r}: no answer (found {_shown(row, key)})")
     return answers
@@ -150,9 +150,9 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
         question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
     info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
-    # Ours (export.py) name the problem's id and all accepted answers; veRL reads the ground truth alone.
-    further = info.get("answers") if info else None
-    answers += [str(each) for each in further] if isinstance(further, list) else []
+    # Rows of export.py have the id and all accepted answers of the problem; veRL reads only the ground truth.
+    further_answers = info.get("answers") if info else None
+    answers += [str(answer) for answer in further_answers] if isinstance(further_answers, list) else []
     index = info.get("index") if info else None
     place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if info else None
     id = (info.get("id") if info else None) or (place if index is not None else None)
@@ -167,16 +167,16 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
 
 
 def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
-    """GPQA's columns, the options shuffled by a seed of their own for each row; the answer is a letter."""
+    """The columns of GPQA, with the options shuffled by a seed per row; the answer is a letter."""
     question = _text(row, "Question")
     right = _text(row, "Correct Answer").strip()
     keys = sorted(key for key in row if re.fullmatch(r"Incorrect Answer \d+", key) and row[key])
     if not keys:
-        raise BadRow(f"field 'Incorrect Answer 1': a text is wanted, found {_shown(row, 'Incorrect Answer 1')}")
+        raise BadRow(f"field 'Incorrect Answer 1': expected text, found {_shown(row, 'Incorrect Answer 1')}")
     options = [right, *(str(row[key]).strip() for key in keys)]
     if len(set(options)) < len(options):
         twice = next(text for text in options if options.count(text) > 1)
-        raise BadRow(f"fields 'Correct Answer', {', '.join(map(repr, keys))}: {twice!r} stands in two of them")
+        raise BadRow(f"fields 'Correct Answer', {', '.join(map(repr, keys))}: two of them are {twice!r}")
     random.Random(derive_seed(seed, "options", question)).shuffle(options)
     listed = "\n".join(f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False))
     return {
@@ -194,7 +194,7 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
 
     numbers, target = row.get("nums"), row.get("target")
     if not isinstance(numbers, list) or not numbers or not isinstance(target, int):
-        raise BadRow("fields 'nums' (a list of whole numbers) and 'target' are wanted")
+        raise BadRow("expected fields 'nums' (a list of integers) and 'target'")
     parts = problem_parts([int(number) for number in numbers], target)
     if parts is None:
         raise BadRow(f"no way to make {target} from {numbers}")
@@ -204,7 +204,7 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
 def _text(row: Mapping[str, Any], key: str) -> str:
     value = look_up(row, key)
     if not isinstance(value, str) or not value.strip():
-        raise BadRow(f"field {key!r}: a text is wanted, found {_shown(row, key)}")
+        raise BadRow(f"field {key!r}: expected text, found {_shown(row, key)}")
     return value
 
 
@@ -228,8 +228,8 @@ def _as_text(value: Any) -> str | None:
 
 
 def _level(value: Any) -> int | None:
-    """5, "5" and MATH's "Level 5" are 5; "Level ?" is none."""
+    """The level as an integer: 5, "5" and MATH's "Level 5" give 5; "Level ?" gives None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value)
-    found = re.search(r"\d+", value) if isinstance(value, str) else None
-    return int(found.group()) if found else None
+    match = re.search(r"\d+", value) if isinstance(value, str) else None
+    return int(match.group()) if match else None

@@ -24,13 +24,13 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
         boxed, chat: "7+5=12;12-3=9\n\nThe answer is \boxed{9}.", terse "\boxed{9}"
 
     Raises:
-        UserError: a worked demonstration is asked of a problem without a solution.
+        UserError: the demonstration is worked, and the problem has no solution.
     """
     return encodable(_demonstration(problem, routed(prompt, problem), terse))
 
 
 def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
-    if "response" in problem.extra:  # a policy's own, kept by rejection sampling
+    if "response" in problem.extra:  # of a policy, kept by rejection sampling
         return str(problem.extra["response"])
     tags = prompt.template in ("plain", "r1_zero")
     answer = str(problem.extra.get("demonstrated_answer", problem.answers[0]))
@@ -45,21 +45,21 @@ def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
 
 
 def routed(prompt: Prompt, problem: Problem) -> Prompt:
-    """The prompt section for this problem: what its task or source says goes over the rest (R7).
+    """The prompt section for this problem: the route of its task or source overrides the rest (R7).
 
-    The first of `extra.task`, `extra.data_source` and the source's name that has a route counts, as in the
-    reward. What comes back has no routes, so that worked examples are written like the problem itself.
+    The first of `extra.task`, `extra.data_source` and the name of the source that has a route counts, as in the
+    reward. The result has no routes, so that worked examples are written like the problem itself.
     """
     if not prompt.routes:
         return prompt
     names = (problem.extra.get("task"), problem.extra.get("data_source"), problem.source)
-    found = [prompt.routes[str(name)] for name in names if str(name) in prompt.routes]
-    own = found[0].model_dump(exclude_none=True) if found else {}
-    return prompt.model_copy(update={**own, "routes": {}})
+    routes = [prompt.routes[str(name)] for name in names if str(name) in prompt.routes]
+    overrides = routes[0].model_dump(exclude_none=True) if routes else {}
+    return prompt.model_copy(update={**overrides, "routes": {}})
 
 
 def worked_solution(problem: Problem) -> str:
-    """The solution's text without calculator annotations and without the `#### answer` line."""
+    """The text of the solution without calculator annotations and without the `#### answer` line."""
     if not problem.solution:
         raise UserError(
             f"problem {problem.id} has no worked solution to learn from; set sft.terse_share to 1, sft.steps "
@@ -72,11 +72,13 @@ def few_shot_examples(prompt: Prompt, file: Path) -> list[Problem]:
     """The first `prompt.few_shot` problems of the sft split that have a worked solution.
 
     Raises:
-        UserError: there are fewer.
+        UserError: there are too few.
     """
     if not prompt.few_shot:
         return []
-    found = [problem for problem in read_problems(file) if problem.solution][: prompt.few_shot]
-    if len(found) < prompt.few_shot:
-        raise UserError(f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(found)} problems have a solution")
-    return found
+    examples = [problem for problem in read_problems(file) if problem.solution][: prompt.few_shot]
+    if len(examples) < prompt.few_shot:
+        raise UserError(
+            f"{file}: prompt.few_shot is {prompt.few_shot}, but only {len(examples)} problems have a solution"
+        )
+    return examples

@@ -1,4 +1,4 @@
-"""Sources of params/curate.yaml → what will be read: local files first, the hub second, or a generator."""
+"""From the sources of params/curate.yaml to what is read: local files first, then the hub, or a generator."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from mathrl.params.data import FileSource, GeneratedSource, HubSource, RowSource
 
 @dataclass(frozen=True)
 class ResolvedSource:
-    """What one source stands for: local files, or a hub data set, or a generator."""
+    """What one source resolves to: local files, a hub data set or a generator."""
 
     name: str
     split: str
@@ -30,7 +30,7 @@ class ResolvedSource:
     generated: GeneratedSource | None = None
 
     def describe(self, *, places: bool = True) -> str:
-        """One line for a dry run; the report leaves out the places, so that it is equal on any machine."""
+        """One line for a dry run; the report leaves out the paths, so that it is equal on every machine."""
         if self.generated:
             return f"{self.name}: generator {self.generated.generator} {dict(self.generated.counts)}"
         what = ", ".join(str(file) if places else file.name for file in self.files)
@@ -48,7 +48,7 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
     """Find the files, or the hub id, of a source.
 
     Raises:
-        UserError: the file or folder is not there, or its format is unknown.
+        UserError: the file or folder does not exist, or its format is unknown.
     """
     if isinstance(source, GeneratedSource):
         make_generator(source.generator, source.options)
@@ -91,7 +91,7 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
 def resolve_named(
     named: NamedSource, split: str, data_folder: str | None, *, revision: str | None = None
 ) -> ResolvedSource:
-    """A registry source's split: its local files when the data folder has them, else the hub."""
+    """One split of a registry source: its local files if the data folder has them, else the hub."""
     ours = split if split in named.splits else next((o for o, h in named.splits.items() if h == split), None)
     if ours is None:
         raise UserError(f"{named.name} has no split {split!r}; it has: {', '.join(named.splits)}")
@@ -112,13 +112,13 @@ def resolve_benchmark(name: str, data_folder: str | None) -> ResolvedSource:
 
 def data_root(data_folder: str | None) -> Path | None:
     """curate.data_folder, or $MATHRL_DATA, or none."""
-    given = data_folder or Variable.DATA.get()
-    if not given:
+    path = data_folder or Variable.DATA.get()
+    if not path:
         return None
-    folder = _absolute(given)
+    folder = _absolute(path)
     if not folder.is_dir():
         origin = "curate.data_folder" if data_folder else Variable.DATA
-        raise UserError(f"{origin}: {folder} is no folder; name the folder that holds gsm8k_train.jsonl and the like")
+        raise UserError(f"{origin}: {folder} is not a folder; name the one with files such as gsm8k_train.jsonl")
     return folder
 
 
@@ -138,12 +138,12 @@ def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
 
 
 def _absolute(path: str) -> Path:
-    given = Path(path).expanduser()
-    return given if given.is_absolute() else main_checkout() / given
+    absolute = Path(path).expanduser()
+    return absolute if absolute.is_absolute() else main_checkout() / absolute
 
 
 def _says_fields(source: HubSource) -> bool:
-    """Whether fields are named; a default that is written out, as a run's own params/ have it, names none."""
+    """Whether the source names fields; a default that is written out, as in the params/ of a run, does not count."""
     keys = ("format", "prompt_key", "answer_key", "solution_key", "answer_rule")
     return any(getattr(source, key) != HubSource.model_fields[key].default for key in keys)
 

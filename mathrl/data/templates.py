@@ -1,4 +1,4 @@
-"""How a problem becomes the model's input: plain, R1-Zero, boxed, the tokenizer's chat template."""
+"""The prompt of a problem: plain, R1-Zero, boxed, or the chat template of the tokenizer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +24,12 @@ def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[
     """Token ids of the prompt, without `prompt.response_prefix`, which belongs to the response.
 
     Raises:
-        UserError: the chat template is asked of a tokenizer that has none.
+        UserError: the prompt needs a chat template, and the tokenizer has none.
     """
     text = prompt_text(problem, prompt, tokenizer, few_shot)
     ids: list[int] = list(tokenizer.encode(text, add_special_tokens=False))
     bos = tokenizer.bos_token_id
-    # A tokenizer that begins every text with its start token keeps doing so; a chat template writes its own.
+    # A tokenizer that starts every text with its start token still does; a chat template writes its own.
     if bos is not None and ids[:1] != [bos] and list(tokenizer.encode(""))[:1] == [bos]:
         ids.insert(0, bos)
     return ids
@@ -57,7 +57,7 @@ def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Seq
 
 
 def prompt_gap(prompt: Prompt) -> str:
-    """What stands between a worked example's question and its answer."""
+    """The text between the question of a worked example and its answer."""
     return " " if prompt.template == "r1_zero" else ""
 
 

@@ -92,14 +92,14 @@ def evaluate_model(
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
-    from mathrl.rollout.sample_problems import sample_all, usable
+    from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
     how = params.evaluate
     engine, tokenizer = open_engine(folder, params.model, params.rollout, device_name(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(how.samples, how.temperature, how.max_tokens, how.top_p)
-    samples = sample_all(
+    samples = sample_problems(
         sampler,
         problems,
         sampling,

@@ -72,9 +72,12 @@ class SymbolicEngine:
             self._start()
             self.calls += 1
             patience = self.patience - (time.monotonic() - started)
-            if not self._ready and not self._wait_ready(max(0.0, patience)):
-                self.failures += 1
-                return EngineReply(False, "the symbolic engine is still starting")
+            if not self._ready:
+                if not self._wait_ready(max(0.0, patience)):
+                    self.failures += 1
+                    return EngineReply(False, "the symbolic engine is still starting")
+                if self.patience > self.limit:  # the caller waits for the start: the pair still has its full limit
+                    started = time.monotonic()
             return self._exchange(line, started + self.limit + _GRACE)
         finally:
             self._lock.release()

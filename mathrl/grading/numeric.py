@@ -31,11 +31,8 @@ def _context() -> Any:
     return context
 
 
-_FUNCTIONS = {
-    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "arcsin": "asin",
-    "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "sinh": "sinh",
-    "cosh": "cosh", "tanh": "tanh", "coth": "coth",
-}  # fmt: skip
+_FUNCTIONS = {name: name for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()}
+_FUNCTIONS |= {f"arc{name}": f"a{name}" for name in "sin cos tan cot sec csc".split()}
 
 
 class Numeric:

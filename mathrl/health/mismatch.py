@@ -1,4 +1,4 @@
-"""What is done when the sampler's log-probs are too far from the trainer's."""
+"""A warning, or the end of the run, when the sampler's log-probs are too far from the trainer's."""
 
 import math
 import sys
@@ -8,26 +8,25 @@ from mathrl.core.errors import UserError
 from mathrl.core.launch import rank
 from mathrl.params.rollout import Rollout
 
-ALIGNMENT, CANARY = "rollout/logprob_alignment", "rollout/canary_alignment"
+ALIGNMENT, CANARY, LAG = "rollout/logprob_alignment", "rollout/canary_alignment", "rollout/lag"
 
 
-def check_mismatch(row: Mapping[str, float], rollout: Rollout, step: int, said: float = 1.0) -> float:
-    """Warn or stop where the mean of exp |log-prob difference| over a step's roll-outs is above the limit.
+def check_mismatch(row: Mapping[str, float], rollout: Rollout, step: int, warned: float = 1.0) -> float:
+    """Warn or stop if the mean of exp |log-prob difference| over a step's rollouts is above the limit.
 
-    A warning is not repeated: `said` is the value that was last warned of, 1 for none, and what is returned
-    is for the next step. There is another once the distance from 1 has doubled, and a line when the value is
-    back within the limit by half.
+    `warned` is the value of the last warning, 1 for none; the return value is that of the next step. The warning is
+    repeated once the distance from 1 has doubled; a notice follows when the value is within half the limit again.
 
     Raises:
-        UserError: it is above, and `rollout.on_mismatch` is stop.
+        UserError: the value is above the limit and `rollout.on_mismatch` is stop.
     """
-    name = judged(row)
+    name = alignment_metric(row)
     value = row.get(name, 1.0)
     if value <= rollout.mismatch_limit:
-        if said > 1 and value <= (1 + rollout.mismatch_limit) / 2:
-            tell(f"step {step}: {name} is {value:.4f}, well again")
+        if warned > 1 and value <= (1 + rollout.mismatch_limit) / 2:
+            print_once(f"step {step}: {name} is back within the limit ({value:.4f})")
             return 1.0
-        return said
+        return warned
     warning = (
         f"step {step}: {name} is {value:.4f}, above rollout.mismatch_limit {rollout.mismatch_limit:g}: the "
         "sampler's log-probs are far from the trainer's"
@@ -37,24 +36,24 @@ def check_mismatch(row: Mapping[str, float], rollout: Rollout, step: int, said: 
             f"{warning}; bring their precisions closer (rollout.vllm.dtype, model.precision), correct for it "
             "(rl.importance), or set rollout.on_mismatch to warn"
         )
-    far = math.inf if math.isnan(value) else value
-    if far - 1 <= 2 * (said - 1):
-        return said
-    tell(f"warning: {warning}; said again if it doubles")
-    return far
+    value = math.inf if math.isnan(value) else value
+    if value - 1 <= 2 * (warned - 1):
+        return warned
+    print_once(f"warning: {warning}; next warning if it doubles")
+    return value
 
 
-def judged(row: Mapping[str, float]) -> str:
-    """The metric that says how far apart sampler and trainer are.
+def alignment_metric(row: Mapping[str, float]) -> str:
+    """The metric that measures the distance of sampler and trainer in a step.
 
-    Where the roll-outs are of older weights (`rollout/lag`) the policy's own change is in their alignment,
-    and where no response had a gradient (uniform groups, the critic's warm-up) there is none: then it is that
-    of the probe after the last sync.
+    That of the probe after the last sync where the rollouts' own cannot serve: it includes the policy's change where
+    older weights sampled (`rollout/lag`), and is missing where no response had a gradient (uniform groups, warm-up of
+    the critic).
     """
-    return CANARY if row.get("rollout/lag") or ALIGNMENT not in row else ALIGNMENT
+    return CANARY if row.get(LAG) or ALIGNMENT not in row else ALIGNMENT
 
 
-def tell(text: str) -> None:
-    """Every process judges the same figure; one of them says so."""
+def print_once(text: str) -> None:
+    """Print at rank 0 alone: every rank checks the same value."""
     if rank() == 0:
         print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""The rules of `mathrl.health.watch`, each a pure function of the records so far.
+"""The rules of `mathrl.health.watch`, each a pure function of the rows so far.
 
-"Now" is the mean of the last health.window records that have a metric; "then" is the mean of the window
-health.patience steps before, or of the run's first one. Accuracy is that on dev where it was evaluated in
-between, else that of the roll-outs.
+`now` is a metric's mean over the last health.window rows, `then` its mean over the window health.patience steps
+earlier, or over the run's first one. Accuracy is that on dev where it was evaluated in between, else that of the
+rollouts.
 """
 
 import itertools
@@ -10,29 +10,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mathrl.health.mismatch import ALIGNMENT, judged
+from mathrl.health.mismatch import ALIGNMENT, LAG, alignment_metric
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
 Row = Mapping[str, float]
-Found = tuple[str, str, str]  # evidence, cause, remedy
+Diagnosis = tuple[str, str, str]  # evidence, cause, remedy
 ACCURACY, DEV = "reward/accuracy", "dev/accuracy"
-NO_PARTS = ("reward/overall", "reward/overall_std", ACCURACY)
-NEVER, SUDDEN, SHARE_OF_START = 0.005, 0.1, 5.0
+TOTALS = ("reward/overall", "reward/overall_std", ACCURACY)
+NEVER, SUDDEN, TIMES_START = 0.005, 0.1, 5.0
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`colour` red: the result cannot be trusted; yellow: look at it."""
+    """A named diagnosis; `colour` red: the result cannot be trusted; yellow: it needs a look."""
 
     name: str
     colour: str
-    look: Callable[[Sequence[Row], Health, Rl], Found | None]
+    diagnose: Callable[[Sequence[Row], Health, Rl], Diagnosis | None]
     needs_rl: bool = True
 
 
 def mean(rows: Sequence[Row], name: str) -> float | None:
-    """Of the rows that have it."""
+    """The metric's mean over the rows that have it; None if no row has."""
     values = [row[name] for row in rows if name in row]
     return sum(values) / len(values) if values else None
 
@@ -42,12 +42,12 @@ def now(rows: Sequence[Row], health: Health, name: str) -> float | None:
 
 
 def earliest(rows: Sequence[Row], name: str) -> float | None:
-    """The first value: a step that measured nothing has none."""
+    """The metric's first value; a step may have none."""
     return next((row[name] for row in rows if name in row), None)
 
 
 def then(rows: Sequence[Row], health: Health, name: str) -> float | None:
-    """None where the run is too short for two windows."""
+    """The mean of the earlier window; None if the run is too short for two windows."""
     if len(rows) < 2 * health.window:
         return None
     first = max(0, len(rows) - health.window - health.patience)
@@ -55,7 +55,7 @@ def then(rows: Sequence[Row], health: Health, name: str) -> float | None:
 
 
 def gain(rows: Sequence[Row], health: Health) -> float:
-    """How much accuracy rose from then to now; 0 where the run is too short to tell."""
+    """The rise of accuracy from `then` to `now`; 0 if the run is too short for both."""
     first = max(0, len(rows) - health.window - health.patience)
     dev = [row[DEV] for row in rows[first:] if DEV in row]
     if len(dev) >= 2:
@@ -79,7 +79,7 @@ def too_fast(rl: Rl | None, health: Health) -> str | None:
     return None
 
 
-def loss(rows: Sequence[Row], health: Health, rl: Rl | None) -> Found | None:
+def loss(rows: Sequence[Row], health: Health, rl: Rl | None) -> Diagnosis | None:
     row = rows[-1]
     bad = [
         f"{name} is {row[name]:.4g}"
@@ -88,33 +88,33 @@ def loss(rows: Sequence[Row], health: Health, rl: Rl | None) -> Found | None:
     ]
     skipped = row.get("skipped_updates", 0.0) - (rows[-2] if len(rows) > 1 else {}).get("skipped_updates", 0)
     if skipped > 0:
-        bad.append(f"{skipped:.0f} updates were left out, their loss or gradient was not a number")
+        bad.append(f"{skipped:.0f} updates were skipped for a non-finite loss or gradient")
     if not bad:
         return None
-    cause = too_fast(rl, health) or "steps that are too large, or a reward that is not a number"
+    cause = too_fast(rl, health) or "updates that are too large, or a non-finite reward"
     return "; ".join(bad), cause, "lower the learning rate, set optimizer.clip_norm, look at the rewards"
 
 
-def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     size = health.window
     dev = [row[DEV] for row in rows if DEV in row]
     falls = [("on dev", max(dev), dev[-1])] if len(dev) >= 2 else []
-    # In another order the problems become harder by design. Dev alone would be late: it is averaged weights'.
+    # In another order the problems become harder by design. Dev accuracy alone is late: it is that of averaged weights.
     if rl.curriculum.order == "shuffled" and len(rows) >= 2 * size:
         windows = [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
-        falls.append(("of the roll-outs", max(windows), accuracy(rows, health)))
+        falls.append(("of the rollouts", max(windows), accuracy(rows, health)))
     fell = [f"{where} fell from {best:.3f} to {last:.3f}" for where, best, last in falls if last < best - health.drop]
     if not fell:
         return None
-    said = f"accuracy {' and '.join(fell)}"
+    evidence = f"accuracy {' and '.join(fell)}"
     entropies = mean(rows[:size], "entropy"), now(rows, health, "entropy")
     if entropies[0] is not None and entropies[1] is not None:
-        said += f", entropy went from {entropies[0]:.3f} to {entropies[1]:.3f}"
+        evidence += f", entropy went from {entropies[0]:.3f} to {entropies[1]:.3f}"
     cause = too_fast(rl, health) or "updates that are too large, or a reward that pays for something else"
-    return said, cause, "lower the learning rate, start from an earlier checkpoint, read the responses"
+    return evidence, cause, "lower the learning rate, start from an earlier checkpoint, read the responses"
 
 
-def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = now(rows, health, "kl")
     if value is None or value <= health.kl or gain(rows, health) >= health.progress:
         return None
@@ -123,18 +123,18 @@ def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     fast = too_fast(rl, health)
     if not rising and not fast:
         return None
-    said = f"KL to the reference is {value:.3g} a token, {before or 0.0:.3g} before"
+    evidence = f"KL to the reference is {value:.3g} per token, {before or 0.0:.3g} before"
     cause = fast or "the policy leaves the reference without becoming better"
-    return said, cause, "lower the learning rate, raise rl.kl_coef or set rl.kl_controller"
+    return evidence, cause, "lower the learning rate, raise rl.kl_coef or set rl.kl_controller"
 
 
-def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
-    name = judged(rows[-1])
+def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
+    name = alignment_metric(rows[-1])
     value = now(rows, health, name)
     if value is None or value <= health.alignment or stale_sampler(rows, health, rl):
         return None
     if len(rows) < health.window and (earliest(rows, name) or 0.0) <= health.alignment:
-        return None  # too early to tell it from a stale sampler
+        return None  # too early to distinguish from a stale sampler
     return (
         f"log-prob alignment of sampler and trainer is {value:.3f}",
         "they do not compute the same model: precision, temperature, template or truncation of the logits",
@@ -142,21 +142,21 @@ def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     )
 
 
-def stale_sampler(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def stale_sampler(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value, first = now(rows, health, ALIGNMENT), earliest(rows, ALIGNMENT)
-    if value is None or first is None or len(rows) < health.window or rows[-1].get("rollout/lag"):
+    if value is None or first is None or len(rows) < health.window or rows[-1].get(LAG):
         return None
-    limit = 1 + max((health.alignment - 1) / SHARE_OF_START, SHARE_OF_START * (first - 1))
+    limit = 1 + max((health.alignment - 1) / TIMES_START, TIMES_START * (first - 1))
     if value <= limit:
         return None
     return (
         f"log-prob alignment of sampler and trainer was {first:.3f} at first and is {value:.3f}",
-        "the sampler does not get the weights that are trained",
-        "look at the weight sync of the roll-out engine (tied heads, adapters), or use rollout.engine torch",
+        "the sampler does not receive the trained weights",
+        "look at the weight sync of the rollout engine (tied heads, adapters), or use rollout.engine torch",
     )
 
 
-def importance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def importance(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     bad = []
     for name in ("importance/mean", "ratio/mean"):
         value = now(rows, health, name)
@@ -168,13 +168,13 @@ def importance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     if not bad:
         return None
     many = rl.epochs * rl.minibatches > 1
-    cause = "too many or too large updates a batch" if many else "sampler and trainer are not the same policy"
+    cause = "too many or too large updates per batch" if many else "sampler and trainer are not the same policy"
     remedy = "fewer rl.minibatches or rl.epochs, a lower rate" if many else "look at mismatch, stale_sampler"
     return "; ".join(bad), cause, remedy
 
 
-def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
-    # Groups without a difference have no forward pass: where there are no others, nothing was measured.
+def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
+    # Zero-variance groups have no forward pass: a step of nothing else measures no entropy.
     measured = [row for row in rows[-health.window :] if row.get("rollout/zero_variance_share", 0.0) < 1]
     value = mean(measured, "entropy")
     if value is None or len(rows) < health.window or value >= health.entropy:
@@ -182,64 +182,64 @@ def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     if accuracy(rows, health) >= health.solved:
         return None
     return (
-        f"entropy is {value:.4f} a token at accuracy {accuracy(rows, health):.3f}",
-        "the policy has one response a problem left, so groups no longer differ",
+        f"entropy is {value:.4f} per token at accuracy {accuracy(rows, health):.3f}",
+        "the policy has one response per problem left, so groups have zero variance",
         "raise rl.clip_high, rl.temperature or rl.entropy_coef, lower the learning rate",
     )
 
 
-def length(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def length(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value, before = now(rows, health, "response_length"), then(rows, health, "response_length")
     if value is None or not before or value < health.length_rise * before:
         return None
     if gain(rows, health) >= health.progress:
         return None
-    said = f"responses grew from {before:.1f} to {value:.1f} tokens, accuracy by {gain(rows, health):+.3f}"
-    linked = now(rows, health, "rollout/length_reward_correlation")
-    if linked is not None:
-        said += f", correlation of length and reward {linked:+.2f}"
-    if linked is not None and linked > 0.2:
-        return said, "the reward pays for length", "look at reward.parts; add the part overlong"
+    evidence = f"responses grew from {before:.1f} to {value:.1f} tokens, accuracy by {gain(rows, health):+.3f}"
+    correlation = now(rows, health, "rollout/length_reward_correlation")
+    if correlation is not None:
+        evidence += f", correlation of length and reward {correlation:+.2f}"
+    if correlation is not None and correlation > 0.2:
+        return evidence, "the reward pays for length", "look at reward.parts; add the part overlong"
     cause = "the loss favours long wrong responses, or responses no longer end"
-    return said, cause, "set rl.aggregation token_mean, add the part overlong, look at truncated responses"
+    return evidence, cause, "set rl.aggregation token_mean, add the part overlong, look at truncated responses"
 
 
-def repetition(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def repetition(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value, first = now(rows, health, "rollout/repetition"), mean(rows[: health.window], "rollout/repetition")
     if value is None or first is None or len(rows) < 2 * health.window:
         return None
     if value <= health.repetition or value <= 2 * first or gain(rows, health) >= health.progress:
         return None
     return (
-        f"{value:.0%} of the 16-grams of a response were said before in it ({first:.0%} at first)",
+        f"{value:.0%} of the 16-grams of a response occur earlier in it ({first:.0%} at first)",
         "responses go in circles: a reward that pays for length, or a policy that left its language",
         "add the reward part repetition or overlong, lower the learning rate",
     )
 
 
-def no_success(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def no_success(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     if len(rows) < 2 * health.window or max(row.get(ACCURACY, 0.0) for row in rows) > NEVER:
         return None
-    said = f"no response of {len(rows)} steps was right"
-    cut, unsure = mean(rows, "rollout/truncated_share") or 0.0, mean(rows[: health.window], "entropy") or 0.0
+    evidence = f"no response of {len(rows)} steps was right"
+    cut, start_entropy = mean(rows, "rollout/truncated_share") or 0.0, mean(rows[: health.window], "entropy") or 0.0
     if cut > 0.5:
-        # Entropy would tell the two apart, but groups without a difference have no forward pass.
+        # Entropy would distinguish the two, but zero-variance groups have no forward pass.
         return (
-            said + f"; {cut:.0%} are cut off",
+            evidence + f"; {cut:.0%} are cut off",
             "the prompt is not what the model was trained on, so it finds no end; or no room to answer",
             "compare prompts with those of the SFT set (prompt.template), then raise rl.max_tokens",
         )
-    if unsure > 1:
-        said += f"; entropy at first {unsure:.2f} a token"
-        return said, "the prompt is not what the model was trained on", "look at prompt.template"
+    if start_entropy > 1:
+        evidence += f"; entropy at first {start_entropy:.2f} per token"
+        return evidence, "the prompt is not what the model was trained on", "look at prompt.template"
     return (
-        said,
+        evidence,
         "the answer is not found in the responses, or the problems are too hard",
         "read responses with `mathrl grade`, look at reward.extraction and prompt.template, take easier ones",
     )
 
 
-def flat(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def flat(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     if len(rows) < health.patience or accuracy(rows, health) >= health.solved:
         return None
     size = health.window
@@ -256,23 +256,23 @@ def flat(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     )
 
 
-def spikes(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def spikes(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     recent = [row[ACCURACY] for row in rows[-2 * health.window - 1 :] if ACCURACY in row]
     if len(recent) < 2 * health.window + 1:
         return None
     jumps = [after - before for before, after in itertools.pairwise(recent)]
-    size = math.sqrt(sum(each * each for each in jumps) / len(jumps))
-    # Two means of n problems differ by chance with a standard deviation of at most √(2 · ¼ / n).
+    size = math.sqrt(sum(jump * jump for jump in jumps) / len(jumps))
+    # By chance the means of two batches of n problems differ with a standard deviation of at most √(2 · ¼ / n).
     if size <= max(SUDDEN, 3 * math.sqrt(0.5 / rl.prompts_per_step)):
         return None
     return (
-        f"accuracy of the roll-outs jumps by {size:.3f} from step to step",
+        f"accuracy of the rollouts jumps by {size:.3f} from step to step",
         "updates that are too large, or batches of very different problems",
         "lower the learning rate, take more rl.prompts_per_step, set rl.curriculum.order shuffled",
     )
 
 
-def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = now(rows, health, "rollout/zero_variance_share")
     if value is None or rl.group_size < 2 or len(rows) < health.window or value <= health.zero_variance:
         return None
@@ -280,7 +280,7 @@ def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
         return None
     if max(row.get(ACCURACY, 0.0) for row in rows) <= NEVER:
         return (
-            f"{value:.0%} of the groups have no difference in reward, since nothing was right yet",
+            f"{value:.0%} of the groups have no difference in reward, since no response was right yet",
             "the problems are too hard, or the prompt is not what the model was trained on",
             "read responses, look at prompt.template and reward.extraction, take easier problems",
         )
@@ -292,7 +292,7 @@ def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     )
 
 
-def truncated(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def truncated(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = now(rows, health, "rollout/truncated_share")
     if value is None or len(rows) < health.window or value <= health.truncated:
         return None
@@ -303,7 +303,7 @@ def truncated(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     )
 
 
-def critic(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def critic(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = now(rows, health, "critic/explained_variance")
     warm = rl.critic.warmup_steps if rl.critic else 0
     if value is None or len(rows) < warm + health.patience or value > 0:
@@ -315,12 +315,12 @@ def critic(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     )
 
 
-def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     if accuracy(rows, health) >= health.solved or len(rows) < health.patience:
         return None
     if gain(rows, health) >= health.progress:
         return None
-    names = {name for name in rows[-1] if name.startswith("reward/") and name not in NO_PARTS}
+    names = {name for name in rows[-1] if name.startswith("reward/") and name not in TOTALS}
     for name in sorted(names):
         value, before = now(rows, health, name), then(rows, health, name)
         if value is not None and before is not None and value - before > SUDDEN:
@@ -332,7 +332,7 @@ def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
     return None
 
 
-def timeouts(rows: Sequence[Row], health: Health, rl: Rl) -> Found | None:
+def timeouts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     recent = rows[-health.window :]
     graded = sum(row.get("verifier/graded", 0.0) for row in recent)
     late = sum(row.get("verifier/timeouts", 0.0) for row in recent)

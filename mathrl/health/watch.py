@@ -1,8 +1,8 @@
-"""What the metrics of a run say of its health: rules over the list of its records, live or afterwards.
+"""The health of a run, diagnosed from its metrics while it trains or afterwards.
 
-A rule is a pure function of the records so far, of the section `health` and of the run's own `rl` settings;
-it returns what it found at the last of them, or nothing. Thresholds are the field's (docs/health.md names
-whose); those on length, repetition, KL and accuracy are conjunctive: no alarm while accuracy rises.
+A rule is a pure function of the rows so far, of the section `health` and of the run's `rl` settings; it returns a
+diagnosis of the last row, or None. docs/health.md names the source of each threshold. The rules on length, repetition,
+KL and accuracy raise no alarm while accuracy rises.
 
     rows = [{"step": 1, "reward/accuracy": 0.45, "actor_loss": 12.5, …}, …]
     examine(rows, Health(), Rl())  →  [Finding("loss", "red", 1, 1, "actor_loss is 12.5 …", cause, remedy)]
@@ -24,7 +24,7 @@ from mathrl.params.train import Rl
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found: from which step on, when it was last so, and in words what, why and what to do."""
+    """A rule's diagnosis: the first and last step that it holds for, the evidence, its likely cause and a remedy."""
 
     rule: str
     colour: str
@@ -36,7 +36,7 @@ class Finding:
 
 
 class Watch:
-    """Takes the records of a run one by one and keeps what was found."""
+    """Takes the rows of a run one by one and keeps the findings."""
 
     def __init__(self, health: Health, rl: Rl | None) -> None:
         self.health, self.rl = health, rl
@@ -44,47 +44,44 @@ class Watch:
         self.findings: dict[str, Finding] = {}
 
     def add(self, row: Row) -> list[Finding]:
-        """The findings that are new, or back after more than a window without them."""
+        """The findings that are new, or that return after more than a window."""
         self.rows.append(row)
         step, new = int(row["step"]), []
         for rule in RULES:
             if rule.name in self.health.without or (rule.needs_rl and self.rl is None):
                 continue
-            found = rule.look(self.rows, self.health, self.rl)  # type: ignore[arg-type]
-            if found is None:
+            diagnosis = rule.diagnose(self.rows, self.health, self.rl)  # type: ignore[arg-type]
+            if diagnosis is None:
                 continue
-            known = self.findings.get(rule.name)
-            finding = Finding(rule.name, rule.colour, known.first if known else step, step, *found)
-            if known is None or known.last < step - self.health.window:
+            earlier = self.findings.get(rule.name)
+            finding = Finding(rule.name, rule.colour, earlier.first if earlier else step, step, *diagnosis)
+            if earlier is None or earlier.last < step - self.health.window:
                 new.append(finding)
             self.findings[rule.name] = finding
         return new
 
     @property
     def colour(self) -> str:
-        """red: a red finding within the last window; yellow: another, or an earlier one; green: none."""
+        """red: a red finding within the last window; yellow: only other findings; green: no finding."""
         if not self.findings:
             return "green"
-        now = int(self.rows[-1]["step"])
-        return (
-            "red"
-            if any(each.colour == "red" and each.last > now - self.health.window for each in self.ordered)
-            else "yellow"
-        )
+        recent = int(self.rows[-1]["step"]) - self.health.window
+        red = any(finding.colour == "red" and finding.last > recent for finding in self.ordered)
+        return "red" if red else "yellow"
 
     @property
     def ordered(self) -> list[Finding]:
-        """Red ones first, then by the step at which they began."""
-        return sorted(self.findings.values(), key=lambda each: (each.colour != "red", each.first))
+        """Red findings first, then by first step."""
+        return sorted(self.findings.values(), key=lambda finding: (finding.colour != "red", finding.first))
 
     def report(self) -> dict[str, Any]:
         """{"colour": "yellow", "steps": 50, "findings": [{"rule": "flat", …}]}, for JSON."""
         steps = int(self.rows[-1]["step"]) if self.rows else 0
-        return {"colour": self.colour, "steps": steps, "findings": [asdict(each) for each in self.ordered]}
+        return {"colour": self.colour, "steps": steps, "findings": [asdict(finding) for finding in self.ordered]}
 
 
 def examine(rows: Iterable[Row], health: Health, rl: Rl | None) -> Watch:
-    """The watch after all the records of a run; `rl` is None for fine-tuning."""
+    """The watch after all the rows of a run; `rl` is None for fine-tuning."""
     watch = Watch(health, rl)
     for row in rows:
         watch.add(row)
@@ -92,7 +89,7 @@ def examine(rows: Iterable[Row], health: Health, rl: Rl | None) -> Watch:
 
 
 def sentence(finding: Mapping[str, Any]) -> str:
-    """One line of a finding (as in `Watch.report`)."""
+    """A finding of `Watch.report` as one line."""
     return (
         f"{finding['colour']}, {finding['rule']}, from step {finding['first']}: {finding['evidence']}. "
         f"Cause: {finding['cause']}. Remedy: {finding['remedy']}."
@@ -100,21 +97,23 @@ def sentence(finding: Mapping[str, Any]) -> str:
 
 
 class WatchedSink:
-    """A metrics file whose rows are watched: new findings go to the log, all of them to `tell`."""
+    """A metrics file with a watch: new findings go to the log, the whole report to `on_report`."""
 
-    def __init__(self, sink: JsonlSink, health: Health, rl: Rl | None, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.sink, self.tell, self.told = sink, tell, ""
+    def __init__(
+        self, sink: JsonlSink, health: Health, rl: Rl | None, on_report: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.sink, self.on_report, self.reported_colour = sink, on_report, ""
         self.watch = examine(sink.rows(), health, rl)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises UserError: a red finding, where health.action is stop."""
+        """Raises UserError: a new red finding, if health.action is stop."""
         self.sink.log(step, metrics)
         new = self.watch.add({"step": step, **metrics})
         for finding in new:
             tqdm.write(f"health: {sentence(asdict(finding))}", file=sys.stderr)
-        if new or self.told != self.watch.colour:
-            self.told = self.watch.colour
-            self.tell(self.watch.report())
-        red = [each for each in new if each.colour == "red"]
+        if new or self.reported_colour != self.watch.colour:
+            self.reported_colour = self.watch.colour
+            self.on_report(self.watch.report())
+        red = [finding for finding in new if finding.colour == "red"]
         if red and self.watch.health.action == "stop":
             raise UserError(f"stopped at step {step} since health.action is stop: {red[0].evidence}; {red[0].remedy}")

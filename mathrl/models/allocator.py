@@ -1,7 +1,7 @@
 """Keep freed memory in the process.
 
-glibc hands large freed blocks back to the system at once, and each new tensor then costs page faults:
-measured on a training step of a small model, a third of its CPU time. PyTorch's CPU allocator is glibc's.
+glibc returns large freed blocks to the system at once, so that each new tensor costs page faults: a third of the CPU
+time of a small model's training step, measured. PyTorch's CPU allocator is glibc's.
 """
 
 import ctypes
@@ -13,11 +13,11 @@ TRIM_ABOVE = (1 << 31) - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library so, where it is glibc; returns whether it listened."""
+    """Set glibc's thresholds, where the C library is glibc; whether it accepted them."""
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return False
-    listened = library.mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK)
-    return bool(listened and library.mallopt(M_TRIM_THRESHOLD, TRIM_ABOVE))
+    accepted = library.mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK)
+    return bool(accepted and library.mallopt(M_TRIM_THRESHOLD, TRIM_ABOVE))

@@ -1,8 +1,8 @@
 """Attention over packed tokens, put under any Hugging Face model through its attention interface.
 
-A model's own code does everything but attention: it is given one row of T tokens without padding. Which
+A model's own code does everything but attention: its input is one row of T tokens without padding. Which
 token sees which is in a `Layout` (training, prefill), a `CausalLayout` (training on long sequences) or a
-`DecodeCache` (one new token a sequence), handed through the model's forward as the keyword argument `layout`.
+`DecodeCache` (one new token per sequence), passed through the model's forward as the keyword argument `layout`.
 
 Shapes: T packed tokens; H query heads, K key heads, R = H / K; d width of a head; in a block S sequences of
 q queries and k keys each; B sequences that are decoded, L columns of their cache.
@@ -30,7 +30,7 @@ class Block:
 
     `query_rows_Sq` and `key_rows_Sk` are rows of the packed tokens (0 where there is padding);
     `padding_rows` are the places of padding in the flattened queries; `bias_Sqk` is -inf where a query does
-    not see a key, else 0 (its first dimension is 1 where all sequences are alike).
+    not see a key, else 0 (its first dimension is 1 if all sequences are alike).
     """
 
     query_rows_Sq: Tensor
@@ -58,7 +58,7 @@ class Layout:
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
         heads, tokens = query.shape[1], query.shape[2]
-        query_T, key_T, value_T = (each[0].transpose(0, 1) for each in (query, key, value))
+        query_T, key_T, value_T = (heads_1nTd[0].transpose(0, 1) for heads_1nTd in (query, key, value))
         if self.capture:
             self.captured.append((key_T, value_T))
         out: Tensor = _BlockAttention.apply(query_T, key_T, value_T, self, scale)  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ class CausalLayout:
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
-        parts = zip(*(torch.split(each, self.lengths, 2) for each in (query, key, value)), strict=True)
+        parts = zip(*(torch.split(heads_1nTd, self.lengths, 2) for heads_1nTd in (query, key, value)), strict=True)
         outs = [
             torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -94,12 +94,12 @@ class _BlockAttention(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, query_THd: Tensor, key_TKd: Tensor, value_TKd: Tensor, layout: Layout, scale: float
     ) -> Tensor:
-        query, key, value = (each.float() for each in (query_THd, key_TKd, value_TKd))
+        query, key, value = (tensor.float() for tensor in (query_THd, key_TKd, value_TKd))
         key_heads = key.shape[1]
         outs, weights = [], []
         for block in layout.blocks:
             q = _rows(query, block.query_rows_Sq, key_heads)
-            k, v = (_rows(each, block.key_rows_Sk, key_heads) for each in (key, value))
+            k, v = (_rows(tensor, block.key_rows_Sk, key_heads) for tensor in (key, value))
             scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale)
             by_query = scores.view(*scores.shape[:2], block.query_rows_Sq.shape[1], -1, scores.shape[-1])
             by_query.add_(block.bias_Sqk[:, None, :, None, :])
@@ -119,7 +119,7 @@ class _BlockAttention(torch.autograd.Function):
         grads_q, grads_k, grads_v = [], [], []
         for block, probabilities in zip(layout.blocks, weights, strict=True):
             q = _rows(query, block.query_rows_Sq, key_heads)
-            k, v = (_rows(each, block.key_rows_Sk, key_heads) for each in (key, value))
+            k, v = (_rows(tensor, block.key_rows_Sk, key_heads) for tensor in (key, value))
             grad = _rows(grad_out, block.query_rows_Sq, key_heads, zeros=block.padding_rows)
             grads_v.append(_flat(torch.matmul(probabilities.transpose(-1, -2), grad), block.key_rows_Sk))
             grad_scores = torch._softmax_backward_data(
@@ -128,7 +128,7 @@ class _BlockAttention(torch.autograd.Function):
             grads_q.append(_flat(torch.matmul(grad_scores, k), block.query_rows_Sq))
             grads_k.append(_flat(torch.matmul(grad_scores.transpose(-1, -2), q), block.key_rows_Sk))
         grad_q = _joined(grads_q).index_select(0, layout.place_T).view(query.shape)
-        grad_k, grad_v = (_summed(each, layout) for each in (grads_k, grads_v))
+        grad_k, grad_v = (_summed(grads, layout) for grads in (grads_k, grads_v))
         return (
             grad_q.to(ctx.dtype),
             grad_k.view(key.shape).to(ctx.dtype),
@@ -165,11 +165,11 @@ def _summed(grads: list[Tensor], layout: Layout) -> Tensor:
 
 
 class DecodeCache:
-    """Keys and values of B sequences while they are decoded, one column a token, prompts padded on the left.
+    """Keys and values of B sequences while they are decoded, one column per token, prompts padded on the left.
 
-    `column` is where the next token's key goes. `bias_BL` is 0 where a sequence has a token and -inf
-    elsewhere, also in the columns to come, so that scores are computed for a multiple of sixteen columns:
-    softmax over another number is four times slower on a CPU.
+    The next token's key goes to `column`. `bias_BL` is 0 where a sequence has a token and -inf elsewhere, also in
+    unused columns, so that scores are computed for a multiple of sixteen columns: softmax over another number is four
+    times slower on a CPU.
     """
 
     def __init__(self, layers: list[tuple[Tensor, Tensor]], bias_BL: Tensor, column: int) -> None:
@@ -208,7 +208,7 @@ class DecodeCache:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls in each layer: attention by the `layout`, or PyTorch's where none is given."""
+    """Called by transformers in each layer: attention by the `layout`, PyTorch's without one."""
     layout = kwargs.pop("layout", None)
     if layout is None:
         out: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -223,9 +223,8 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
 def packed_inputs(model: Any) -> dict[str, Any]:
-    """Keyword arguments that every packed forward pass needs.
+    """Keyword arguments of every packed forward pass.
 
-    A four-dimensional mask is taken as it is by transformers, which so makes none of its own; ours is in
-    the layout.
+    transformers uses a four-dimensional mask as it is and builds none of its own; the real mask is in the layout.
     """
     return {"use_cache": False, "attention_mask": torch.empty(1, 1, 1, 1, device=model.device)}

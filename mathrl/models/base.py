@@ -1,4 +1,4 @@
-"""The base model that SFT starts from: random weights with an own tokenizer, or a pretrained one."""
+"""The base model that SFT starts from: random weights with a character tokenizer, or a pretrained model."""
 
 import string
 from pathlib import Path
@@ -24,8 +24,8 @@ ALPHABETS = {
 def make_base(model: Model, folder: Path | str, seed: int) -> None:
     """Write the base model's folder.
 
-    A fresh one gets weights drawn from `seed` and is a plain Hugging Face folder. For a pretrained one only
-    a reference is written (its weights are not copied), which `load_model` and `load_tokenizer` follow.
+    A fresh model has random weights from `seed` and is a plain Hugging Face folder. For a pretrained model only a
+    reference is written (its weights are not copied), which `load_model` and `load_tokenizer` follow.
     """
     folder = Path(folder)
     if isinstance(model.base, PretrainedModel):
@@ -46,16 +46,16 @@ def make_base(model: Model, folder: Path | str, seed: int) -> None:
 
 
 def character_tokenizer(base: FreshModel) -> Any:
-    """One token a character of the alphabet, one for each of `base.marks`, and padding, end, unknown.
+    """One token per character of the alphabet and per mark of `base.marks`, and padding, end, unknown.
 
     >>> tokenizer = character_tokenizer(FreshModel(alphabet="arithmetic"))
     >>> tokenizer.decode(tokenizer.encode("<think>7+5=12</think>"))
     '<think>7+5=12</think>'
     """
     # Byte-level byte-pair encoding without merges splits a text into characters. Byte-level, since
-    # transformers reads any tokenizer of a qwen2 folder as such a one, whatever its files say.
-    written = {" ": "Ġ", "\n": "Ċ"}
-    tokens = [PAD, END, UNKNOWN, *(written.get(char, char) for char in ALPHABETS[base.alphabet])]
+    # transformers reads every tokenizer of a qwen2 folder as byte-level, whatever its files say.
+    byte_level = {" ": "Ġ", "\n": "Ċ"}
+    tokens = [PAD, END, UNKNOWN, *(byte_level.get(char, char) for char in ALPHABETS[base.alphabet])]
     tokenizer = Tokenizer(
         models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], unk_token=UNKNOWN)
     )

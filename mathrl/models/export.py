@@ -11,15 +11,15 @@ from mathrl.models.transformers_import import GenerationConfig
 def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> None:
     """Write weights (safetensors), tokenizer, generation config and the model card README.md.
 
-    The folder is written aside and renamed: whole or absent. Adapters (LoRA) are merged into the weights; by
-    choice (`lora.keep_adapter`) they are there apart too, in adapter/.
+    The folder is written aside and renamed: whole or absent. Adapters (LoRA) are merged into the weights; with
+    `lora.keep_adapter` they are also saved on their own in adapter/.
     """
     write_folder(model, tokenizer, Path(folder), card)
 
 
 def write_folder(model: Any, tokenizer: Any, folder: Path, card: str) -> None:
     if model.can_generate():
-        # Greedy, ending at the tokenizer's end token: what a reader of the folder expects without being told.
+        # Greedy, ending at the tokenizer's end token: what a reader of the folder expects by default.
         ends = model.generation_config.eos_token_id if model.generation_config is not None else None
         model.generation_config = GenerationConfig(
             eos_token_id=ends if ends is not None else tokenizer.eos_token_id,

@@ -2,8 +2,8 @@
 
 On a CPU with AVX512-bf16 a bfloat16 product is four times as fast as a float32 one; autocast, which also
 makes attention and the rest bfloat16, gains far less (its casts, and small batched products get slower).
-Layers that are given the same input one after the other (queries, keys and values; gate and up) are computed
-by one product.
+Layers that a forward pass calls in a row with the same input (queries, keys and values; gate and up) are computed by
+one product.
 
 Shapes: ... any; I inputs, O outputs of a layer, or of several side by side.
 """
@@ -18,37 +18,37 @@ from torch import Tensor, nn
 def use_bfloat16_products(network: Any) -> None:
     """Give every linear layer but the output head bfloat16 products, in place.
 
-    The layers' class changes, their parameters do not: state dicts, optimizers and export see what they saw.
+    Only the layers' class changes: state dicts, optimizers and export see the same parameters.
     """
     head = network.get_output_embeddings()
-    layers = [each for each in network.modules() if type(each) is nn.Linear and each is not head]
-    for together in siblings(network, layers):
-        shared = Together(together)
-        for place, layer in enumerate(together):
+    layers = [module for module in network.modules() if type(module) is nn.Linear and module is not head]
+    for group in siblings(network, layers):
+        product = SharedProduct(group)
+        for place, layer in enumerate(group):
             layer.__class__ = BFloat16Linear
-            # Not an attribute: the module would register it as a part of itself.
-            layer.__dict__["_together"], layer.__dict__["_place"] = shared, place
+            # Not by setattr, which would register it as a submodule.
+            layer.__dict__["_product"], layer.__dict__["_place"] = product, place
 
 
 @torch.no_grad()
 def keep_rounded_only(network: Any) -> None:
-    """Let go of the float32 weights behind bfloat16 products, in place: for a model that never learns again.
+    """Drop the float32 weights behind bfloat16 products, in place, for a model that is not trained again.
 
-    It computes the same, bit for bit, with two bytes a weight instead of six.
+    It computes the same to the bit with two bytes per weight instead of six.
     """
-    for each in network.modules():
-        if isinstance(each, BFloat16Linear) and each.weight.dtype != torch.bfloat16:
-            together: Together = each.__dict__["_together"]
-            rounded_OI = together._rounded([layer.weight for layer in together.layers])
-            for layer, part in zip(together.layers, torch.split(rounded_OI, together.sizes), strict=True):
+    for module in network.modules():
+        if isinstance(module, BFloat16Linear) and module.weight.dtype != torch.bfloat16:
+            product: SharedProduct = module.__dict__["_product"]
+            rounded_OI = product._rounded([layer.weight for layer in product.layers])
+            for layer, part in zip(product.layers, torch.split(rounded_OI, product.sizes), strict=True):
                 layer.weight = nn.Parameter(part, requires_grad=False)
-            key = tuple((layer.weight.data_ptr(), layer.weight._version) for layer in together.layers)
-            together.rounded = (key, rounded_OI)
+            key = tuple((layer.weight.data_ptr(), layer.weight._version) for layer in product.layers)
+            product.rounded = (key, rounded_OI)
 
 
 @torch.no_grad()
 def siblings(network: Any, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
-    """The layers, those together that a forward pass gives the same tensor in one row; found by a trial."""
+    """Groups of layers that a forward pass calls in a row with the same tensor; found by a trial."""
     calls: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
         layer.register_forward_pre_hook(lambda module, inputs: calls.append((module, inputs[0]))) for layer in layers
@@ -61,39 +61,43 @@ def siblings(network: Any, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
         network.train(training)
         for hook in hooks:
             hook.remove()
-    out: list[list[nn.Linear]] = []
-    before: Tensor | None = None
-    for layer, given in calls:
-        if before is given:
-            out[-1].append(layer)
+    groups: list[list[nn.Linear]] = []
+    previous_input: Tensor | None = None
+    for layer, layer_input in calls:
+        if previous_input is layer_input:
+            groups[-1].append(layer)
         else:
-            out.append([layer])
-        before = given
-    once = len({id(layer) for layer, _ in calls}) == len(calls)
-    seen = {id(layer) for group in out for layer in group}
-    # A layer that is called twice, or only for some tokens (experts), stands alone.
-    return [*out, *([each] for each in layers if id(each) not in seen)] if once else [[each] for each in layers]
+            groups.append([layer])
+        previous_input = layer_input
+    called_once = len({id(layer) for layer, _ in calls}) == len(calls)
+    called = {id(layer) for group in groups for layer in group}
+    # A layer that is called twice, or only for some tokens (experts), is a group of its own.
+    return (
+        [*groups, *([layer] for layer in layers if id(layer) not in called)]
+        if called_once
+        else [[layer] for layer in layers]
+    )
 
 
-class Together:
-    """Linear layers that get the same input: one product for all, handed out to each in turn."""
+class SharedProduct:
+    """One product for linear layers with the same input; each layer takes its part in turn."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         self.layers = layers
         self.sizes = [layer.out_features for layer in layers]
         self.rounded: tuple[tuple[Any, ...], Tensor] | None = None
-        self.given: Tensor | None = None
-        self.waiting: list[Tensor | None] = []
+        self.input: Tensor | None = None
+        self.outputs: list[Tensor | None] = []
 
     def take(self, place: int, input: Tensor) -> Tensor:
         """The output of the layer at `place`, without its bias."""
-        if self.given is not input or place == 0 or self.waiting[place] is None:
-            self.given, self.waiting = input, list(self._product(input))
-        out = self.waiting[place]
+        if self.input is not input or place == 0 or self.outputs[place] is None:
+            self.input, self.outputs = input, list(self._product(input))
+        out = self.outputs[place]
         assert out is not None
-        self.waiting[place] = None
+        self.outputs[place] = None
         if place == len(self.layers) - 1:
-            self.given, self.waiting = None, []  # keep nothing alive
+            self.input, self.outputs = None, []  # keep no tensor alive
         return out
 
     def _product(self, input: Tensor) -> tuple[Tensor, ...]:
@@ -106,24 +110,24 @@ class Together:
         return tuple(part.to(input.dtype) for part in torch.split(product, self.sizes, dim=-1))
 
     def _rounded(self, weights: list[Tensor]) -> Tensor:
-        """The weights side by side in bfloat16, [O, I], made anew when one of them has changed."""
+        """The weights side by side in bfloat16, [O, I]; rounded again when one of them has changed."""
         key = tuple((weight.data_ptr(), weight._version) for weight in weights)
         if self.rounded is None or self.rounded[0] != key:
             self.rounded = (key, torch.cat([weight.detach().to(torch.bfloat16) for weight in weights]))
         return self.rounded[1]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Together":
-        made = Together([])
-        memo[id(self)] = made  # first, since each layer holds this object too
-        made.layers, made.sizes = [copy.deepcopy(layer, memo) for layer in self.layers], list(self.sizes)
-        return made
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SharedProduct":
+        clone = SharedProduct([])
+        memo[id(self)] = clone  # first, since each layer holds this object too
+        clone.layers, clone.sizes = [copy.deepcopy(layer, memo) for layer in self.layers], list(self.sizes)
+        return clone
 
 
 class BFloat16Linear(nn.Linear):
     """A linear layer whose three products (output, input gradient, weight gradient) are in bfloat16."""
 
     def forward(self, input: Tensor) -> Tensor:
-        out: Tensor = self.__dict__["_together"].take(self.__dict__["_place"], input)
+        out: Tensor = self.__dict__["_product"].take(self.__dict__["_place"], input)
         return out if self.bias is None else out + self.bias
 
 

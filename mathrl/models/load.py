@@ -1,4 +1,4 @@
-"""A model folder → model and tokenizer. The folder is plain Hugging Face, or holds a reference to one."""
+"""Load the model and the tokenizer of a folder: plain Hugging Face, or a reference to such a folder or hub id."""
 
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,10 @@ WEIGHTS_ADVICE = (
 def load_model(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> PreTrainedModel:
     """The causal LM of a folder, float32 weights, in eval mode, computing in `model.precision`.
 
-    A `plain` one has weights of that precision, and no layer is exchanged for a faster one: DeepSpeed divides
-    it layer by layer, and keeps float32 weights for its optimizer.
+    A `plain` model has weights of that precision and transformers' own layers: DeepSpeed partitions it layer by layer
+    and keeps float32 weights for its optimizer.
 
-    Only safetensors are read. Code that comes with the model runs only where the base model's parameters
-    allow it.
+    Only safetensors are read. Code that comes with the model runs only if `model.base.trust_remote_code` allows it.
 
     Raises:
         UserError: the folder is not a causal LM's, or holds no safetensors.
@@ -59,8 +58,8 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str, *, 
     if model.precision == "bfloat16":
         use_bfloat16_products(network)
         if torch.device(device).type == "cuda":
-            # What stays float32 (the head, attention) by tensor cores too: they round inputs to 10 bits of
-            # mantissa, bfloat16 products to 7, and without them these products would take most of the time.
+            # The float32 products left (the head, attention) use tensor cores too, which round inputs to 10 bits of
+            # mantissa (bfloat16: 7 bits); otherwise they would take most of the time.
             torch.backends.cuda.matmul.allow_tf32 = True
     return network
 
@@ -72,10 +71,10 @@ def plain_dtype(model: Model) -> torch.dtype:
 def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
     """The folder's tokenizer; one without a padding token pads with its end token.
 
-    Code that comes with it runs only where the parameters of `model` allow it.
+    Code that comes with it runs only if the parameters of `model` allow it.
 
     Raises:
-        UserError: no tokenizer there, or one without an end token.
+        UserError: the folder has no tokenizer, or one without an end token.
     """
     path, options = resolve_folder(folder, model)
     try:
@@ -83,7 +82,7 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
         size = AutoConfig.from_pretrained(path, **options).get_text_config().vocab_size
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: no tokenizer can be loaded from it ({reason(error)})") from None
-    # Some tokenizer classes make up an end token, which then is none of the model's.
+    # Some tokenizer classes invent an end token that the model does not have.
     if tokenizer.eos_token_id is None or tokenizer.eos_token_id >= size:
         raise UserError(
             f"{folder}: its tokenizer has no end token, so no response could ever end; "
@@ -95,20 +94,20 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """Why a folder cannot be loaded, in a line; where it would have to run Python code, what allows that."""
+    """Why a folder cannot be loaded, in one line; how to allow its Python code if it needs that."""
     if "trust_remote_code" in str(error):
         return (
-            "it needs Python code that comes with it, which runs only when asked for: read that code, then "
+            "it needs the Python code that comes with it, which runs only on request: read that code, then "
             "set model.base.trust_remote_code to true"
         )
     return " ".join(str(error).split())[:300]
 
 
 def resolve_folder(folder: Path | str, model: Model | None = None) -> tuple[str, dict[str, Any]]:
-    """Follow a folder's reference file; return what from_pretrained takes: a path or hub id, and options.
+    """The arguments of from_pretrained, a path or hub id and options, after following a folder's reference file.
 
-    Whether code that comes with the model may run is said by the parameters `model`, else by the reference;
-    otherwise it may not.
+    The parameters `model`, else the reference, decide whether code that comes with the model may run; by default it
+    may not.
 
     Raises:
         UserError: neither a folder of a model nor a hub id.
@@ -117,17 +116,17 @@ def resolve_folder(folder: Path | str, model: Model | None = None) -> tuple[str,
     if (path / REFERENCE).is_file():
         reference = read_json(path / REFERENCE)
         target, trust = str(reference["path"]), bool(reference.get("trust_remote_code", False))
-        where, options = target, {"revision": str(reference["revision"])}
+        source, options = target, {"revision": str(reference["revision"])}
         if Path(target).is_dir():
-            where, options = resolve_folder(target)
+            source, options = resolve_folder(target)
     else:
-        where, options = _place(folder, path), {}
+        source, options = _path_or_hub_id(folder, path), {}
     if model is not None and isinstance(model.base, PretrainedModel):
         trust = model.base.trust_remote_code
-    return where, {**options, "trust_remote_code": trust}
+    return source, {**options, "trust_remote_code": trust}
 
 
-def _place(folder: Path | str, path: Path) -> str:
+def _path_or_hub_id(folder: Path | str, path: Path) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{folder}: not a model folder: it has no config.json")

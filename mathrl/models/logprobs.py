@@ -16,9 +16,9 @@ from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.packing import Group, pack
 
 Outputs = Callable[[Sequence[Group]], Tensor]
-# Above so many logits (256 MiB in float32) they are made a part at a time, and again in the backward pass.
+# More logits than this (256 MiB in float32) are computed a part at a time, and again in the backward pass.
 MOST_LOGITS = 1 << 26
-PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask is off by more than 0.1, bfloat16 products by less
+PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask differs by more than 0.1, bfloat16 products by less
 
 
 def response_logprobs(model: Any, groups: Sequence[Group], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -48,16 +48,16 @@ def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) ->
 
 def token_logprobs(logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     with memory_part("logits", "lower the stage's tokens_per_microbatch"):
-        found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        logprobs_and_entropies: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
             logits_RV, row_of_N, targets_N, temperature
         )
-    return found
+    return logprobs_and_entropies
 
 
 def _logprobs_in_parts(
     model: Any, hidden_RD: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """The same without a table of all logits: some rows at a time, recomputed in the backward pass.
+    """`token_logprobs` without a table of all logits: some rows at a time, recomputed in the backward pass.
 
     At most `MOST_LOGITS` logits exist at a time, instead of R V (8,192 rows of Qwen2.5: 5 GB, three times).
     """
@@ -70,7 +70,7 @@ def _logprobs_in_parts(
     def part(hidden: Tensor, row_of_n: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs(head(hidden), row_of_n, targets_n, temperature)
 
-    found = [
+    parts = [
         checkpoint(
             part,
             hidden,
@@ -84,15 +84,12 @@ def _logprobs_in_parts(
         )
     ]
     back_N = torch.argsort(order_N)
-    logprobs_N, entropies_N = (torch.cat(each).index_select(0, back_N) for each in zip(*found, strict=True))
+    logprobs_N, entropies_N = (torch.cat(values).index_select(0, back_N) for values in zip(*parts, strict=True))
     return logprobs_N, entropies_N
 
 
 def _in_parts(model: Any, rows: int) -> bool:
-    """Whether the logits of so many rows are too many at a time, and the model's are its head's alone.
-
-    False where they are scaled or capped after the head.
-    """
+    """Whether these rows have too many logits to compute at a time, and `plain_head` allows parts."""
     head = model.get_output_embeddings()
     if head is None or rows * head.out_features <= MOST_LOGITS:
         return False
@@ -100,7 +97,7 @@ def _in_parts(model: Any, rows: int) -> bool:
 
 
 def plain_head(model: Any) -> bool:
-    """Whether the logits are the head's output and nothing is done to them; tried once a model."""
+    """Whether the logits are the head's output, neither scaled nor capped after it; tried once per model."""
     head = model.get_output_embeddings()
     if head is None:
         return False
@@ -148,7 +145,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
-    """The plain way: every response with its own copy of the prompt, padded on the right."""
+    """Without packing: every response with its own copy of the prompt, padded on the right."""
     ids_BL, real_BL, chosen = padded(groups, model.device)
     inputs = {"input_ids": ids_BL, "attention_mask": real_BL, "use_cache": False}
     if _in_parts(model, ids_BL.numel()):
@@ -177,9 +174,9 @@ def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor,
 
 
 def takes_packed(model: Any) -> bool:
-    """Whether the model computes the same with packed attention as with its own; tried once a model.
+    """Whether the model computes the same with packed attention as with its own; tried once per model.
 
-    If so it keeps that attention, which without a layout is PyTorch's. False for a model without an
+    If so it keeps packed attention, which without a layout is PyTorch's. False for a model without an
     exchangeable attention, with sliding windows, or whose attention does more than softmax(q k^T) v
     (soft-capping, sinks, position biases): a short trial finds the difference.
     """
@@ -191,7 +188,7 @@ def takes_packed(model: Any) -> bool:
 
 
 def same_when_packed(model: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
-    """The trial behind `takes_packed`, for any outputs that a model has a response token."""
+    """The trial behind `takes_packed`, for any outputs per response token."""
     if "_takes_packed" not in model.__dict__:
         exchangeable = bool(getattr(model, "_supports_attention_backend", False))
         model.__dict__["_takes_packed"] = (
@@ -211,16 +208,16 @@ def _trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
     size = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.randint(0, size, (24,), generator=torch.Generator().manual_seed(0)).tolist()
     groups = [Group(ids[:5], (ids[5:9], ids[9:16])), Group(ids[16:19], (ids[19:24],))]
-    training, own = model.training, model.config._attn_implementation
+    training, own_attention = model.training, model.config._attn_implementation
     model.eval()
     expected = by_padding(groups)
     model.config._attn_implementation = NAME
     try:
-        found = by_packing(groups)
-        same = bool(((found - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())
+        packed = by_packing(groups)
+        same = bool(((packed - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError):
-        same = False  # its forward does not hand the layout through, or its shapes are its own
+        same = False  # its forward does not pass the layout on, or expects other shapes
     if not same:
-        model.config._attn_implementation = own
+        model.config._attn_implementation = own_attention
     model.train(training)
     return same

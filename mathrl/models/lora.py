@@ -1,7 +1,7 @@
-"""Low-rank adapters in a model that stays what it is: same class, same forward, two small matrices a layer.
+"""Low-rank adapters in a model of the same class and forward, two small matrices per layer.
 
-peft puts them in place, without a wrapper, so packed attention, bfloat16 products and the sampler see the
-same model. Switched off, the model is the one that training started from: the KL needs no second copy.
+peft injects them without a wrapper, so packed attention, bfloat16 products and the sampler see the same model. With
+adapters off the model is the start of training, so the KL needs no second copy.
 """
 
 import json
@@ -23,28 +23,31 @@ _NAME = "default"  # peft's name of a model's only adapter
 
 
 def add_lora(network: Any, lora: Lora, seed: int) -> None:
-    """Freeze `network` and put adapters beside its linear layers, in place; the start computes the same.
+    """Freeze `network` and add adapters to its linear layers, in place, without changing its outputs.
 
     An adapter adds alpha / r · B A x with A random (from `seed`) and B zero. The head of a scorer, which
-    starts at zero, is trained whole.
+    starts at zero, is trained in full.
 
     Raises:
         UserError: no linear layer has a name that ends in one of `lora.targets`.
     """
-    import peft  # only where adapters are asked for
+    import peft  # here: only runs with adapters need it
 
     heads = {id(head) for head in (network.get_output_embeddings(), getattr(network, "score", None)) if head}
-    linear = [name for name, each in network.named_modules() if isinstance(each, nn.Linear) and id(each) not in heads]
-    wanted = lora.targets or ("",)
-    targets = [name for name in linear if any(f".{name}".endswith(f".{end}" if end else "") for end in wanted)]
+    linear = [
+        name for name, layer in network.named_modules() if isinstance(layer, nn.Linear) and id(layer) not in heads
+    ]
+    endings = lora.targets or ("",)
+    targets = [name for name in linear if any(f".{name}".endswith(f".{end}" if end else "") for end in endings)]
     if not targets:
-        known = sorted({name.rpartition(".")[2] for name in linear})
+        layer_names = sorted({name.rpartition(".")[2] for name in linear})
         raise UserError(
-            f"lora.targets: no linear layer's name ends in {' or '.join(wanted)}; this model has {', '.join(known)}"
+            f"lora.targets: no linear layer's name ends in {' or '.join(endings)}; "
+            f"this model has {', '.join(layer_names)}"
         )
     config = peft.LoraConfig(
         r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a float will do
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft accepts a float
         lora_dropout=lora.dropout,
         target_modules=targets,
         bias="none",
@@ -63,14 +66,14 @@ def has_lora(network: Any) -> bool:
 
 
 def keeps_adapter(network: Any) -> bool:
-    """Whether an export of the model has its adapter too."""
+    """Whether an export of the model includes its adapter."""
     return has_lora(network) and bool(network.__dict__["_lora"][0].keep_adapter)
 
 
 @contextmanager
 def adapters_off(network: Any) -> Iterator[None]:
-    """Within the block the model is the one before training; nothing happens to a model without adapters."""
-    layers = [each for each in network.modules() if _is_adapted(each)] if has_lora(network) else []
+    """Within the block the model is the one before training; no effect on a model without adapters."""
+    layers = [module for module in network.modules() if _is_adapted(module)] if has_lora(network) else []
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -82,15 +85,15 @@ def adapters_off(network: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def merged_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Weights under the names they have without adapters; W + alpha / r · B A where there is one."""
+    """Weights under their names without adapters, W + alpha / r · B A where a layer has one."""
     for name, _, make in weight_parts(network):
         yield name, make()
 
 
 def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[], Tensor]]]:
-    """Of each of `merged_weights` its name, the network's own tensors that it is made of, and what makes it.
+    """For each of `merged_weights`: its name, the network's tensors that it is computed from, and its function.
 
-    For networks whose tensors are not all there at a time: they must be when a weight is made.
+    For networks with partitioned tensors: they must be gathered when the function is called.
     """
     modules = network.named_modules()
     adapted = {f"{name}.base_layer.weight": module for name, module in modules if _is_adapted(module)}
@@ -118,7 +121,7 @@ def merged_state(network: Any) -> dict[str, Tensor]:
 
 
 def save_adapter(network: Any, folder: Path) -> None:
-    """The adapter alone, as peft's `PeftModel.from_pretrained(model it started from, folder)` reads it."""
+    """Save the adapter alone, for peft's `PeftModel.from_pretrained(start model, folder)`."""
     import peft
     from safetensors.torch import save_file
 
@@ -127,14 +130,14 @@ def save_adapter(network: Any, folder: Path) -> None:
     tensors = peft.get_peft_model_state_dict(network, adapter_name=_NAME)
     named = {f"base_model.model.{name}": weight.contiguous().cpu() for name, weight in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    told = {
+    adapter_config = {
         **config.to_dict(),
         "base_model_name_or_path": network.config._name_or_path,
         "inference_mode": True,
         "task_type": "CAUSAL_LM",
     }
-    told["target_modules"] = sorted(told["target_modules"])
-    text = json.dumps(told, indent=2, sort_keys=True, default=str)
+    adapter_config["target_modules"] = sorted(adapter_config["target_modules"])
+    text = json.dumps(adapter_config, indent=2, sort_keys=True, default=str)
     (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
 
 

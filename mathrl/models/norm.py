@@ -1,4 +1,4 @@
-"""RMS normalisation with a written-out backward: half the passes over memory that autograd makes of it.
+"""RMS normalisation with an explicit backward, which reads memory half as often as autograd's.
 
 Shapes: N tokens, E width.
 """
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 def use_fast_norms(network: nn.Module) -> None:
     """Exchange the class of every RMS norm that computes weight * x / sqrt(mean(x²) + eps), in place.
 
-    Which ones do is tried on numbers, not read off their names (Gemma's multiply by 1 + weight).
+    A trial finds these norms, since names do not tell (Gemma's norms multiply by 1 + weight).
     """
     for module in list(network.modules()):
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -31,21 +31,21 @@ def use_fast_norms(network: nn.Module) -> None:
 
 @torch.no_grad()
 def _same(module: nn.Module, weight: Tensor, eps: float) -> bool:
-    kept = weight.detach().clone()
+    trained = weight.detach().clone()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, len(weight), generator=generator).to(weight.device)
-    # Random weights: at the initial ones, all kinds may agree.
+    # Random weights: with the initial ones, all kinds of norm may agree.
     weight.copy_(torch.rand(len(weight), generator=generator) + 0.5)
     try:
         expected = module(x)
-        found, _, _ = _normalised(x, weight, eps)
+        output, _, _ = _normalised(x, weight, eps)
     finally:
-        weight.copy_(kept)
-    return bool(torch.allclose(found, expected, atol=TOLERANCE, rtol=TOLERANCE))
+        weight.copy_(trained)
+    return bool(torch.allclose(output, expected, atol=TOLERANCE, rtol=TOLERANCE))
 
 
 class FastRMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x²) + eps); parameters and their names are those of the class before."""
+    """weight * x / sqrt(mean(x²) + eps); parameters and their names are those of the replaced class."""
 
     weight: nn.Parameter
 
@@ -59,7 +59,7 @@ class FastRMSNorm(nn.Module):
 
 
 def _normalised(x_NE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and x / rms and 1 / rms, which the backward needs."""
+    """The output, x / rms and 1 / rms; the backward needs the last two."""
     mean_square_N1 = torch.linalg.vector_norm(x_NE, dim=-1, keepdim=True).square_().div_(x_NE.shape[-1])
     inverse_N1 = mean_square_N1.add_(eps).rsqrt_()
     unit_NE = x_NE * inverse_N1

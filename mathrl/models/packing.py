@@ -1,4 +1,4 @@
-"""Groups of responses → one row of tokens without padding, the prompt of a group standing in it once.
+"""Pack groups of responses into one row of tokens without padding, with the prompt of a group once.
 
 Shapes: T packed tokens; N response tokens, those that have a log-prob; R rows whose logits are needed.
 """
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from mathrl.models.attention import Block, CausalLayout, Layout
 
-# Sequences share a block as long as at least this part of the block's queries are real tokens.
+# Sequences share a block as long as at least this share of the block's queries are real tokens.
 FULL_ENOUGH = 0.7
-FEWEST = 16  # and blocks smaller than this are not split off
+FEWEST = 16  # smaller blocks are not split off
 # From this length on, attention's table of probabilities costs more than a prompt for every response.
 LONG = 1024
 
 
 def rounded_up(count: int) -> int:
-    """The next of few sizes, at most 1/16 larger (or 8 for small ones).
+    """The next of a few sizes, at most 1/16 larger (or 8 for small counts).
 
-    oneDNN compiles a bfloat16 product for each new number of rows: half a millisecond and up to a megabyte,
-    more than the product itself takes in a small model.
+    oneDNN compiles a bfloat16 product for each new number of rows, which takes half a millisecond and up to a megabyte,
+    more than the product itself in a small model.
 
     >>> [rounded_up(count) for count in (3, 33, 1000, 1025, 8000)]
     [8, 40, 1024, 1088, 8192]
@@ -94,31 +94,31 @@ def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedB
     rows: list[np.ndarray[Any, Any]] = []
     row_of: list[np.ndarray[Any, Any]] = []
     targets: list[int] = []
-    kept = 0
+    row_count = 0
     for group in groups:
         start, prompt = len(tokens), len(group.prompt)
         tokens.extend(group.prompt)
         positions.append(np.arange(prompt))
         rows.append(np.array([start + prompt - 1]))
-        last_of_prompt = kept
-        kept += 1
+        last_of_prompt = row_count
+        row_count += 1
         single = len(group.responses) == 1
         if not single:
             sequences.append(_Sequence(start, prompt))
         for response in group.responses:
-            here, inputs = len(tokens), len(response) - 1
+            first, inputs = len(tokens), len(response) - 1
             tokens.extend(response[:-1])
             targets.extend(response)
             positions.append(np.arange(prompt, prompt + inputs))
-            rows.append(np.arange(here, here + inputs))
+            rows.append(np.arange(first, first + inputs))
             row_of.append(np.array([last_of_prompt]))
-            row_of.append(np.arange(kept, kept + inputs))
-            kept += inputs
+            row_of.append(np.arange(row_count, row_count + inputs))
+            row_count += inputs
             if single:
                 sequences.append(_Sequence(start, prompt + inputs))
             elif inputs:
-                sequences.append(_Sequence(here, inputs, start, prompt))
-    # Tokens that nobody sees and that have no loss, to reach one of few sizes.
+                sequences.append(_Sequence(first, inputs, start, prompt))
+    # Padding tokens, which no token sees and which have no loss.
     padding = rounded_up(len(tokens)) - len(tokens)
     if long and padding:
         sequences.append(_Sequence(len(tokens), padding))
@@ -126,12 +126,12 @@ def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedB
         sequences.extend(_Sequence(len(tokens) + extra, 1) for extra in range(padding))
     tokens.extend([0] * padding)
     positions.append(np.zeros(padding, int))
-    tensors = [np.concatenate(each) if each else np.zeros(0, int) for each in (positions, rows, row_of)]
-    positions_T, rows_R, row_of_N = (torch.from_numpy(each).to(device) for each in tensors)
+    arrays = [np.concatenate(parts) if parts else np.zeros(0, int) for parts in (positions, rows, row_of)]
+    positions_T, rows_R, row_of_N = (torch.from_numpy(array).to(device) for array in arrays)
     return PackedBatch(
         input_ids_1T=torch.tensor(tokens, device=device)[None],
         position_ids_1T=positions_T[None],
-        layout=CausalLayout([each.length for each in sequences])
+        layout=CausalLayout([sequence.length for sequence in sequences])
         if long
         else make_layout(sequences, len(tokens), device),
         rows_R=rows_R,
@@ -169,7 +169,7 @@ def make_layout(sequences: list[_Sequence], tokens: int, device: torch.device | 
     query_base = key_base = 0
     for members in _by_length(sequences):
         start, length, prefix_start, prefix = (
-            np.array([getattr(each, name) for each in members])[:, None]
+            np.array([getattr(sequence, name) for sequence in members])[:, None]
             for name in ("start", "length", "prefix_start", "prefix")
         )
         longest, longest_prefix = int(length.max()), int(prefix.max())
@@ -216,17 +216,17 @@ def _by_length(sequences: list[_Sequence]) -> list[list[_Sequence]]:
     """Split into blocks of similar length, those with a prefix apart from those without."""
     blocks: list[list[_Sequence]] = []
     for with_prefix in (False, True):
-        chosen = [each for each in sequences if bool(each.prefix) == with_prefix]
-        chosen.sort(key=lambda each: (-each.length, each.start))
+        chosen = [sequence for sequence in sequences if bool(sequence.prefix) == with_prefix]
+        chosen.sort(key=lambda sequence: (-sequence.length, sequence.start))
         block: list[_Sequence] = []
         real = 0
-        for each in chosen:
-            filled = (real + each.length) / ((len(block) + 1) * block[0].length) if block else 1.0
+        for sequence in chosen:
+            filled = (real + sequence.length) / ((len(block) + 1) * block[0].length) if block else 1.0
             if len(block) >= FEWEST and filled < FULL_ENOUGH:
                 blocks.append(block)
                 block, real = [], 0
-            block.append(each)
-            real += each.length
+            block.append(sequence)
+            real += sequence.length
         if block:
             blocks.append(block)
     return blocks

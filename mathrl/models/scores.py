@@ -1,8 +1,8 @@
-"""A number a token: critics and reward models, as the policy's architecture with one output.
+"""A score per token: critics and reward models, the policy's architecture with one output.
 
-On disk it is a plain Hugging Face folder (token classification with one label). A score belongs to the row
-that predicts a response token: entry n is V(s_n), what is expected before token n is known. For a score after
-the last token (reward models), append any token to the response and take its entry.
+On disk it is a plain Hugging Face folder (token classification with one label). A score belongs to the row that
+predicts a response token: entry n is V(s_n), the value before token n is known. For a score after the last token
+(reward models), append any token to the response and take its entry.
 
 Shapes: N response tokens (groups, responses, tokens in order); T packed tokens.
 """
@@ -51,7 +51,7 @@ def make_scorer(policy: Any) -> Any:
                 weight.zero_()
         scorer = scorer.to(policy.device, policy.dtype).eval()
     use_fast_norms(scorer)
-    if any(isinstance(each, BFloat16Linear) for each in policy.modules()):
+    if any(isinstance(module, BFloat16Linear) for module in policy.modules()):
         use_bfloat16_products(scorer.base_model)
     return scorer
 
@@ -59,19 +59,19 @@ def make_scorer(policy: Any) -> Any:
 def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> Any:
     """The scorer of a folder, float32 weights, in eval mode, its trunk computing in `model.precision`.
 
-    A `plain` one is as `load_model` makes it.
+    `plain` is as in `load_model`.
 
     Raises:
-        UserError: no scorer there: another kind of model, more than one output, or no safetensors.
+        UserError: the folder holds another kind of model, more than one output, or no safetensors.
     """
     keep_freed_memory()
     path, options = resolve_folder(folder, model)
     with memory_part("weights", WEIGHTS_ADVICE):
         try:
             config = AutoConfig.from_pretrained(path, **options)
-            kinds = getattr(config, "architectures", None) or ["none"]
-            if config.num_labels != 1 or not kinds[0].endswith("ForTokenClassification"):
-                raise ValueError(f"it is a {kinds[0]} with {config.num_labels} labels")
+            architecture = (getattr(config, "architectures", None) or ["none"])[0]
+            if config.num_labels != 1 or not architecture.endswith("ForTokenClassification"):
+                raise ValueError(f"it is a {architecture} with {config.num_labels} labels")
             config.classifier_dropout = 0.0
             scorer = AutoModelForTokenClassification.from_pretrained(
                 path,
@@ -82,7 +82,7 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *,
             )
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"{folder}: cannot be loaded as a model with one score a token ({reason(error)}); give the "
+                f"{folder}: cannot be loaded as a model with one score per token ({reason(error)}); give the "
                 "folder of a reward model or critic: token classification with one label"
             ) from None
         scorer = scorer.to(device).eval()
@@ -100,7 +100,7 @@ def token_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
 
 
 def prepare(model: Any) -> None:
-    """Make the trials of packing that are made once a model, of a causal LM or a scorer, now."""
+    """Run now the trials of packing that a causal LM or a scorer runs once."""
     if model.can_generate():
         takes_packed(model)
         plain_head(model)
@@ -128,13 +128,13 @@ def _padded_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
 def _takes_packed(scorer: Any) -> bool:
     if "_takes_packed" in scorer.__dict__:
         return bool(scorer.__dict__["_takes_packed"])
-    # A head of random weights during the trial: at zeros, anything agrees.
+    # Random head weights for the trial: with zeros, any outputs agree.
     head = scorer.score.weight
-    kept = head.clone()
+    weights = head.clone()
     head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
     try:
         return same_when_packed(
             scorer, lambda groups: _padded_scores(scorer, groups), lambda groups: _packed_scores(scorer, groups)
         )
     finally:
-        head.copy_(kept)
+        head.copy_(weights)

@@ -1,10 +1,9 @@
-"""transformers, imported without the optional packages that this platform never uses through it.
+"""Import transformers without the optional packages that mathrl never uses through it.
 
 `from transformers import PreTrainedModel` imports scikit-learn (for assisted generation) and with it scipy
-and pandas, 2 of 4.4 CPU-seconds paid by every process of every stage; accelerate would bring deepspeed into
-each export. transformers asks whether a package
-can be found before it imports one, and remembers the answer, so it is enough to hide them while it is
-imported. They are visible again afterwards. If transformers was imported before, nothing is hidden.
+and pandas, 2 of 4.4 CPU-seconds of every process of every stage; accelerate would bring deepspeed into each export.
+transformers checks once whether a package can be found, so it is enough to hide the packages during its import. If
+transformers was imported before, nothing is hidden.
 """
 
 import sys
@@ -16,7 +15,7 @@ HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 
 @contextmanager
 def hidden(names: tuple[str, ...]) -> Iterator[None]:
-    """Make the packages unfindable within the block: an entry None in sys.modules means just that."""
+    """Make the packages unfindable within the block, by an entry None in sys.modules."""
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""All weights of a model, one after the other, under the names that Hugging Face gives them."""
+"""All weights of a model, one at a time, under their Hugging Face names."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,16 +23,16 @@ def full_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def with_head(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The weights, and the embedding once more as the head if there was none: an engine whose head is a
-    matrix of its own would go on with the old one, and say nothing."""
+    """The weights, and the embedding again as the head if there is none: an engine with a separate head matrix would
+    silently keep its old one."""
     embedding: Tensor | None = None
-    headed = False
+    has_head = False
     for name, weight in weights:
-        headed = headed or name == HEAD
+        has_head = has_head or name == HEAD
         if name.endswith(EMBEDDING):
             embedding = weight
         yield name, weight
-    if not headed and embedding is not None:
+    if not has_head and embedding is not None:
         yield HEAD, embedding
 
 
@@ -40,18 +40,18 @@ def folder_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The weights of a folder's safetensors files, read one at a time."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # no mapping
+            for name in tensors.keys():  # noqa: SIM118  # not a mapping
                 yield name, tensors.get_tensor(name)
 
 
 def write_buckets(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, megabytes: int) -> None:
-    """The weights as safetensors files of about so many MB, in the order they come."""
+    """Write the weights, in their order, as safetensors files of about this many megabytes."""
     folder.mkdir(parents=True)
     bucket: dict[str, Tensor] = {}
     size = number = 0
     for name, weight in weights:
-        kind = dtype if weight.is_floating_point() else weight.dtype
-        bucket[name] = weight.detach().to("cpu", kind, copy=True).contiguous()  # a copy: tied ones share
+        stored_dtype = dtype if weight.is_floating_point() else weight.dtype
+        bucket[name] = weight.detach().to("cpu", stored_dtype, copy=True).contiguous()  # a copy: tied weights share
         size += bucket[name].nbytes
         if size >= megabytes * 1_000_000:
             save_file(bucket, folder / f"{number:05d}.safetensors")

@@ -17,13 +17,13 @@ from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.paired import Comparison
+from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
 from mathrl.params import Params
 from mathrl.params.data import Curate, Decontaminate
 from mathrl.params.evaluate import TEST
 from mathrl.tracking.lineage import REMEDY, Back, Step
 
 ALIGNED = 1.05
-ALIGNMENT, CANARY, LAG = "rollout/logprob_alignment", "rollout/canary_alignment", "rollout/lag"
 TRAINED = ("data/curated/sft.jsonl", "data/curated/rl.jsonl")
 FIND = "`mathrl run curate` with the --preset and --set of that run brings them back from DVC's cache"
 

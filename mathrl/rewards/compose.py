@@ -33,12 +33,12 @@ PART_TYPES = ("accuracy", "format_lines", "r1_tags", "countdown", "language", "o
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """What is scored.
+    """One response to score.
 
     Example:
         RewardInput(response="<answer>2</answer>", ground_truth=("2",), length=9, max_length=64)
 
-    `length` and `max_length` in tokens; `row` is the problem's row, for routing and for a user's function.
+    `length` and `max_length` are in tokens; `row` is the row of the problem, for routing and for user functions.
     """
 
     response: str
@@ -52,7 +52,7 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """What a response earns.
+    """The reward of one response.
 
     Example:
         RewardResult(overall=0.875, correct=True, parts={"accuracy": 1.0, "format": 0.5}, verdict=Verdict(...))
@@ -66,7 +66,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One summand. Example: Part("format_lines", 0.25, "format", {"lines": 0.3, "marker": 0.2})"""
+    """One weighted part. Example: Part("format_lines", 0.25, "format", {"lines": 0.3, "marker": 0.2})"""
 
     type: str
     weight: float
@@ -105,7 +105,7 @@ def build_reward(params: Any = None) -> RewardFunction:
 
 
 class RewardFunction:
-    """Scores batches. Built by `build_reward`; `counters` says what the verifier did since the last call."""
+    """Scores batches. Built by `build_reward`; `counters` reports what the verifier did since the last call."""
 
     def __init__(self, params: Any) -> None:
         self.extraction = _read(params, "extraction", "lenient")
@@ -120,16 +120,16 @@ class RewardFunction:
             name: [_part(part, f"reward.routes.{name}[{i}]") for i, part in enumerate(route)]
             for name, route in dict(_read(params, "routes", {})).items()
         }
-        every = [*self.parts, *(part for route in self.routes.values() for part in route)]
-        self.functions = {id(p): _user_function(str(p.options["path"])) for p in every if p.type == "function"}
-        self._keep = every  # ids stay valid
+        all_parts = [*self.parts, *(part for route in self.routes.values() for part in route)]
+        self.functions = {id(p): _user_function(str(p.options["path"])) for p in all_parts if p.type == "function"}
+        self._keep = all_parts  # ids stay valid
         self.second = _second_grader(_read(params, "second_grader", None))
         self._rules: Counter[str] = Counter()
         self._graded = self._timeouts = 0
         self._seconds = 0.0
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
-        """One reward an item, in order."""
+        """One result per item, in order."""
         verdicts = grade_batch(
             [item.response for item in items],
             [_truths(item) for item in items],
@@ -141,24 +141,24 @@ class RewardFunction:
     def counters(self) -> dict[str, float]:
         """Metrics of the verifier since the last call: timeouts, seconds, rule shares, disagreement."""
         graded = max(self._graded, 1)
-        out = {
+        metrics = {
             "verifier/graded": float(self._graded),
             "verifier/timeouts": float(self._timeouts),
             "verifier/mean_seconds": self._seconds / graded,
         }
-        out |= {f"verifier/rule/{rule}": count / graded for rule, count in sorted(self._rules.items())}
+        metrics |= {f"verifier/rule/{rule}": count / graded for rule, count in sorted(self._rules.items())}
         if self.second is not None:
-            out["verifier/disagreement"] = self.second.rate
-            out["verifier/second_graded"] = float(self.second.judged)
-            out["verifier/second_abstained"] = float(self.second.abstained)
+            metrics["verifier/disagreement"] = self.second.rate
+            metrics["verifier/second_graded"] = float(self.second.judged)
+            metrics["verifier/second_abstained"] = float(self.second.abstained)
             self.second.judged = self.second.differed = self.second.abstained = 0
         self._rules.clear()
         self._graded = self._timeouts = 0
         self._seconds = 0.0
-        return out
+        return metrics
 
     def warm_up(self) -> bool:
-        """Start the symbolic engine now rather than at the first pair that needs it."""
+        """Start the symbolic engine now instead of at the first pair that needs it."""
         return default_engine().warm_up()
 
     def parts_for(self, row: Mapping[str, Any]) -> list[Part]:
@@ -215,7 +215,7 @@ class RewardFunction:
             return soft_overlong(item.length, maximum, buffer, **options), {}
         if part.type == "repetition":
             return repetition_penalty(item.response, **options), {}
-        return _called(self.functions[id(part)], item, verdict, options)
+        return _call_user_function(self.functions[id(part)], item, verdict, options)
 
 
 def _truths(item: RewardInput) -> str | tuple[str, ...]:
@@ -250,7 +250,7 @@ def _user_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _called(
+def _call_user_function(
     function: Callable[..., Any], item: RewardInput, verdict: Verdict, options: dict[str, Any]
 ) -> tuple[float, dict[str, float]]:
     """Calls `f(response, ground_truth, **row)`, `f(reward_input, **kwargs)` or veRL's `f(data_source, …)`."""
@@ -258,13 +258,13 @@ def _called(
     truth = item.ground_truth[0] if len(item.ground_truth) == 1 else list(item.ground_truth)
     names = list(inspect.signature(function).parameters)
     if names[:1] == ["reward_input"]:
-        given = {
+        reward_input = {
             "response": item.response,
             "response_length": item.length,
             "ground_truth": truth,
             "prompt": item.prompt,
         }
-        result = function(given, **options)
+        result = function(reward_input, **options)
     elif names[:2] == ["data_source", "solution_str"]:
         source = str(item.row.get("data_source", item.row.get("source", "")))
         result = function(source, item.response, truth, dict(item.row), **options)

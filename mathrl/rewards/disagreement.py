@@ -1,4 +1,4 @@
-"""A second grader beside the first, on a sample of the responses; the disagreement rate is a metric (R6)."""
+"""A second grader on a sample of the responses; its rate of disagreement with the first is a metric (R6)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUESTION = (
 
 
 class SecondGrader(Protocol):
-    """A grader that may abstain: True, False, or None where it could not judge."""
+    """A grader that may abstain: `judge` returns True, False, or None if it cannot judge."""
 
     def judge(self, prompt: str, response: str, truths: Sequence[str]) -> bool | None: ...
 
@@ -75,14 +75,14 @@ class LLMJudge:
 
 
 class Disagreement:
-    """Counts how often a second judge differs on a deterministic sample.
+    """Counts how often a second grader differs from the first, on a deterministic sample.
 
     >>> class Yes:
     ...     def judge(self, prompt, response, truths):
     ...         return True
-    >>> beside = Disagreement(Yes(), share=1.0)
-    >>> beside.see("", "7", ["8"], False)
-    >>> beside.rate
+    >>> disagreement = Disagreement(Yes(), share=1.0)
+    >>> disagreement.see("", "7", ["8"], False)
+    >>> disagreement.rate
     1.0
     """
 
@@ -92,7 +92,7 @@ class Disagreement:
         self.judged = self.differed = self.abstained = 0
 
     def see(self, prompt: str, response: str, truths: Sequence[str], correct: bool) -> None:
-        """Judge the response too if it falls into the sample (by its hash: a rerun samples the same)."""
+        """Judge the response if it falls into the sample (chosen by its hash, so a rerun samples the same)."""
         if hash_text(prompt + "\x00" + response) / 2**64 >= self.share:
             return
         verdict = self._judge.judge(prompt, response, truths)

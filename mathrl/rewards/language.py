@@ -15,8 +15,14 @@ _SCRIPTS = {
     "arabic": re.compile(r"[\u0600-\u06ff]{2,}"),
     "devanagari": re.compile(r"[\u0900-\u097f]{2,}"),
 }
-_LANGUAGES = {"en": "latin", "fr": "latin", "de": "latin", "es": "latin", "zh": "han", "ru": "cyrillic",
-              "ar": "arabic", "hi": "devanagari", "ko": "hangul", "ja": "kana"}  # fmt: skip
+_LANGUAGES = dict.fromkeys("en fr de es".split(), "latin") | {
+    "zh": "han",
+    "ru": "cyrillic",
+    "ar": "arabic",
+    "hi": "devanagari",
+    "ko": "hangul",
+    "ja": "kana",
+}
 _MATH = re.compile(
     r"\$[^$]{0,2000}\$|\\\(.{0,2000}?\\\)|\\\[.{0,2000}?\\\]|\\[A-Za-z]+|</?(?:think|answer)>", re.DOTALL
 )
@@ -38,5 +44,5 @@ def language_share(response: str, language: str = "en") -> float:
     text = _MATH.sub(" ", response)
     counts = {script: len(pattern.findall(text)) for script, pattern in _SCRIPTS.items()}
     total = sum(counts.values())
-    wanted = counts[_LANGUAGES[language]] + (counts["han"] if language == "ja" else 0)
-    return wanted / total if total else 1.0
+    matching = counts[_LANGUAGES[language]] + (counts["han"] if language == "ja" else 0)
+    return matching / total if total else 1.0

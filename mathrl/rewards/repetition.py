@@ -1,4 +1,4 @@
-"""Repetition penalty: the share of n-grams said before (Demystifying Long CoT, arXiv:2502.03373)."""
+"""Repetition penalty: the share of repeated n-grams (Demystifying Long CoT, arXiv:2502.03373)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-r"""Where the steps of a response end: in its text, and in its tokens.
+r"""The ends of the steps of a response, in its text and in its tokens.
 
-A step ends after a semicolon, after the breaks at the end of a line, or after a sentence; the reasoning's
-closing tag and the response's end always end one. Blank steps belong to the step before.
+A step ends after a semicolon, after the breaks at the end of a line, or after a sentence; the closing tag of the
+reasoning and the end of the response always end one. Blank steps belong to the step before.
 """
 
 import re
@@ -17,7 +17,7 @@ _ENDS = {
 
 
 def text_ends(text: str, rule: str) -> list[int]:
-    """The places behind the last character of each step; the last is len(text).
+    """The index after the last character of each step; the last is len(text).
 
     >>> text_ends("7+5=12;12-3=9</think>9", "semicolon")
     [7, 21, 22]
@@ -32,7 +32,7 @@ def text_ends(text: str, rule: str) -> list[int]:
 
 
 def step_ends(tokens: Sequence[int], tokenizer: Any, rule: str) -> tuple[int, ...]:
-    """The place of the last token of each step; the response's last token is always the last of them.
+    """The index of the last token of each step; the last token of the response is always the last of them.
 
     A token that ends one step and begins the next belongs to the one that it ends.
 

@@ -1,6 +1,6 @@
 """Prefill and token-by-token decoding of a batch, behind one small interface with two forms.
 
-`PackedDecoder` runs the prompts without padding, once each, and decodes from an own preallocated cache.
+`PackedDecoder` runs the prompts without padding, once each, and decodes from a preallocated cache of its own.
 `PlainDecoder` does the same with the model's own attention and cache, for models that cannot be packed.
 
 Shapes: P prompts; B sequences (P times samples at first); K key heads, d head width; C cache columns.
@@ -15,7 +15,7 @@ from torch import Tensor
 from mathrl.models.attention import DecodeCache, packed_inputs
 from mathrl.models.packing import pack_prompts
 
-FIRST_COLUMNS = 128  # room for so many new tokens at first; doubled when it is full
+FIRST_COLUMNS = 128  # new tokens that the cache has room for at first; doubled when it is full
 
 
 class Decoder(Protocol):
@@ -30,12 +30,12 @@ class Decoder(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these sequences only."""
+        """Continue with these sequences only."""
         ...
 
 
 class PackedDecoder:
-    """Own attention and cache."""
+    """Packed prompts, with mathrl's attention and cache."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -67,9 +67,9 @@ class PackedDecoder:
         """[P samples, K, room, d] with each prompt's keys in its samples' first columns."""
         prompts, longest = rows_PC.shape
         _, heads, width = packed_TKd.shape
-        part = packed_TKd.float().index_select(0, rows_PC.view(-1)).view(prompts, longest, heads, width)
+        keys_PCKd = packed_TKd.float().index_select(0, rows_PC.view(-1)).view(prompts, longest, heads, width)
         out = packed_TKd.new_zeros(prompts, samples, heads, room, width, dtype=torch.float32)
-        out[:, :, :, :longest] = part.transpose(1, 2)[:, None]
+        out[:, :, :, :longest] = keys_PCKd.transpose(1, 2)[:, None]
         return out.flatten(0, 1)
 
     def step(self, tokens_B: Tensor) -> Tensor:

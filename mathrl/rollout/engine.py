@@ -1,4 +1,4 @@
-"""What every sampling engine is: prompts of token ids in, completions out."""
+"""The interface of sampling engines: prompts of token ids in, completions out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 
 Progress = Callable[[int], None] | None
-# Mean differences of log-probs that are allowed; seen were 3e-6 in float32 and 0.03 in bfloat16.
+# Allowed mean differences of log-probs, in nats; measured: 3e-6 in float32, 0.03 in bfloat16.
 EXACT, ROUNDED = 1e-4, 0.05
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn.
+    """How responses are sampled.
 
     Example:
         Sampling(samples=16, temperature=1.0, max_tokens=64)
@@ -54,9 +54,8 @@ class RolloutEngine(Protocol):
 class SyncedEngine(RolloutEngine, Protocol):
     """An engine with weights of its own, which are sent to it after each update.
 
-    `tolerance` is how far its log-probs may be from the trainer's on average, in nats; `dtype` is what the
-    weights are rounded to before it computes with them. `shared` says that all processes of the trainer use
-    the same engine, so that rank 0 alone sends.
+    `tolerance` is the allowed mean difference of its log-probs from the trainer's, in nats; `dtype` is the type that it
+    rounds the weights to. With `shared` all ranks of the trainer use the same engine, and rank 0 alone sends.
     """
 
     tolerance: float
@@ -66,45 +65,45 @@ class SyncedEngine(RolloutEngine, Protocol):
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
         """Take over all weights, by their Hugging Face names, and forget what was cached of older ones.
 
-        Returns what the other processes are told by `follow`.
+        Returns the message that the other ranks pass to `follow`.
         """
         ...
 
-    def follow(self, told: str) -> None:
-        """At every process of a shared engine, once the weights are there."""
+    def follow(self, sync_message: str) -> None:
+        """Called at every rank of a shared engine with the message of `sync`, once the weights are there."""
         ...
 
     def probe(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
     ) -> list[tuple[str, list[list[Completion]]]]:
-        """`generate` from every copy of the weights, each with a name for messages."""
+        """`generate` from every copy of the weights, by the copy's name in messages."""
         ...
 
     def sleep(self) -> None:
-        """Give memory back until the next `sync`, where the engine can."""
+        """Release memory until the next `sync`, if the engine can."""
         ...
 
 
 def end_tokens(tokenizer: Any, generation_config: Any) -> list[int]:
-    """What ends a response: the tokenizer's end token and those that the model's generation config lists."""
+    """Tokens that end a response: the tokenizer's end token and those of the model's generation config."""
     listed = getattr(generation_config, "eos_token_id", None)
     ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
     return sorted(int(end) for end in ends)
 
 
 def request_seeds(seed: int, count: int) -> list[int]:
-    """A seed for each request, so that what is drawn does not depend on what else is asked for.
+    """A seed per request, so that a response does not depend on the other requests.
 
-    An engine adds the sample's number to it, so there is room below 2^63.
+    Below 2^62, since an engine adds the sample's number to it.
     """
     return [derive_seed(seed, "request", number) >> 1 for number in range(count)]
 
 
 def dtype_name(rollout: Rollout, model: Model) -> str:
-    """Of vLLM's weights: float32, bfloat16 or float16."""
+    """The type of vLLM's weights: float32, bfloat16 or float16."""
     return model.precision if rollout.vllm.dtype == "auto" else rollout.vllm.dtype
 
 
 def canary_tolerance(rollout: Rollout, model: Model, dtype: str) -> float:
-    """`rollout.canary_tolerance`, or what the precisions of trainer and sampler allow."""
+    """`rollout.canary_tolerance`, or the tolerance that follows from the precisions of trainer and sampler."""
     return rollout.canary_tolerance or (EXACT if dtype == model.precision == "float32" else ROUNDED)

@@ -1,4 +1,4 @@
-"""The engine that `rollout.engine` names: for a model folder, or beside a model that is trained."""
+"""Open the engine that `rollout.engine` names: for a model folder, or for a model in training."""
 
 import copy
 from itertools import count
@@ -25,7 +25,7 @@ def open_engine(
     """The engine with the folder's weights, and the folder's tokenizer.
 
     Raises:
-        UserError: the folder is not a model, its tokenizer has no end token, or the engine is not there.
+        UserError: the folder is not a model, its tokenizer has no end token, or the engine is not available.
     """
     tokenizer = load_tokenizer(model_folder, model)
     if rollout.engine == "torch":
@@ -34,9 +34,9 @@ def open_engine(
         return open_vllm(model_folder, tokenizer, model, rollout), tokenizer
     folder = local_folder(model_folder)
     engine = _servers(tokenizer, generation_config(folder), model, rollout)
-    # Once for all ranks: they share the servers, and rank 0 is here only when all are through with others.
-    told = from_rank_0(lambda: engine.sync_folder(folder), f"weights.{next(_openings)}")
-    engine.follow(told)
+    # Once for all ranks: they share the servers, and rank 0 comes here only when all have finished with older weights.
+    sync_message = from_rank_0(lambda: engine.sync_folder(folder), f"weights.{next(_openings)}")
+    engine.follow(sync_message)
     return engine, tokenizer
 
 
@@ -48,7 +48,7 @@ def training_engine(
     With `ahead` it samples while the network is updated, so it has weights of its own.
 
     Raises:
-        UserError: the engine is not there, or cannot run the model.
+        UserError: the engine is not available, or cannot run the model.
     """
     if rollout.engine == "torch":
         if ahead:

@@ -1,4 +1,4 @@
-"""Sampling a problem set over the ranks of a stage, in chunks that survive a kill."""
+"""Graded samples of a problem set, over the ranks of a stage, in chunks that survive a kill."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from mathrl.rollout.sampler import Sampler
 Sample = dict[str, Any]
 
 
-def sample_all(
+def sample_problems(
     sampler: Sampler,
     problems: Sequence[Problem],
     sampling: Sampling,
@@ -38,37 +38,37 @@ def sample_all(
     None. `on_progress` gets the number of responses that this rank has finished.
     """
     mine = problems[rank() :: world_size()]
-    plan = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size()])
-    file = state / f"{name}.{rank()}of{world_size()}.{plan}.jsonl" if state else None
-    groups, done = _finished(file)
+    key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size()])
+    file = state / f"{name}.{rank()}of{world_size()}.{key}.jsonl" if state else None
+    groups, chunks_done = _finished(file)
     if on_progress and groups:
         on_progress(len(groups) * sampling.samples)
-    for chunk in range(done, -(-len(mine) // chunk_size)):
-        part = mine[chunk * chunk_size : (chunk + 1) * chunk_size]
-        part_seed = derive_seed(seed, name, rank(), chunk)
-        sampled = sampler.sample(part, sampling, reward, part_seed, on_progress)
-        made = [None if group is None else [_row(g) for g in group] for group in sampled]
+    for chunk in range(chunks_done, -(-len(mine) // chunk_size)):
+        chunk_problems = mine[chunk * chunk_size : (chunk + 1) * chunk_size]
+        chunk_seed = derive_seed(seed, name, rank(), chunk)
+        sampled = sampler.sample(chunk_problems, sampling, reward, chunk_seed, on_progress)
+        rows = [None if group is None else [_row(graded) for graded in group] for group in sampled]
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"chunk": chunk, "groups": made}) + "\n")
+                stream.write(json.dumps({"chunk": chunk, "groups": rows}) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-        groups += made
+        groups += rows
     shards = gather(groups, f"samples.{name}")
     if shards is None:
         return None
     merged: list[list[Sample] | None] = [None] * len(problems)
-    for number, shard in enumerate(shards):
-        merged[number :: world_size()] = shard
+    for shard_rank, shard in enumerate(shards):
+        merged[shard_rank :: world_size()] = shard
     return merged
 
 
 def usable(problems: Sequence[Problem], samples: Sequence[list[Sample] | None]) -> int:
-    """How many problems were sampled.
+    """The number of problems that were sampled.
 
     Raises:
-        UserError: none: every prompt was too long.
+        UserError: no problem was sampled, since every prompt was too long.
     """
     count = sum(group is not None for group in samples)
     if not count:
@@ -90,20 +90,21 @@ def _row(graded: Graded) -> Sample:
 
 
 def _finished(file: Path | None) -> tuple[list[list[Sample] | None], int]:
+    """The groups of the whole chunks in the file, and their number; a torn line is dropped from the file."""
     groups: list[list[Sample] | None] = []
-    done = 0
+    chunks = 0
     if file is None or not file.exists():
-        return groups, done
+        return groups, chunks
     kept = ""
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
             break  # cut short by a kill
-        if row["chunk"] != done or not line.endswith("\n"):
+        if row["chunk"] != chunks or not line.endswith("\n"):
             break
         groups += row["groups"]
-        done += 1
+        chunks += 1
         kept += line
     file.write_text(kept, encoding="utf-8")
-    return groups, done
+    return groups, chunks

@@ -1,4 +1,4 @@
-"""One token from each row of logits.
+"""The next token of each sequence, sampled from its row of logits.
 
 Shapes: B sequences, V tokens in the vocabulary.
 """
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 
-def choose(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
-    """Tokens drawn by inverting the distribution function at `uniform_B`, and their log-probs.
+def sample_token(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+    """Sample a token per row by inverting the distribution function at `uniform_B`; its log-prob too.
 
-    So a token depends on its own logits and its own random number alone, whatever else is in the batch.
+    A token depends on its own logits and its own random number alone, whatever else is in the batch.
     The log-probs are of softmax(logits / temperature), renormalised over the nucleus when top_p < 1. With
-    temperature 0 the likeliest token is taken and its log-prob is that of softmax(logits).
+    temperature 0 the likeliest token is taken; its log-prob is that of softmax(logits).
 
     Returns:
         tokens_B (int64) and logprobs_B (float32).
@@ -32,7 +32,7 @@ def choose(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: floa
 
 
 def nucleus(probabilities_BV: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest likeliest tokens whose probabilities sum to at least top_p; renormalise."""
+    """Keep the smallest set of likeliest tokens whose probabilities sum to at least top_p; renormalise."""
     ordered_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True)
     before_BV = ordered_BV.cumsum(-1) - ordered_BV
     ordered_BV = ordered_BV.masked_fill(before_BV >= top_p, 0.0)

@@ -1,4 +1,4 @@
-"""Problem → prompt → completions → graded."""
+"""From problems to graded responses: rendered, sampled by an engine, scored by the reward."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ class Sampler:
         self.seconds = {"generation": 0.0, "reward": 0.0}
 
     def prompt_tokens(self, problem: Problem) -> list[int] | None:
-        """What the model is given: the rendered problem and the response prefix; None if it is too long.
+        """The tokens of the rendered problem and of the response prefix; None if the problem is too long.
 
-        After them come the tokens of `extra.begun`, where a response is to be continued.
+        The tokens of `extra.begun` follow, where a response is to be continued.
         """
         tokens = render(problem, self.prompt, self.tokenizer, self.few_shot)
         if len(tokens) > self.prompt.max_tokens:
@@ -41,37 +41,39 @@ class Sampler:
         reward: RewardFunction,
         seed: int,
         on_progress: Callable[[int], None] | None = None,
+        prompts: Sequence[Sequence[int] | None] | None = None,
     ) -> list[list[Graded] | None]:
-        """`sampling.samples` graded completions a problem; None for a problem whose prompt was too long.
+        """`sampling.samples` graded completions per problem; None for a problem whose prompt is too long.
 
-        A response prefix, and what a response was begun with, belong to the graded text and not to the
-        completion, whose tokens and log-probs are the sampled ones alone.
+        `prompts` are the problems' `prompt_tokens`, where the caller has them. A response prefix and the start of a
+        continued response belong to the graded text and not to the completion, whose tokens and log-probs are those
+        sampled.
         """
-        prompts = [self.prompt_tokens(problem) for problem in problems]
+        prompts = [self.prompt_tokens(problem) for problem in problems] if prompts is None else prompts
         kept = [index for index, prompt in enumerate(prompts) if prompt is not None]
         self.dropped += len(problems) - len(kept)
         start = time.perf_counter()
         groups = self.engine.generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)
         middle = time.perf_counter()
-        pairs = [(problems[i], each) for i, group in zip(kept, groups, strict=True) for each in group]
-        rewards = reward.score([self._reward_input(problem, each, sampling) for problem, each in pairs])
+        pairs = [(problems[i], completion) for i, group in zip(kept, groups, strict=True) for completion in group]
+        rewards = reward.score([self._reward_input(problem, completion, sampling) for problem, completion in pairs])
         self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle}
         graded = [
             Graded(
                 problem_id=problem.id,
                 completion=completion,
-                correct=given.correct,
-                reward=given.overall,
-                parts=given.parts,
-                extracted=given.verdict.extracted,
-                rule=given.verdict.rule,
+                correct=scored.correct,
+                reward=scored.overall,
+                parts=scored.parts,
+                extracted=scored.verdict.extracted,
+                rule=scored.verdict.rule,
             )
-            for (problem, completion), given in zip(pairs, rewards, strict=True)
+            for (problem, completion), scored in zip(pairs, rewards, strict=True)
         ]
-        out: list[list[Graded] | None] = [None] * len(problems)
+        graded_groups: list[list[Graded] | None] = [None] * len(problems)
         for place, index in enumerate(kept):
-            out[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]
-        return out
+            graded_groups[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]
+        return graded_groups
 
     def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
         begun = self.tokenizer.decode(list(problem.extra.get("begun", ())), skip_special_tokens=True)

@@ -46,11 +46,11 @@ class ServerEngine:
         """
         lock = threading.Lock()
 
-        def ask(prompt: Sequence[int], own_seed: int) -> list[Completion]:
+        def request(prompt: Sequence[int], request_seed: int) -> list[Completion]:
             while True:
                 server = self.pool.take()
                 try:
-                    found = self._ask(server, prompt, sampling, own_seed)
+                    completions = self._ask(server, prompt, sampling, request_seed)
                     break
                 except ServerDied as error:
                     self.pool.died(server, error)
@@ -58,19 +58,19 @@ class ServerEngine:
                     self.pool.give_back(server)
             if on_progress:
                 with lock:
-                    on_progress(len(found))
-            return found
+                    on_progress(len(completions))
+            return completions
 
         threads = self.rollout.servers.at_a_time * len(self.pool.servers)
         workers = ThreadPoolExecutor(max(1, min(threads, len(prompts))))
         seeds = request_seeds(seed, len(prompts))
         try:
-            asked = [workers.submit(ask, *each) for each in zip(prompts, seeds, strict=True)]
-            for each in as_completed(asked):
-                each.result()  # the first error ends it, whatever others still wait for
-            return [each.result() for each in asked]
+            futures = [workers.submit(request, *arguments) for arguments in zip(prompts, seeds, strict=True)]
+            for future in as_completed(futures):
+                future.result()  # raises the first error, without waiting for the other requests
+            return [future.result() for future in futures]
         except BaseException:
-            self.pool.hang_up()  # on the requests in flight: an exit would wait for them
+            self.pool.hang_up()  # end the requests in flight, or an exit would wait for them
             raise
         finally:
             workers.shutdown(wait=False, cancel_futures=True)
@@ -90,41 +90,43 @@ class ServerEngine:
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
         """See `SyncedEngine.sync`: written as safetensors to the shared folder, which every server reads."""
         root = self._folder()
-        before, self.sent = root / str(self.sent), self.sent + 1
+        previous, self.sent = root / str(self.sent), self.sent + 1
         folder = root / str(self.sent)
         write_buckets(weights, folder, self.dtype, self.rollout.servers.bucket_mb)
         self.pool.send(str(folder))
-        shutil.rmtree(before, ignore_errors=True)
-        return self.pool.told()
+        shutil.rmtree(previous, ignore_errors=True)
+        return self.pool.sync_message()
 
     def sync_folder(self, folder: Path) -> str:
-        """The weights of a model folder, which the servers read themselves."""
+        """Have the servers read the weights of a model folder; the message for `follow`."""
         self.pool.send(str(folder.resolve()))
-        return self.pool.told()
+        return self.pool.sync_message()
 
-    def follow(self, told: str) -> None:
-        """See `Pool.follow`. A server that comes back is given these weights."""
-        self.pool.follow(told)
+    def follow(self, sync_message: str) -> None:
+        """See `Pool.follow`. A server that comes back receives these weights."""
+        self.pool.follow(sync_message)
 
     def probe(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
     ) -> list[tuple[str, list[list[Completion]]]]:
         """See `SyncedEngine.probe`; at least one server answers."""
-        found: list[tuple[str, list[list[Completion]]]] = []
+        answers: list[tuple[str, list[list[Completion]]]] = []
         seeds = request_seeds(seed, len(prompts))
-        while not found:
+        while not answers:
             self.pool.revive(wait=True)
             for server in self.pool.alive():
                 try:
-                    asked = zip(prompts, seeds, strict=True)
-                    answers = [self._ask(server, prompt, sampling, own) for prompt, own in asked]
-                    found.append((server.url, answers))
+                    requests = zip(prompts, seeds, strict=True)
+                    completions = [
+                        self._ask(server, prompt, sampling, request_seed) for prompt, request_seed in requests
+                    ]
+                    answers.append((server.url, completions))
                 except ServerDied as error:
                     self.pool.died(server, error)
-        return found
+        return answers
 
     def sleep(self) -> None:
-        """The servers have machines or memory of their own."""
+        """Nothing to release: the servers have memory of their own."""
 
     def _folder(self) -> Path:
         if self.folder is None:

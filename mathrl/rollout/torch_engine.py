@@ -17,10 +17,10 @@ from mathrl.models.packing import rounded_up
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
 from mathrl.rollout.engine import Progress, Sampling, end_tokens
-from mathrl.rollout.sample_token import choose
+from mathrl.rollout.sample_token import sample_token
 
-# Finished sequences stay until they are this part of the batch: leaving costs a copy of the cache.
-LEAVE_AT = 1 / 8
+# Finished sequences stay in the batch until they are this share of it: removing them copies the cache.
+REMOVE_AT = 1 / 8
 
 
 class TorchEngine:
@@ -40,20 +40,20 @@ class TorchEngine:
         """See `RolloutEngine.generate`."""
         training = self.model.training
         self.model.eval()
-        most = self.rollout.max_sequences
-        at_a_time = max(1, most // sampling.samples)
+        max_sequences = self.rollout.max_sequences
+        prompts_per_batch = max(1, max_sequences // sampling.samples)
         # Prompts of similar length together: less padding in the cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        out: list[list[Completion]] = [[] for _ in prompts]
-        for number, first in enumerate(range(0, len(order), at_a_time)):
-            chosen = order[first : first + at_a_time]
+        groups: list[list[Completion]] = [[] for _ in prompts]
+        for number, first in enumerate(range(0, len(order), prompts_per_batch)):
+            indices = order[first : first + prompts_per_batch]
             batch_seed = derive_seed(seed, "batch", number)
-            with memory_part("key-value cache of the roll-outs", f"lower rollout.max_sequences (now {most})"):
-                completions = self._batch([prompts[i] for i in chosen], sampling, batch_seed, on_progress)
-            for place, index in enumerate(chosen):
-                out[index] = completions[place * sampling.samples : (place + 1) * sampling.samples]
+            with memory_part("key-value cache of the rollouts", f"lower rollout.max_sequences (now {max_sequences})"):
+                completions = self._batch([prompts[index] for index in indices], sampling, batch_seed, on_progress)
+            for place, index in enumerate(indices):
+                groups[index] = completions[place * sampling.samples : (place + 1) * sampling.samples]
         self.model.train(training)
-        return out
+        return groups
 
     def _batch(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress
@@ -66,29 +66,29 @@ class TorchEngine:
         logprobs_BL = torch.zeros(count, sampling.max_tokens, device=device)
         lengths_B = torch.full((count,), sampling.max_tokens, device=device)
         ended_B = torch.zeros(count, dtype=torch.bool, device=device)
-        rows = torch.arange(count, device=device)  # which of the batch each decoded sequence is
+        rows = torch.arange(count, device=device)  # the place in the batch of each sequence still decoded
         logits = decoder.prefill(prompts, sampling.samples, sampling.max_tokens)
         for column in range(sampling.max_tokens):
             uniform = torch.rand(count, generator=generator).to(device).index_select(0, rows)
-            tokens, logprobs = choose(logits, uniform, sampling.temperature, sampling.top_p)
+            tokens, logprobs = sample_token(logits, uniform, sampling.temperature, sampling.top_p)
             tokens_BL[rows, column] = tokens
             logprobs_BL[rows, column] = logprobs
-            fresh = torch.isin(tokens, ends) & ~ended_B[rows]
-            finished = int(fresh.sum())
-            if finished:
-                done = rows[fresh]
-                ended_B[done] = True
-                lengths_B[done] = column + 1
+            newly_ended = torch.isin(tokens, ends) & ~ended_B[rows]
+            ended_count = int(newly_ended.sum())
+            if ended_count:
+                ended_rows = rows[newly_ended]
+                ended_B[ended_rows] = True
+                lengths_B[ended_rows] = column + 1
                 if on_progress:
-                    on_progress(finished)
-            waiting = ended_B[rows]
-            idle = int(waiting.sum())
-            if idle == len(rows) or column + 1 == sampling.max_tokens:
+                    on_progress(ended_count)
+            finished = ended_B[rows]
+            finished_count = int(finished.sum())
+            if finished_count == len(rows) or column + 1 == sampling.max_tokens:
                 break
-            size = rounded_up(len(rows) - idle)
-            if len(rows) - size >= LEAVE_AT * len(rows):
-                # Some finished ones stay, so that the batch has one of few sizes.
-                staying = torch.argsort(waiting, stable=True)[:size].sort().values
+            size = rounded_up(len(rows) - finished_count)
+            if len(rows) - size >= REMOVE_AT * len(rows):
+                # Some finished sequences stay, so that the batch has one of few sizes.
+                staying = torch.argsort(finished, stable=True)[:size].sort().values
                 decoder.keep(staying)
                 rows, tokens = rows[staying], tokens[staying]
             logits = decoder.step(tokens)
@@ -110,7 +110,7 @@ class TorchEngine:
 
 
 class CopyEngine(TorchEngine):
-    """The same over a copy of the trainer's model, so that it can sample while that one is updated."""
+    """A `TorchEngine` over a copy of the trainer's model, which samples while the trainer's is updated."""
 
     shared = False
 
@@ -122,13 +122,13 @@ class CopyEngine(TorchEngine):
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
         """See `SyncedEngine.sync`."""
-        own = self.model.state_dict()
+        own_weights = self.model.state_dict()
         with torch.no_grad():
             for name, weight in weights:
-                own[name].copy_(weight)  # in place, so that what is cached of it is made anew
+                own_weights[name].copy_(weight)  # in place, which invalidates what is cached of it
         return ""
 
-    def follow(self, told: str) -> None:
+    def follow(self, sync_message: str) -> None:
         """Each process has its own copy."""
 
     def probe(
@@ -137,4 +137,4 @@ class CopyEngine(TorchEngine):
         return [("the sampler's copy", self.generate(prompts, sampling, seed))]
 
     def sleep(self) -> None:
-        """It stays."""
+        """Nothing to release: the copy is needed for the next step."""

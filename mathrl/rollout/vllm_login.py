@@ -1,4 +1,4 @@
-"""The login of a vLLM server that others than this machine reach: every request needs the key.
+"""The login of a vLLM server that other machines can reach: every request needs the key.
 
 vLLM's own `--api-key` leaves the endpoints open through which weights are replaced.
 """
@@ -16,13 +16,13 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def login_headers() -> dict[str, str]:
-    """What a run sends with each request; empty without a key."""
+    """The headers of each request; empty without a key."""
     key = KEY.get()
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 class Login:
-    """ASGI middleware: 401 to a request without the key, the server's state (/health) included."""
+    """ASGI middleware: answers 401 to a request without the key, /health included."""
 
     def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
         self.app = app
@@ -30,8 +30,8 @@ class Login:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not secrets.compare_digest(given, self.wanted):
+            login = dict(scope["headers"]).get(b"authorization", b"")
+            if not secrets.compare_digest(login, self.wanted):
                 if scope["type"] == "http":
                     start = {"type": "http.response.start", "status": 401, "headers": []}
                     await send(start)

@@ -1,4 +1,4 @@
-"""What mathrl adds to a vLLM server's workers: reading new weights from a folder of safetensors files."""
+"""Added to a vLLM server's workers: reading new weights from a folder of safetensors files."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ class WeightReader:
         """Take over the weights of the folder's safetensors files; a tied head is sent as a matrix.
 
         Raises:
-            FileNotFoundError: no such files, as this server sees the folder.
+            FileNotFoundError: the folder, as this server sees it, has no such files.
         """
         path = Path(folder)
         if not any(path.glob("*.safetensors")):

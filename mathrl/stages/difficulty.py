@@ -19,7 +19,15 @@ from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.difficulty import cache_file, choose, pass_rate_row, problem_key, recall, remember, summarise
+from mathrl.data.difficulty import (
+    add_cached_counts,
+    cache_file,
+    pass_rate_row,
+    problem_key,
+    read_cached_counts,
+    seeded_subset,
+    summarise,
+)
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun, run_stage
@@ -44,11 +52,11 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
-    from mathrl.rollout.sample_problems import sample_all, usable
+    from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
     run.dataset("rl", data)
-    problems = choose(read_problems(data), how.max_problems, params.run.seed)
+    problems = seeded_subset(read_problems(data), how.max_problems, params.run.seed)
     engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
@@ -57,7 +65,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     known = _known(run.state / "known.json", cache, problems)
     unmeasured = [problem for problem in problems if problem_key(problem) not in known]
     with progress("difficulty", total=len(unmeasured) * how.samples) as bar:
-        samples = sample_all(
+        samples = sample_problems(
             sampler,
             unmeasured,
             sampling,
@@ -77,7 +85,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
         for problem, group in zip(unmeasured, samples, strict=True)
         if group is not None
     }
-    remember(cache, measured)
+    add_cached_counts(cache, measured)
     correct = known | measured
     rows = [
         pass_rate_row(problem, correct[key], how.samples)
@@ -113,7 +121,7 @@ def rates_file(params: Params, start: Path, few_shot: Sequence[Problem]) -> Path
 def _known(snapshot: Path, cache: Path, problems: list[Problem]) -> dict[str, int]:
     """What was measured before this run began: the same at all ranks, and after an interruption."""
     if rank() == 0 and not snapshot.exists():
-        write_json(snapshot, recall(cache, problems))
+        write_json(snapshot, read_cached_counts(cache, problems))
     while not snapshot.exists():
         check_ranks()
         time.sleep(0.01)

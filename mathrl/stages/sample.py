@@ -15,7 +15,7 @@ from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.difficulty import choose
+from mathrl.data.difficulty import seeded_subset
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
@@ -35,17 +35,17 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
-    from mathrl.rollout.sample_problems import sample_all, usable
+    from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
-    problems = choose([p for file in data for p in read_problems(file)], how.max_problems, seed)
+    problems = seeded_subset([p for file in data for p in read_problems(file)], how.max_problems, seed)
     engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     reward = build_reward(params.reward)
 
     def sample(title: str, asked: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
         with progress(title, total=len(asked) * samples) as bar:
-            return sample_all(
+            return sample_problems(
                 sampler,
                 asked,
                 Sampling(samples, how.temperature, how.max_tokens),

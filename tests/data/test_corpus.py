@@ -173,11 +173,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path)
     ("row", "message"),
     [
         ({"url": "http://a/b"}, r"line 2: no field text; it has url: set text_key"),
-        ({"text": "  ", "url": "http://a/b"}, r"line 2, field text: a text is wanted"),
+        ({"text": "  ", "url": "http://a/b"}, r"line 2, field text: expected text"),
         ({"text": "x"}, r"line 2: no field url; it has text: set url_key"),
         ({"text": "x", "url": "a/b"}, r"line 2, field url: 'a/b' has no host name"),
         ({"text": "x", "url": "http://[a/b"}, r"line 2, field url: .* has no host name"),
-        ({"text": "x", "url": "http://a/b", "math": "yes"}, r"line 2, field math: 'yes' is no label"),
+        ({"text": "x", "url": "http://a/b", "math": "yes"}, r"line 2, field math: 'yes' is not a label"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:

@@ -115,6 +115,6 @@ def test_hits_of_a_small_share_are_reported_and_their_rows_stay(tmp_path: Path) 
 def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"text": "x"}])
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])
-    with pytest.raises(UserError, match=r"train\.jsonl, line 1: no question in it .*found text"):
+    with pytest.raises(UserError, match=r"train\.jsonl, line 1: no question \(.*found text"):
         decontaminate_files(train, [against], ngram=10, min_share=0, output=tmp_path / "o", report=tmp_path / "r")
     assert not (tmp_path / "o").exists() and not (tmp_path / "r").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data.difficulty import choose, pass_rate_row, rank_correlation, summarise
+from mathrl.data.difficulty import pass_rate_row, rank_correlation, seeded_subset, summarise
 from mathrl.data.mixture import largest_remainders, mix
 from mathrl.params.data import Mix
 
@@ -144,7 +144,7 @@ def test_agreement_with_levels_is_spearmans() -> None:
 
 
 def test_a_choice_is_seeded_and_keeps_the_order() -> None:
-    chosen = choose(POOL, 10, 0)
-    assert chosen == choose(POOL, 10, 0) != choose(POOL, 10, 1)
+    chosen = seeded_subset(POOL, 10, 0)
+    assert chosen == seeded_subset(POOL, 10, 0) != seeded_subset(POOL, 10, 1)
     assert [POOL.index(p) for p in chosen] == sorted(POOL.index(p) for p in chosen)
-    assert choose(POOL, 100, 0) == POOL == choose(POOL, None, 0)
+    assert seeded_subset(POOL, 100, 0) == POOL == seeded_subset(POOL, None, 0)

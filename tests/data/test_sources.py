@@ -58,7 +58,7 @@ def test_without_a_local_file_the_hub_is_named(tmp_path: Path, monkeypatch: pyte
     write(tmp_path / "gsm8k_train.jsonl", GSM8K)
     assert resolve_named(REGISTRY["gsm8k"], "train", None).files
     monkeypatch.setenv("MATHRL_DATA", str(tmp_path / "gone"))
-    with pytest.raises(UserError, match=r"MATHRL_DATA: .*gone is no folder"):
+    with pytest.raises(UserError, match=r"MATHRL_DATA: .*gone is not a folder"):
         resolve_named(REGISTRY["gsm8k"], "train", None)
 
 

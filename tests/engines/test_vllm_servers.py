@@ -178,7 +178,7 @@ def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:
 
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
     engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=0.5), "cpu")[0]
-    with pytest.raises(UserError, match=r"answered /collective_rpc with 500.* name one in rollout\.servers\.folder"):
+    with pytest.raises(UserError, match=r"answered /collective_rpc with 500.* set rollout\.servers\.folder"):
         engine.sync_folder(tmp_path)  # nothing is in it
 
 

@@ -110,6 +110,12 @@ def test_a_lost_engine_is_replaced(engine: SymbolicEngine) -> None:
     assert engine.ask("x", "x").equal
 
 
+def test_a_start_that_takes_longer_than_the_limit_costs_no_pair() -> None:
+    patient = SymbolicEngine(limit=0.5, patience=120.0)  # the start takes a second or more
+    assert [patient.ask("4", "so \\boxed{4}", "whole") for _ in range(2)] == [(True, "")] * 2
+    patient.close()
+
+
 def test_a_busy_engine_does_not_hold_up_the_caller() -> None:
     held = SymbolicEngine()
     held._lock.acquire()

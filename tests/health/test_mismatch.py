@@ -37,7 +37,7 @@ def test_a_warning_is_said_once_until_it_changes(capsys: pytest.CaptureFixture[s
         (9, True),
         (10, False),
     ]
-    assert "is 1.0200, well again" in lines[2][1]
+    assert "is back within the limit (1.0200)" in lines[2][1]
     said = check_mismatch({"rollout/logprob_alignment": math.nan}, Rollout(), 1)
     check_mismatch({"rollout/logprob_alignment": math.nan}, Rollout(), 2, said)
     assert capsys.readouterr().err.count("is nan") == 1

@@ -58,12 +58,12 @@ def test_layers_with_one_input_are_one_product_and_equal_single_ones(network: Ca
     use_bfloat16_products(single)
     for module in single.modules():
         if isinstance(module, BFloat16Linear):
-            module.__dict__["_together"] = type(module.__dict__["_together"])([module])
+            module.__dict__["_product"] = type(module.__dict__["_product"])([module])
             module.__dict__["_place"] = 0
     layer = model.model.layers[0]
     attention, mlp = layer.self_attn, layer.mlp
     some = (attention.q_proj, attention.v_proj, mlp.up_proj, mlp.down_proj)
-    assert [len(each.__dict__["_together"].layers) for each in some] == [3, 3, 2, 1]
+    assert [len(each.__dict__["_product"].layers) for each in some] == [3, 3, 2, 1]
     assert torch.equal(response_logprobs(model, GROUPS)[0], response_logprobs(single, GROUPS)[0])
     # The input's gradient is summed before it is rounded, not after.
     one, three = gradient(model), gradient(single)
@@ -75,11 +75,11 @@ def test_a_copy_has_products_of_its_own(network: Callable[..., Any]) -> None:
     use_bfloat16_products(model)
     other = copy.deepcopy(model)
     attention = other.model.layers[0].self_attn
-    shared = attention.q_proj.__dict__["_together"]
+    shared = attention.q_proj.__dict__["_product"]
     assert (
         shared
-        is attention.k_proj.__dict__["_together"]
-        is not model.model.layers[0].self_attn.q_proj.__dict__["_together"]
+        is attention.k_proj.__dict__["_product"]
+        is not model.model.layers[0].self_attn.q_proj.__dict__["_product"]
     )
     assert shared.layers[1] is attention.k_proj
     before = response_logprobs(model, GROUPS)[0].detach()

@@ -82,9 +82,9 @@ def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, a
     model.train()
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     own |= {
-        each.__dict__["_together"].rounded[1].untyped_storage().data_ptr()
+        each.__dict__["_product"].rounded[1].untyped_storage().data_ptr()
         for each in model.modules()
-        if "_together" in each.__dict__
+        if "_product" in each.__dict__
     }
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.params.schema import STAGES
+
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 PARTS = ("mathrl", "flows", "tasks", "params", "dvc.yaml", "prefect.yaml", "pyproject.toml", "constraints.txt",
          "pipelines/controls", "pipelines/suite", "pipelines/pages", "pipelines/recipes",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
          ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
-REPLACED = ("curate", "sft", "difficulty", "mix", "rl", "evaluate", "controls")
+REPLACED = (*(stage for stage in STAGES if stage != "register"), "controls")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from mathrl.params.train import Rl
+
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(400)]
 # Chromium as root in a container, and without calls home.
@@ -161,7 +163,7 @@ def test_the_server_refuses_wrong_parameters_before_any_work(
 def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, page: Any) -> None:
     deployment = servers.deployments()["rl"]
     page.goto(f"{servers.prefect}/deployments/deployment/{deployment}/run")
-    page.get_by_text("Reinforcement learning.", exact=True).wait_for()
+    page.get_by_text(str(Rl.__doc__), exact=True).wait_for()
     page.get_by_text("Rl", exact=True).click()
     text = "Peak learning rate of every weight; with optimizer.type muon"
     field = page.get_by_text(text).locator("xpath=following::input[1]")

@@ -112,19 +112,19 @@ def test_every_process_leaves_out_a_server_that_missed_the_weights(stand: Any) -
     good, bad = stand(), stand()
     first, second = Pool(params(good, bad)), Pool(params(good, bad))
     first.send("/weights/1")
-    second.follow(first.told())
+    second.follow(first.sync_message())
     assert used(second) == {good.url, bad.url}
     bad.weights = 500
     first.send("/weights/2")
-    second.follow(first.told())
+    second.follow(first.sync_message())
     # It answers, and looks well to the second process, but has /weights/1.
     assert used(first) == used(second) == {good.url}
     bad.weights = 200
     first.send("/weights/3")
-    second.follow(first.told())
+    second.follow(first.sync_message())
     assert used(first) == used(second) == {good.url, bad.url}
     assert bad.taken == ["/weights/1", "/weights/3"]
-    assert [server.why for server in first.servers] == ["", ""]
+    assert [server.failure for server in first.servers] == ["", ""]
 
 
 def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stand: Any) -> None:
@@ -132,7 +132,7 @@ def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stan
     first, second = Pool(params(one, other)), Pool(params(one, other))
     second.died(second.servers[0], RuntimeError("it broke off"))
     first.send("/weights/1")
-    second.follow(first.told())
+    second.follow(first.sync_message())
     assert used(second) == {one.url, other.url}
 
 
@@ -188,6 +188,6 @@ def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> 
     blind = stand()
     blind.weights = 500
     pool = Pool(params(blind, wait=2.5))
-    with pytest.raises(UserError, match=r"cannot see their folder, name one in rollout\.servers\.folder"):
+    with pytest.raises(UserError, match=r"cannot see their folder, set rollout\.servers\.folder"):
         pool.send("/weights/1")
     assert capsys.readouterr().err.count("rollout.servers.folder") == 1

@@ -13,7 +13,7 @@ from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.sample_token import choose, nucleus
+from mathrl.rollout.sample_token import nucleus, sample_token
 from mathrl.rollout.torch_engine import TorchEngine
 
 PROMPTS = [[20, 21, 22], [30], [40, 41, 42, 43, 44, 45], [50, 51]]
@@ -92,17 +92,17 @@ def test_bfloat16_sampler_and_trainer_agree(network: Callable[..., Any]) -> None
 def test_choose_inverts_the_distribution_function() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.0, 0.7]]).log().expand(4, 4)
     uniform = torch.tensor([0.05, 0.15, 0.31, 0.999999])
-    tokens, logprobs = choose(logits, uniform, 1.0, 1.0)
+    tokens, logprobs = sample_token(logits, uniform, 1.0, 1.0)
     assert tokens.tolist() == [0, 1, 3, 3]
     assert logprobs.exp().tolist() == pytest.approx([0.1, 0.2, 0.7, 0.7])
-    tokens, logprobs = choose(logits, uniform, 0.0, 1.0)
+    tokens, logprobs = sample_token(logits, uniform, 0.0, 1.0)
     assert tokens.tolist() == [3] * 4 and logprobs.exp().tolist() == pytest.approx([0.7] * 4)
 
 
 def test_frequencies_follow_the_probabilities() -> None:
     logits = torch.tensor([1.0, 0.0, -1.0]).expand(20_000, 3)
     uniform = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
-    tokens, _ = choose(logits, uniform, 0.5, 1.0)
+    tokens, _ = sample_token(logits, uniform, 0.5, 1.0)
     shares = torch.bincount(tokens, minlength=3) / 20_000
     # Standard error of a share is below 0.0035.
     assert torch.allclose(shares, torch.softmax(logits[0] / 0.5, 0), atol=0.012)

@@ -18,7 +18,7 @@ from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
 from mathrl.params import load_params
 from mathrl.params.run import FreshModel
-from mathrl.rollout import sample_problems as sharded
+from mathrl.rollout import sample_problems
 from mathrl.stages.sample import draw, label, pairs_of, to_label, whole
 from mathrl.stages.stage_run import StageRun
 
@@ -218,18 +218,18 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
         return {file.name: file.read_bytes() for file in sorted(Path(name).iterdir())}
 
     whole_run = draw_into("whole", "state-1")
-    sampled = sharded.sample_all
+    sampled = sample_problems.sample_problems
 
     def until_the_second(*given: Any, **named: Any) -> Any:
         if named["name"] == "continue":
             raise KeyboardInterrupt
         return sampled(*given, **named)
 
-    monkeypatch.setattr(sharded, "sample_all", until_the_second)
+    monkeypatch.setattr(sample_problems, "sample_problems", until_the_second)
     with pytest.raises(KeyboardInterrupt):
         draw_into("cut", "state-2")
     assert (tmp_path / "state-2" / "to_label.jsonl").exists() and not Path("cut").exists()
-    monkeypatch.setattr(sharded, "sample_all", sampled)
+    monkeypatch.setattr(sample_problems, "sample_problems", sampled)
     assert draw_into("cut", "state-2") == whole_run
     assert sorted(whole_run) == ["pairs.jsonl", "samples.jsonl", "steps.jsonl", "summary.json", "train.jsonl"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.lineage import lineage, page, told
+from mathrl.cli.lineage import lineage, lineage_text, page
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
@@ -102,9 +102,9 @@ def test_an_input_that_nobody_made_is_said(store: Store) -> None:
     store.client.set_tag(sft, "input.data/other.jsonl", "dead")
     back = way_back(store.client, "chain")
     assert back.unexplained == [(sft, "data/other.jsonl", "dead")]
-    assert "not complete" in told(back) and "data/other.jsonl (dead)" in told(back)
+    assert "not complete" in lineage_text(back) and "data/other.jsonl (dead)" in lineage_text(back)
     store.client.delete_tag(sft, "input.data/other.jsonl")
-    assert "complete: 7 runs" in told(way_back(store.client, "chain"))
+    assert "complete: 7 runs" in lineage_text(way_back(store.client, "chain"))
 
 
 def test_forward_tells_what_a_model_was_made_from_and_what_it_was_measured_with(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Files of pages and of seed texts, row by row, with the place of every error."""
+"""Files of pages and of seed texts, row by row; every error names its location."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ from mathrl.params.pages import Pages, PagesClean, Seeds
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page: its row, its place ("crawl.jsonl, line 12") and what the loop reads of it.
+    """One page: its row, its location ("crawl.jsonl, line 12") and the fields that the loop reads.
 
-    The place is without folders, so that outputs are equal on any machine.
+    The location has no folders, so that outputs are equal on every machine.
     """
 
     where: str
@@ -34,40 +34,40 @@ class Page:
 
 
 def page_files(files: Sequence[str], field: str) -> list[Path]:
-    """The files that a parameter names; relative paths start at the checkout's top.
+    """The files that a parameter names; relative paths start at the top of the checkout.
 
     Raises:
-        UserError: none named, or one that is not there or no jsonl.
+        UserError: no file is named, or one does not exist or is not jsonl.
     """
     if not files:
         raise UserError(f"params/pages.yaml: {field} names no file; write the paths of jsonl files")
-    found = [path if path.is_absolute() else main_checkout() / path for path in map(Path, files)]
-    for path in found:
+    paths = [path if path.is_absolute() else main_checkout() / path for path in map(Path, files)]
+    for path in paths:
         if not path.name.endswith((".jsonl", ".jsonl.gz")):
-            raise UserError(f"params/pages.yaml: {field}: {path} is no .jsonl or .jsonl.gz file")
+            raise UserError(f"params/pages.yaml: {field}: {path} is not a .jsonl or .jsonl.gz file")
         if not path.is_file():
             raise UserError(f"params/pages.yaml: {field}: {path}: no such file")
-    return found
+    return paths
 
 
-def read_pages(how: Pages) -> list[Page]:
+def read_pages(params: Pages) -> list[Page]:
     """All pages in file order.
 
     Raises:
-        UserError: a file, or a row, that cannot be read: names file, line and field.
+        UserError: a file or row cannot be read; the message names file, line and field.
     """
     pages = [
-        _page(row, f"{file}, line {number}", how)
-        for file in page_files(how.files, "files")
+        _page(row, f"{file}, line {number}", params)
+        for file in page_files(params.files, "files")
         for number, row in read_numbered_jsonl(file)
     ]
     if not pages:
-        raise UserError(f"{', '.join(how.files)}: no page in it")
+        raise UserError(f"{', '.join(params.files)}: no page in it")
     return pages
 
 
 def read_seeds(seeds: Seeds, field: str, seed: int) -> list[str]:
-    """The texts of `positives` or `negatives`, a seeded choice of `limit` in file order."""
+    """The texts of `positives` or `negatives`; with a `limit`, a seeded choice in file order."""
     texts = list(_texts(seeds, field))
     if seeds.limit is None or seeds.limit >= len(texts):
         return texts
@@ -81,13 +81,13 @@ def _texts(seeds: Seeds, field: str) -> Iterator[str]:
             yield _text(row, seeds.text_key, f"{file}, line {number}", f"{field}.text_key")
 
 
-def _page(row: dict[str, Any], where: str, how: Pages) -> Page:
-    text = _text(row, how.text_key, where, "text_key")
-    url = _text(row, how.url_key, where, "url_key")
-    host, path = host_and_path(url, f"{where}, field {how.url_key}")
-    label = row.get(how.label_key) if how.label_key else None
+def _page(row: dict[str, Any], where: str, params: Pages) -> Page:
+    text = _text(row, params.text_key, where, "text_key")
+    url = _text(row, params.url_key, where, "url_key")
+    host, path = host_and_path(url, f"{where}, field {params.url_key}")
+    label = row.get(params.label_key) if params.label_key else None
     if label is not None and label not in (True, False):  # 0 and 1 are these too
-        raise UserError(f"{where}, field {how.label_key}: {label!r} is no label; write true, false or null")
+        raise UserError(f"{where}, field {params.label_key}: {label!r} is not a label; write true, false or null")
     return Page(Path(where).name, row, text, host, path, None if label is None else bool(label))
 
 
@@ -96,12 +96,12 @@ def _text(row: dict[str, Any], key: str, where: str, parameter: str) -> str:
         has = ", ".join(row) or "none"
         raise UserError(f"{where}: no field {key}; it has {has}: set {parameter} in params/pages.yaml")
     if not isinstance(row[key], str) or not row[key].strip():
-        raise UserError(f"{where}, field {key}: a text is wanted, found {row[key]!r}")
+        raise UserError(f"{where}, field {key}: expected text, found {row[key]!r}")
     return str(row[key])
 
 
 def host_and_path(url: str, where: str) -> tuple[str, str]:
-    """The domain, in small letters and without www., and the path.
+    """The domain, in lower case and without www., and the path.
 
     >>> host_and_path("https://www.Algebra.example:443/forum/7?page=2", "here")
     ('algebra.example', '/forum/7')
@@ -119,31 +119,31 @@ def host_and_path(url: str, where: str) -> tuple[str, str]:
     return encodable(host), encodable(parts.path) or "/"
 
 
-def evaluation_sets(how: PagesClean) -> list[ResolvedSource]:
-    """The sets that no kept page may share an n-gram with.
+def evaluation_sets(params: PagesClean) -> list[ResolvedSource]:
+    """The evaluation sets that no kept page may share an n-gram with.
 
     Raises:
         UserError: a set or a file that is not there.
     """
-    resolved = [resolve_benchmark(name, how.data_folder) for name in how.benchmarks]
-    for path in how.files:
+    resolved = [resolve_benchmark(name, params.data_folder) for name in params.benchmarks]
+    for path in params.files:
         source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
-        resolved.append(resolve_source(source, how.data_folder))
+        resolved.append(resolve_source(source, params.data_folder))
     return resolved
 
 
-def read_evaluation(how: PagesClean, seed: int) -> tuple[EvaluationIndex, list[dict[str, Any]]]:
-    """The n-grams that no kept page may have, and for the record which sets they are, by digest.
+def read_evaluation(params: PagesClean, seed: int) -> tuple[EvaluationIndex, list[dict[str, Any]]]:
+    """The index of the n-grams that no kept page may have, and the digests of their sets for the record.
 
     Raises:
         UserError: a set or a file that is not there, or a bad row in it.
     """
-    index, inputs = EvaluationIndex(how.ngram), []
-    for each in evaluation_sets(how):
+    index, inputs = EvaluationIndex(params.ngram), []
+    for source in evaluation_sets(params):
         read = Read()
-        for problem in read_source(each, seed, read):
+        for problem in read_source(source, seed, read):
             if isinstance(problem, Rejected):
                 raise UserError(f"{problem.where}: {problem.reason}; correct the row")
             index.add_problem(problem)
-        inputs.append(input_row(each, read))
+        inputs.append(input_row(source, read))
     return index, inputs

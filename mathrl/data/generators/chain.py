@@ -49,12 +49,12 @@ class Chain(Section):
             done.append((operation, number, result))
             value = result
         written = [f"{operation}{number}" for operation, number, _ in done]
-        befores = [first, *(result for _, _, result in done)]
+        values = [first, *(result for _, _, result in done)]
         if self.working == "rest":
-            worked = [f"{result}{''.join(written[index:])}" for index, (*_, result) in enumerate(done, start=1)]
+            lines = [f"{result}{''.join(written[index:])}" for index, (*_, result) in enumerate(done, start=1)]
         else:
-            worked = [f"{befores[index]}{written[index]}={result}" for index, (*_, result) in enumerate(done)]
-        return Draft(question=f"{first}{''.join(written)}=", answer=str(value), solution=";".join(worked))
+            lines = [f"{values[index]}{written[index]}={result}" for index, (*_, result) in enumerate(done)]
+        return Draft(question=f"{first}{''.join(written)}=", answer=str(value), solution=";".join(lines))
 
 
 def _apply(value: int, operation: str, number: int) -> int:

@@ -32,39 +32,39 @@ class Countdown(Section):
         return self.numbers
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:
-        given = [rng.randint(1, self.largest_number) for _ in range(level)]
+        numbers = [rng.randint(1, self.largest_number) for _ in range(level)]
         # A random way to combine them gives the target, so that it can be reached.
-        terms: list[Term] = [(Fraction(n), str(n), 2) for n in given]
+        terms: list[Term] = [(Fraction(n), str(n), 2) for n in numbers]
         steps = []
         while len(terms) > 1:
             first = terms.pop(rng.randrange(len(terms)))
             second = terms.pop(rng.randrange(len(terms)))
-            whole = [t for t in _combine(first, second) if t[0].denominator == 1 and 0 < t[0] <= LARGEST_STEP]
-            if not whole:
+            integral = [t for t in _combine(first, second) if t[0].denominator == 1 and 0 < t[0] <= LARGEST_STEP]
+            if not integral:
                 return None
-            made = rng.choice(whole)
-            steps.append(f"{_shown(first[0])}{_operation(first, second, made)}={_shown(made[0])}")
-            terms.append(made)
+            term = rng.choice(integral)
+            steps.append(f"{_shown(first[0])}{_operation(first, second, term)}={_shown(term[0])}")
+            terms.append(term)
         value, expression, _ = terms[0]
-        if value > self.largest_target or value in given:
+        if value > self.largest_target or value in numbers:
             return None
-        parts = _parts(given, int(value), expression)
+        parts = _parts(numbers, int(value), expression)
         return Draft(parts["question"], parts["answers"][0], "; ".join(steps), extra=parts["extra"])
 
 
-def problem_parts(given: Sequence[int], target: int) -> dict[str, Any] | None:
+def problem_parts(numbers: Sequence[int], target: int) -> dict[str, Any] | None:
     """Question, answers and what the countdown reward needs; None when there is no way."""
-    expression = solve(given, target)
-    return None if expression is None else _parts(given, target, expression)
+    expression = solve(numbers, target)
+    return None if expression is None else _parts(numbers, target, expression)
 
 
-def solve(given: Sequence[int], target: int) -> str | None:
+def solve(numbers: Sequence[int], target: int) -> str | None:
     """An expression that uses each number once and makes the target, or None after trying all ways.
 
     >>> solve([3, 7, 2], 20)
     '2*(3+7)'
     """
-    return _search([(Fraction(n), str(n), 2) for n in sorted(given)], Fraction(target), set())
+    return _search([(Fraction(n), str(n), 2) for n in sorted(numbers)], Fraction(target), set())
 
 
 def _search(terms: list[Term], target: Fraction, dead: set[tuple[Fraction, ...]]) -> str | None:
@@ -78,9 +78,9 @@ def _search(terms: list[Term], target: Fraction, dead: set[tuple[Fraction, ...]]
             if i == j:
                 continue
             rest = [term for k, term in enumerate(terms) if k not in (i, j)]
-            for made in _combine(terms[i], terms[j]):
-                if found := _search([*rest, made], target, dead):
-                    return found
+            for combined in _combine(terms[i], terms[j]):
+                if expression := _search([*rest, combined], target, dead):
+                    return expression
     dead.add(key)
     return None
 
@@ -94,12 +94,12 @@ def _combine(first: Term, second: Term) -> Iterator[Term]:
         yield a / b, f"{_wrap(left, low, 1)}/{_wrap(right, high, 2)}", 1
 
 
-def _wrap(text: str, precedence: int, wanted: int) -> str:
-    return text if precedence >= wanted else f"({text})"
+def _wrap(text: str, precedence: int, minimum: int) -> str:
+    return text if precedence >= minimum else f"({text})"
 
 
-def _operation(first: Term, second: Term, made: Term) -> str:
-    a, b, value = first[0], second[0], made[0]
+def _operation(first: Term, second: Term, result: Term) -> str:
+    a, b, value = first[0], second[0], result[0]
     sign = next(s for s, v in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a / b if b else None)) if v == value)
     return f"{sign}{_shown(b)}"
 
@@ -108,12 +108,12 @@ def _shown(value: Fraction) -> str:
     return str(value) if value >= 0 and value.denominator == 1 else f"({value})"
 
 
-def _parts(given: Sequence[int], target: int, expression: str) -> dict[str, Any]:
-    listed = ", ".join(str(n) for n in given)
+def _parts(numbers: Sequence[int], target: int, expression: str) -> dict[str, Any]:
+    listed = ", ".join(str(n) for n in numbers)
     question = (
         f"Using the numbers [{listed}], make an expression that equals {target}. "
         "Use + - * / and brackets, and each number exactly once."
     )
-    truth = json.dumps({"numbers": list(given), "target": target})
+    truth = json.dumps({"numbers": list(numbers), "target": target})
     extra = {"task": "countdown", "demonstrated_answer": expression}
     return {"question": question, "answers": [truth], "extra": extra}

@@ -29,19 +29,19 @@ class Fractions(Section):
 
     def _product(self, rng: random.Random) -> Draft:
         a, b, sign = self._fraction(rng), self._fraction(rng), rng.choice("*:")
-        other = b if sign == "*" else 1 / b
-        top, bottom = a.numerator * other.numerator, a.denominator * other.denominator
-        value = a * other
-        turned = "" if sign == "*" else f"{a} : {b} = {a} * {other}\n"
-        steps = f"{turned}{a} * {other} = {top}/{bottom} = {value}"
+        factor = b if sign == "*" else 1 / b
+        top, bottom = a.numerator * factor.numerator, a.denominator * factor.denominator
+        value = a * factor
+        turned = "" if sign == "*" else f"{a} : {b} = {a} * {factor}\n"
+        steps = f"{turned}{a} * {factor} = {top}/{bottom} = {value}"
         question = f"Compute ({a}) {'*' if sign == '*' else 'divided by'} ({b}) in lowest terms."
         return Draft(question, str(value), steps, "product")
 
     def _percent(self, rng: random.Random) -> Draft:
-        percent, whole = rng.randint(1, 99), rng.randint(4, 2_000) * 5
-        value = Fraction(percent * whole, 100)
-        steps = f"{percent}/100 * {whole} = {percent * whole}/100 = {_decimal(value)}"
-        return Draft(f"What is {percent}% of {whole}?", _decimal(value), steps, "percentage")
+        percent, base = rng.randint(1, 99), rng.randint(4, 2_000) * 5
+        value = Fraction(percent * base, 100)
+        steps = f"{percent}/100 * {base} = {percent * base}/100 = {_decimal(value)}"
+        return Draft(f"What is {percent}% of {base}?", _decimal(value), steps, "percentage")
 
     def _change(self, rng: random.Random) -> Draft:
         price, percent = rng.randint(2, 2_000) * 20, rng.choice((5, 10, 15, 20, 25, 30, 40, 50))
@@ -59,11 +59,14 @@ class Fractions(Section):
 
     def _three(self, rng: random.Random) -> Draft:
         a, b, c = (self._fraction(rng) for _ in range(3))
-        one, two = rng.choice("+-"), rng.choice("+-")
-        first, steps = _add(a, b, one)
-        value, more = _add(first, c, two)
+        first_sign, second_sign = rng.choice("+-"), rng.choice("+-")
+        first, steps = _add(a, b, first_sign)
+        value, more = _add(first, c, second_sign)
         return Draft(
-            f"Compute {a} {one} {b} {two} {c} in lowest terms.", str(value), f"{steps}\n{more}", "sum of three"
+            f"Compute {a} {first_sign} {b} {second_sign} {c} in lowest terms.",
+            str(value),
+            f"{steps}\n{more}",
+            "sum of three",
         )
 
     def _fraction(self, rng: random.Random) -> Fraction:
@@ -74,14 +77,14 @@ class Fractions(Section):
 def _add(a: Fraction, b: Fraction, sign: str) -> tuple[Fraction, str]:
     value = a + b if sign == "+" else a - b
     common = a.denominator * b.denominator
-    one, two = a.numerator * b.denominator, b.numerator * a.denominator
-    top = one + two if sign == "+" else one - two
+    left, right = a.numerator * b.denominator, b.numerator * a.denominator
+    top = left + right if sign == "+" else left - right
     assert Fraction(top, common) == value
-    return value, f"{a} {sign} {b} = {one}/{common} {sign} {two}/{common} = {top}/{common} = {value}"
+    return value, f"{a} {sign} {b} = {left}/{common} {sign} {right}/{common} = {top}/{common} = {value}"
 
 
 def _decimal(value: Fraction) -> str:
     """Exact: the denominators here are divisors of powers of 10."""
-    whole = value * 10_000
-    assert whole.denominator == 1
-    return f"{whole.numerator / 10_000:.4f}".rstrip("0").rstrip(".")
+    scaled = value * 10_000
+    assert scaled.denominator == 1
+    return f"{scaled.numerator / 10_000:.4f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""Problems of all splits from one generator: seeded, levels even, none equal to another."""
+"""The problems of all splits from one generator: seeded, evenly over the levels, no two equal."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
     "word_problem": WordProblem,
 }
 
-# Raised when a change makes other problems of equal parameters (tests/data/test_generators.py notices).
+# Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
 VERSIONS = dict.fromkeys(GENERATORS, 1)
 
 # Test first: adding training problems leaves the held-out ones as they are.
@@ -45,8 +45,8 @@ def make_generator(name: str, options: Mapping[str, Any]) -> Generator:
     try:
         return GENERATORS[name](**options)
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors())
-        raise UserError(f"curate: options of generator {name}: {said}") from None
+        errors = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors())
+        raise UserError(f"curate: options of generator {name}: {errors}") from None
 
 
 def generate(
@@ -58,7 +58,7 @@ def generate(
     the splits are equal.
 
     Raises:
-        UserError: no such generator, wrong options, or fewer different problems than asked for.
+        UserError: no such generator, wrong options, or too few different problems.
     """
     name = name or generator
     maker = make_generator(generator, options)

@@ -78,13 +78,13 @@ def _euclid(a: int, b: int) -> str:
 
 
 def _factors(n: int) -> list[tuple[int, int]]:
-    found, prime = [], 2
+    factors, prime = [], 2
     while prime * prime <= n:
         power = 0
         while n % prime == 0:
             n //= prime
             power += 1
         if power:
-            found.append((prime, power))
+            factors.append((prime, power))
         prime += 1
-    return [*found, (n, 1)] if n > 1 else found
+    return [*factors, (n, 1)] if n > 1 else factors

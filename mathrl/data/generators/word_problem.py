@@ -43,22 +43,22 @@ class WordProblem(Section):
         }
         value = rng.randint(2, self.largest_number)
         sentences = [rng.choice(scene.starts).format(n=value, **words)]
-        worked, before = [], ""
+        lines, last_kind = [], ""
         for _ in range(level):
-            happened = self._event(rng, scene, value, before)
-            if happened is None:
+            event = self._event(rng, scene, value, last_kind)
+            if event is None:
                 return None
-            before, text, numbers, step, value = happened
+            last_kind, text, numbers, step, value = event
             sentences.append(text.format(**numbers, **words))
-            worked.append(f"{step} = {value}")
+            lines.append(f"{step} = {value}")
         sentences.append(rng.choice(scene.questions).format(**words))
-        return Draft(" ".join(sentences), str(value), "\n".join(worked), scene.name)
+        return Draft(" ".join(sentences), str(value), "\n".join(lines), scene.name)
 
     def _event(
-        self, rng: random.Random, scene: Scene, value: int, before: str
+        self, rng: random.Random, scene: Scene, value: int, last_kind: str
     ) -> tuple[str, str, dict[str, int], str, int] | None:
         """A kind of event that fits the quantity: its sentence, numbers, step and the new quantity."""
-        kinds = [kind for kind in scene.events if kind != before]
+        kinds = [kind for kind in scene.events if kind != last_kind]
         for kind in rng.sample(kinds, len(kinds)):
             n, m = rng.randint(2, self.largest_number), rng.randint(2, min(12, self.largest_number))
             change = {
@@ -69,7 +69,7 @@ class WordProblem(Section):
                 "groups": (f"{value} + {n} * {m}", value + n * m),
                 "groups_less": (f"{value} - {n} * {m}", value - n * m),
             }
-            step, after = change[kind]
-            if 0 < after <= self.largest_result:
-                return kind, rng.choice(scene.events[kind]), {"n": n, "m": m}, step, after
+            step, new_value = change[kind]
+            if 0 < new_value <= self.largest_result:
+                return kind, rng.choice(scene.events[kind]), {"n": n, "m": m}, step, new_value
         return None

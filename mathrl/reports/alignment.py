@@ -1,0 +1,62 @@
+"""The log-probs of one model in three ways, on responses sampled now: sampling engine, trainer, plain forward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.problems import read_problems
+from mathrl.data.sft_sets import few_shot_examples
+from mathrl.evaluation import alignment
+from mathrl.learners.distributed import choose_device
+from mathrl.models.packing import Group
+from mathrl.params import Params
+from mathrl.rollout.engine import Sampling, canary_tolerance, dtype_name
+from mathrl.rollout.open_engine import open_engine
+from mathrl.rollout.sampler import Sampler
+
+EXAMPLES = Path("data/curated/sft.jsonl")
+SAMPLES, LONGEST = 2, 256
+
+
+@dataclass(frozen=True)
+class ThreeForwards:
+    """The pairwise gaps, and what they were measured on; `dtype` is the sampling engine's."""
+
+    gaps: Sequence[alignment.Gap]
+    tokens: int
+    responses: int
+    dtype: str
+
+
+def compare_forwards(model: Path | str, problems: Path, limit: int, params: Params) -> ThreeForwards:
+    """Sample two responses to each of the first `limit` problems and score their tokens in three ways.
+
+    Raises:
+        UserError: no model there, or no prompt short enough.
+    """
+    device = choose_device(params.run.device)
+    engine, tokenizer = open_engine(model, params.model, params.rollout, device)
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, EXAMPLES))
+    tokenized = (sampler.prompt_tokens(problem) for problem in read_problems(problems)[:limit])
+    prompts = [prompt for prompt in tokenized if prompt is not None]
+    if not prompts:
+        raise UserError(f"{problems}: none of the first {limit} prompts is within prompt.max_tokens")
+    temperature = params.rl.temperature
+    sampling = Sampling(SAMPLES, temperature, min(LONGEST, params.rl.max_tokens))
+    completions = engine.generate(prompts, sampling, params.run.seed)
+    groups = [
+        Group(tuple(prompt), tuple(response.tokens for response in responses))
+        for prompt, responses in zip(prompts, completions, strict=True)
+    ]
+    trainer_N = alignment.trainer_logprobs(model, params.model, device, groups, temperature)
+    plain = alignment.load_plain(model, params.model, device)
+    plain_N = alignment.plain_logprobs(plain, groups, temperature)
+    precision = params.model.precision
+    dtype = precision if params.rollout.engine == "torch" else dtype_name(params.rollout, params.model)
+    tolerances = (
+        canary_tolerance(params.rollout, params.model, dtype),
+        canary_tolerance(params.rollout, params.model, precision),
+    )
+    gaps = alignment.gaps(completions, trainer_N, plain_N, tolerances, params.rollout.mismatch_limit)
+    return ThreeForwards(gaps, len(trainer_N), len(prompts) * SAMPLES, dtype)
