@@ -1,1 +1,1 @@
-"""The nouns and the small tools that every room shares. Imports nothing heavy."""
+"""Data types, records of runs and small tools that every room shares. Imports nothing heavy."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written aside, flushed, then renamed."""
+"""Files that are either complete or absent: written aside, flushed, then renamed."""
 
 import gzip
 import io
@@ -19,8 +19,7 @@ ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrog
 def written_aside(target: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `target` that replaces it when the block ends without an error.
 
-    The block may make a file or a folder there. On an error, nothing of it stays behind and what stood
-    at `target` before is untouched.
+    The block may make a file or a folder there. On an error it is removed, and `target` stays as it was.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +39,7 @@ def written_aside(target: Path) -> Iterator[Path]:
         else:
             aside.replace(target)
     except OSError as error:
-        if error.filename is None:  # a write does not say of which file it was
+        if error.filename is None:  # a failed write does not name its file
             error.filename = str(target)
         raise
     finally:
@@ -155,7 +154,7 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except (ValueError, RecursionError) as error:  # also a number of over 4300 digits, or deep nesting
                     raise UserError(f"{path}, line {number}: not JSON ({getattr(error, 'msg', error)})") from None
                 if not isinstance(row, dict):
-                    raise UserError(f"{path}, line {number}: a JSON object is wanted, found {line.strip()[:40]!r}")
+                    raise UserError(f"{path}, line {number}: expected a JSON object, not {line.strip()[:40]!r}")
                 yield number, row
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({error})") from None

@@ -1,9 +1,9 @@
-"""Runs one command in a process group that cannot outlive whoever asked for it.
+"""Runs one command in a process group that cannot outlive its caller.
 
     python -m mathrl.core.guard COMMAND …
 
-The command starts in a session of its own. When this process's standard input is closed (its parent ended, or
-wants to stop) or it is signalled, the whole group is ended: SIGINT, then SIGTERM, then SIGKILL.
+The command runs in its own session. When this process's standard input is closed (its parent has ended, or
+asks it to end) or it is signalled, the process group is ended: SIGINT, then SIGTERM, then SIGKILL.
 Standard library only, so that it starts at once.
 """
 
@@ -29,14 +29,14 @@ def main(command: list[str]) -> int:
         if stop.wait(0.05):
             end_group(child)
             return 130
-    if child.returncode < 0:  # killed by another: what it had started has nobody to answer to now
+    if child.returncode < 0:  # killed from outside: its own children would outlive it
         end_group(child)
         return 128 - child.returncode
     return child.returncode
 
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:
-    """End every process of the child's group, the politest way that works."""
+    """End every process of the child's group by the gentlest signal that works."""
     for number, seconds in ((signal.SIGINT, SIGINT_SECONDS), (signal.SIGTERM, SIGTERM_SECONDS)):
         if not _signal(child.pid, number) or _gone(child, seconds):
             return
@@ -47,7 +47,7 @@ def end_group(child: "subprocess.Popen[bytes]") -> None:
 def _gone(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        child.poll()  # reaps it, so that it no longer counts
+        child.poll()  # reaps it, so that it no longer counts as a member of its group
         if not _signal(child.pid, 0):
             return True
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Digests: of values, of files, of folders. Short SHA-256, stable across machines."""
+"""Digests of values, files and folders: short SHA-256, stable across machines."""
 
 import gzip
 import hashlib
@@ -34,12 +34,12 @@ def _file(path: Path) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """The whole SHA-256 of a file's bytes, as `sha256sum` prints it."""
+    """The full SHA-256 of a file's bytes, as `sha256sum` prints it."""
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_jsonl(path: Path) -> dict[str, str | int]:
-    """For a manifest: {"sha256": …, "rows": …} of a .jsonl or .jsonl.gz file; blank lines are no rows."""
+    """A manifest entry, {"sha256": …, "rows": …}, of a .jsonl or .jsonl.gz file; blank lines do not count."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
         return {"sha256": sha256_file(path), "rows": sum(1 for line in stream if line.strip())}

@@ -1,12 +1,12 @@
-"""A stage on several machines: it starts itself on all of them by DeepSpeed's launcher, and waits.
+"""A stage on several machines: it starts itself on all of them through DeepSpeed's launcher, and waits.
 
-Without torch. The machines share the checkout and the state folder; on each the launcher starts as many
-processes as its line of the hostfile has slots, which then find WORLD_SIZE set and start no others.
+Without torch. The machines share the checkout and the state folder; on each the launcher starts one process per
+slot of its line in the hostfile. These processes have WORLD_SIZE set, and start no others.
 
-The launcher hands few variables on, on a command line that everybody on the machines can read. So what the
-stage was started with (MATHRL_…, the tracker's and the hub's addresses and keys) goes through a file that its
-owner alone reads, in a folder of the state that all ranks share, and the launcher starts this module:
-`python -m mathrl.core.hosts FOLDER STAGE'S MODULE [ARGUMENTS]`.
+The launcher hands on few environment variables, and on a command line that every user of the machines can read.
+The stage's variables (MATHRL_…, addresses and keys of the tracker and the hub) therefore go through a file that
+only its owner can read, in a folder of the state that all ranks share, and the launcher starts this module:
+`python -m mathrl.core.hosts FOLDER STAGE_MODULE [ARGUMENTS]`.
 """
 
 import importlib.util
@@ -31,13 +31,13 @@ HANDED_DOWN = ("MATHRL_", "MLFLOW_", "HF_", "DS_", "AWS_")
 
 
 def launch_on_hosts(hostfile: str) -> int | None:
-    """Run `python -m <this module> <argv>` on the machines of the hostfile; its exit status.
+    """Run `python -m <main module> <argv>` on the machines of the hostfile; returns its exit status.
 
-    None where that has been done already (WORLD_SIZE is set). A signal ends the processes at once, and the
-    status is 75: started again, the stage goes on from its last checkpoint.
+    Returns None in a process that a launcher started (WORLD_SIZE is set). A signal ends the processes at once,
+    with status 75: started again, the stage resumes from its last checkpoint.
 
     Raises:
-        UserError: the hostfile or DeepSpeed is not there.
+        UserError: the hostfile or DeepSpeed is missing.
     """
     if "WORLD_SIZE" in os.environ:
         return None
@@ -50,15 +50,15 @@ def launch_on_hosts(hostfile: str) -> int | None:
     main = sys.modules["__main__"].__spec__
     assert main is not None, "a stage is run with -m"
     lines = [line.partition("#")[0].split() for line in Path(hostfile).read_text().splitlines()]
-    here = all(words[0] in ("localhost", "127.0.0.1", socket.gethostname()) for words in lines if words)
+    only_this_machine = all(words[0] in ("localhost", "127.0.0.1", socket.gethostname()) for words in lines if words)
     state_root().mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="hosts-", dir=state_root()))  # which nobody else may enter
-    handed = {name: value for name, value in os.environ.items() if name.startswith(HANDED_DOWN)}
-    write_json(folder / ENVIRONMENT, handed)
+    folder = Path(tempfile.mkdtemp(prefix="hosts-", dir=state_root()))  # mode 0700
+    variables = {name: value for name, value in os.environ.items() if name.startswith(HANDED_DOWN)}
+    write_json(folder / ENVIRONMENT, variables)
     try:
         return _launched([
             sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", hostfile, "--no_local_rank",
-            "--log_level", "warning", *(["--no_ssh_check", "--master_addr", "127.0.0.1"] if here else []),
+            "--log_level", "warning", *(["--no_ssh_check", "--master_addr", "127.0.0.1"] if only_this_machine else []),
             "--module", __name__, str(folder), main.name, *sys.argv[1:],
         ])  # fmt: skip
     finally:
@@ -81,7 +81,7 @@ def _launched(command: list[str]) -> int:
 
 
 def main() -> None:
-    """A rank: the variables of whoever started the stage, then the stage."""
+    """A rank: sets the variables of the process that started the stage, then runs the stage."""
     folder, module, *arguments = sys.argv[1:]
     os.environ.update(read_json(Path(folder) / ENVIRONMENT))
     os.environ[Variable.HOSTS_FOLDER] = folder

@@ -1,7 +1,7 @@
-"""Several processes for one stage: the stage's own is rank 0 and starts the others as copies of itself.
+"""Several processes for one stage: the first is rank 0 and starts the other ranks as copies of itself.
 
-Without torch, so that a stage decides on its processes before anything heavy is imported. Under torchrun or
-the deepspeed launcher (WORLD_SIZE is set) nothing is started: the launcher did it.
+Without torch, so that a stage starts its processes before anything heavy is imported. Under torchrun or
+DeepSpeed's launcher (WORLD_SIZE is set) nothing is started: the launcher has started all ranks.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from mathrl.core.files import write_text
 from mathrl.core.parent import die_with_parent
 
 SLOTS_PER_CORE = 4
-ONE_MACHINE = 8  # more processes than that are meant for several
+ONE_MACHINE = 8  # more processes are meant for several machines
 DRIVER = Path("/proc/driver/nvidia/gpus")
 GRACE_SECONDS = 10.0
 
@@ -35,7 +35,7 @@ _failed: list[str] = []
 
 
 def rendezvous() -> Path | None:
-    """The folder that the ranks share, where `launch_ranks` made one; None under another launcher."""
+    """The folder through which the ranks exchange files, if `launch_ranks` made one; None under another launcher."""
     folder = Variable.RENDEZVOUS.get()
     return Path(folder) if folder else None
 
@@ -43,15 +43,15 @@ def rendezvous() -> Path | None:
 def launch_ranks(processes: int, device: str = "auto", *, fewer: bool = False) -> None:
     """Start ranks 1 to processes-1 as `python -m <this module> <argv>`; this process becomes rank 0.
 
-    A child dies when rank 0 does, whatever ends it. When a child dies first, rank 0 ends within ten seconds
-    with exit status 1 and a sentence that names the rank. A no-op where WORLD_SIZE is set already.
+    The other ranks die with rank 0, whatever ends it. When one of them dies first, rank 0 ends within ten
+    seconds with exit status 1 and an error that names the rank. A no-op if WORLD_SIZE is set already.
 
-    See `fitting` for `fewer`.
+    See `clamped` for `fewer`.
     """
     if "WORLD_SIZE" in os.environ:
         _die_with_parent()
         return
-    processes = fitting(processes, device, fewer=fewer)
+    processes = clamped(processes, device, fewer=fewer)
     if processes <= 1:
         return
     folder = Path(tempfile.mkdtemp(prefix="mathrl-ranks-"))
@@ -77,9 +77,9 @@ def launch_ranks(processes: int, device: str = "auto", *, fewer: bool = False) -
 
 
 def check_ranks(patience: float = 0.0) -> None:
-    """Raise where another rank has died, so that its death is named and not the broken connection.
+    """Raise if another rank has died, so that the error names that rank and not the broken connection.
 
-    The connection may break before the death is noticed: `patience` seconds are waited for that.
+    The connection may break before the death is noticed: wait up to `patience` seconds for that.
 
     Raises:
         UserError: a rank ended with an error.
@@ -92,9 +92,9 @@ def check_ranks(patience: float = 0.0) -> None:
 
 
 def gather(value: Any, name: str, timeout: float = 3600.0) -> list[Any] | None:
-    """The JSON-able `value` of every rank, in the order of ranks, at rank 0; None at the others.
+    """The JSON-able `value` of every rank, in the order of ranks, at rank 0; None at the other ranks.
 
-    Through files, without torch. `name` must be new at each call of a run.
+    Exchanged through files, without torch. `name` must be new at each call of a run.
 
     Raises:
         UserError: another rank died, or did not deliver within `timeout` seconds.
@@ -102,28 +102,21 @@ def gather(value: Any, name: str, timeout: float = 3600.0) -> list[Any] | None:
     if world_size() == 1:
         return [value]
     folder = rendezvous() or _launcher_folder()
-    mine = folder / f"{name}.{rank()}.json"
-    write_text(mine, json.dumps(value))
+    write_text(folder / f"{name}.{rank()}.json", json.dumps(value))
     if rank() != 0:
         return None
-    values, deadline = [], time.monotonic() + timeout
-    for number in range(world_size()):
-        file = folder / f"{name}.{number}.json"
-        while not file.exists():
-            check_ranks()
-            if time.monotonic() > deadline:
-                raise UserError(f"rank {number} did not deliver {name} in {timeout:.0f} s; see its output")
-            time.sleep(0.01)
-        values.append(json.loads(file.read_text()))
+    files = [folder / f"{name}.{sender}.json" for sender in range(world_size())]
+    values = [_receive(file, sender, timeout) for sender, file in enumerate(files)]
+    for file in files:
         file.unlink()
     return values
 
 
 def from_rank_0(make: Callable[[], Any], name: str, timeout: float = 3600.0) -> Any:
-    """What `make` gives at rank 0, at every rank; JSON-able, through a file. `name` must be new at each call.
+    """The JSON-able result of `make`, called at rank 0 alone, at every rank. `name` must be new at each call.
 
     Raises:
-        UserError: another rank died, or rank 0 was not there within `timeout` seconds.
+        UserError: another rank died, or rank 0 did not deliver within `timeout` seconds.
     """
     if world_size() == 1:
         return make()
@@ -132,16 +125,20 @@ def from_rank_0(make: Callable[[], Any], name: str, timeout: float = 3600.0) -> 
         value = make()
         write_text(file, json.dumps(value))
         return value
+    return _receive(file, 0, timeout)
+
+
+def _receive(file: Path, sender: int, timeout: float) -> Any:
     deadline = time.monotonic() + timeout
     while not file.exists():
         check_ranks()
         if time.monotonic() > deadline:
-            raise UserError(f"rank 0 did not deliver {name} in {timeout:.0f} s; see its output")
+            raise UserError(f"rank {sender} did not deliver {file.name} within {timeout:.0f} s; see its output")
         time.sleep(0.01)
     return json.loads(file.read_text())
 
 
-def fitting(processes: int, device: str, *, fewer: bool) -> int:
+def clamped(processes: int, device: str, *, fewer: bool) -> int:
     """Clamp `processes` (`run.processes`) to the slots of this machine, with a notice if it was lowered.
 
     More than `ONE_MACHINE` are meant for several machines; only a stage that allows `fewer` then runs on one.
@@ -155,8 +152,8 @@ def fitting(processes: int, device: str, *, fewer: bool) -> int:
     if processes > ONE_MACHINE and not fewer:
         raise UserError(
             f"run.processes={processes} but this machine has {hardware}: name the machines in "
-            "training.deepspeed.hostfile (with training.backend deepspeed), start the stage by a launcher of "
-            "your own such as torchrun, or lower run.processes"
+            "training.deepspeed.hostfile (with training.backend=deepspeed), start the stage with a launcher "
+            "such as torchrun, or lower run.processes"
         )
     using = f"{slots} process" if slots == 1 else f"{slots} processes"
     print(f"run.processes={processes} but this machine has {hardware}; using {using}", file=sys.stderr)
@@ -179,12 +176,12 @@ def local_slots(device: str) -> tuple[int, str]:
 
 
 def _launcher_folder() -> Path:
-    """Where the ranks of another launcher meet: the processes of one machine have one parent."""
+    """The exchange folder under another launcher: the processes of one machine have one parent."""
     shared = Variable.HOSTS_FOLDER.get()
     if shared:
         return Path(shared)
-    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size()
-    if int(here) != world_size():
+    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size()
+    if int(local) != world_size():
         raise UserError(
             "this stage exchanges files between its processes, which are on several machines: start it with "
             f"training.deepspeed.hostfile, or set {Variable.HOSTS_FOLDER} at every process to a new folder that all "
@@ -199,9 +196,8 @@ def _launcher_folder() -> Path:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies (Linux)."""
+    """End with rank 0, which alone decides when to stop."""
     if rank() != 0:
-        # Rank 0 alone decides when to stop; the others follow it or die with it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = Variable.PARENT.get()
@@ -216,15 +212,15 @@ def _watch(number: int, child: subprocess.Popen[bytes]) -> None:
     status = child.wait()
     if status == 0:
         return
-    how = f"signal {-status}" if status < 0 else f"exit status {status}"
-    _failed.append(f"rank {number} of {world_size()} ended with {how}; its last lines are above")
+    cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+    _failed.append(f"rank {number} of {world_size()} ended with {cause}; its last lines of output are above")
     time.sleep(GRACE_SECONDS)  # for the main thread to stop by itself at its next exchange
     print(f"error: {_failed[0]}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def _end_children() -> None:
-    """Rank 0 is through: the others have nothing left to do, and get a moment to end by themselves."""
+    """Rank 0 has finished: the other ranks get a second to end by themselves."""
     deadline = time.monotonic() + 1.0
     for child in _children:
         try:

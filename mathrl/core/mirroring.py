@@ -9,14 +9,14 @@ from pathlib import Path
 
 from mathrl.core.environment import Variable
 
-PATIENCE_SECONDS = 60.0
+UPLOAD_SECONDS = 60.0
 
 
 @contextmanager
 def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Iterator[None]:
-    """Run a mirror with this environment, in this folder, unless the environment says that there is one.
+    """Run a mirror with this environment, in this folder, unless the environment names a running one.
 
-    `env` says so meanwhile, to the stages that are started with it. At the end the mirror uploads the rest.
+    Within the context `env` names it to the stages that are started with it. At the end it uploads the rest.
     """
     if env.get(Variable.MIRROR):
         yield
@@ -34,9 +34,12 @@ def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = 
     finally:
         del env[Variable.MIRROR]
         assert mirror.stdin is not None
-        mirror.stdin.close()  # the signal to upload the rest and end
+        mirror.stdin.close()  # asks the mirror to upload the rest and end
         try:
-            mirror.wait(timeout=PATIENCE_SECONDS)
+            mirror.wait(timeout=UPLOAD_SECONDS)
         except subprocess.TimeoutExpired:
             mirror.kill()
-            print("MLflow did not take everything in time; `mathrl sync` uploads the rest", file=sys.stderr)
+            print(
+                "tracking: not everything was uploaded to MLflow in time; `mathrl sync` uploads the rest",
+                file=sys.stderr,
+            )

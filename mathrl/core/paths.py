@@ -1,4 +1,4 @@
-"""Where things live that outlast a workspace copy: state to resume from, the tracking store, live metrics.
+"""Folders that outlast a workspace copy: state to resume from, the tracking store, records of runs.
 
 All are under `home()`: the folder .mathrl of the main checkout, shared by every worktree of it, or
 $MATHRL_HOME.
@@ -16,9 +16,9 @@ from typing import Any
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 
-RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and what its steps make
+RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
 CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
-WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides, and when it was made
+WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides and creation time
 
 
 @cache
@@ -29,7 +29,7 @@ def main_checkout() -> Path:
         UserError: the current folder is in no git repository.
     """
     try:
-        found = subprocess.run(
+        answer = subprocess.run(
             ["git", "rev-parse", "--path-format=absolute", "--git-common-dir"],
             capture_output=True,
             text=True,
@@ -40,46 +40,46 @@ def main_checkout() -> Path:
             f"{Path.cwd()} is not in a git repository, which mathrl needs to version data and models: "
             "start from `git clone`, not from an unpacked archive"
         ) from None
-    return Path(found.stdout.strip()).parent
+    return Path(answer.stdout.strip()).parent
 
 
 def code_version() -> dict[str, Any]:
-    """{"commit": "3a0dd22…", "dirty": false}: what the current folder's checkout is at."""
+    """The commit of the current folder's checkout: {"commit": "3a0dd22…", "dirty": false}."""
 
-    def ask(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
 
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
+    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
 
 
 def workspace_preset() -> str:
-    """The preset that the current folder, a worktree under runs/, was made for; "" elsewhere."""
+    """The preset of the current folder if that is a worktree under runs/; "" elsewhere."""
     try:
-        said = json.loads(Path(WORKTREE_NOTE).read_text(encoding="utf-8"))["overrides"]
+        overrides = json.loads(Path(WORKTREE_NOTE).read_text(encoding="utf-8"))["overrides"]
     except FileNotFoundError:
         return ""
-    return next((each.removeprefix("preset ") for each in said if each.startswith("preset ")), "")
+    return next((text.removeprefix("preset ") for text in overrides if text.startswith("preset ")), "")
 
 
 def home() -> Path:
-    given = Variable.HOME.get()
-    return Path(given).absolute() if given else main_checkout() / ".mathrl"
+    folder = Variable.HOME.get()
+    return Path(folder).absolute() if folder else main_checkout() / ".mathrl"
 
 
 def state_root() -> Path:
-    """Where resume state is kept, outside DVC outputs: $MATHRL_STATE or home()/state."""
-    given = Variable.STATE.get()
-    return Path(given).absolute() if given else home() / "state"
+    """The folder of checkpoints to resume from, outside DVC outputs: $MATHRL_STATE or home()/state."""
+    folder = Variable.STATE.get()
+    return Path(folder).absolute() if folder else home() / "state"
 
 
 def tracking_uri() -> str:
     """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
-    given = os.environ.get("MLFLOW_TRACKING_URI")
-    return with_driver(given) if given else f"sqlite:///{home() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    return with_driver(uri) if uri else f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def with_driver(uri: str) -> str:
-    """A database's address with the driver that is installed: SQLAlchemy 2.1 would take psycopg 3.
+    """A database's address with the installed driver, psycopg2: SQLAlchemy 2.1 would take psycopg 3.
 
     >>> with_driver("postgresql://me@host/runs"), with_driver("http://host:5000")
     ('postgresql+psycopg2://me@host/runs', 'http://host:5000')

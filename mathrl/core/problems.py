@@ -12,11 +12,11 @@ def read_problems(path: Path) -> list[Problem]:
     """Read a curated file.
 
     Raises:
-        UserError: no such file, a bad row, or no row at all.
+        UserError: no such file, a malformed row, or no rows.
     """
     problems = [Problem.from_row(row, f"{path}, line {number}") for number, row in read_numbered_jsonl(path)]
     if not problems:
-        raise UserError(f"{path}: no problem in it; give the split at least one problem in params/curate.yaml")
+        raise UserError(f"{path}: no problems in it; give the split at least one problem in params/curate.yaml")
     return problems
 
 

@@ -12,8 +12,8 @@ from mathrl.core.environment import Variable, rank
 
 
 def pause(age: float) -> float:
-    """Seconds until it is worth looking again at what has gone on for `age` seconds: a person looks every
-    second in the first minute, and now and then in the second hour.
+    """Seconds until something that has run for `age` seconds is worth another look: a second in the first minute,
+    a quarter of a minute after a quarter of an hour.
 
     >>> pause(0), pause(300), pause(7200)
     (1.0, 5.0, 15.0)
@@ -22,21 +22,21 @@ def pause(age: float) -> float:
 
 
 class Progress:
-    """A bar on stderr and, when $MATHRL_PROGRESS names a file, the share done in it (atomically)."""
+    """A bar on stderr and, if $MATHRL_PROGRESS names a file, the same figures in it (replaced atomically)."""
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
         self.title, self.total = title, total
         quiet = rank() != 0
         # On a terminal the bar redraws itself; in a log it prints a line every few seconds.
-        every = 0.2 if sys.stderr.isatty() else 5.0
+        interval = 0.2 if sys.stderr.isatty() else 5.0
         self.bar = tqdm(
-            total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=every, dynamic_ncols=True
+            total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=interval, dynamic_ncols=True
         )
         target = Variable.PROGRESS.get()
         self.file = Path(target) if target and not quiet else None
 
     def advance(self, count: int = 1, **figures: float) -> None:
-        """Move on by `count`; `figures` are shown beside the bar (accuracy=0.61, length=22)."""
+        """Advance by `count`; `figures` are shown beside the bar (accuracy=0.61, length=22)."""
         if figures:
             self.bar.set_postfix({name: f"{value:.3g}" for name, value in figures.items()}, refresh=False)
         self.bar.update(count)

@@ -1,4 +1,4 @@
-"""One seed for a whole run; every consumer derives its own from it by name."""
+"""One seed per run, from which every consumer derives its own by name."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""The nouns: what flows from a source to the registry."""
+"""Data types: what flows from a source to the registry."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -45,9 +45,9 @@ class Problem:
         Raises:
             UserError: a field is missing or unknown; `where` (file and line) stands in the message.
         """
-        known = cls.__dataclass_fields__
+        names = cls.__dataclass_fields__
         missing = [name for name in ("id", "question", "answers", "source", "split") if name not in row]
-        unknown = [name for name in row if name not in known]
+        unknown = [name for name in row if name not in names]
         if missing or unknown:
             raise UserError(
                 f"{where}: not a curated problem (missing: {', '.join(missing) or 'none'}; "

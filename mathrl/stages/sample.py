@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
-from mathrl.core.launch import launch_ranks, world_size
+from mathrl.core.launch import from_rank_0, launch_ranks, world_size
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
@@ -64,7 +64,7 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
         groups = [(p, whole(rows, params)) for p, rows in zip(problems, drawn, strict=True) if rows is not None]
     labelled: list[Row] = []
     if how.continuations:
-        chosen = _shared(run.state, groups, params, tokenizer)
+        chosen: list[Row] = from_rank_0(lambda: to_label(groups or [], params, tokenizer), "to_label")
         begun = [prefix for row in chosen for prefix in _prefixes(row)]
         continued = sample("continue", begun, how.continuations) if begun else []
         if continued is not None:
@@ -184,20 +184,3 @@ def label(rows: Sequence[Row], counts: Sequence[int], continuations: int) -> lis
 def _came_out(row: Row) -> bool:
     """Right, and not cut off: an answer in a text that never ends is none."""
     return bool(row["correct"] and not row["truncated"])
-
-
-def _shared(state: Path, groups: Groups | None, params: Params, tokenizer: Any) -> list[Row]:
-    """What rank 0 chose to label, at every rank, through a file in the stage's state."""
-    import time
-
-    from mathrl.core.files import read_jsonl
-    from mathrl.core.launch import check_ranks, rank
-
-    file = state / "to_label.jsonl"
-    if groups is not None and not file.exists():  # the same after a kill
-        write_jsonl(file, to_label(groups, params, tokenizer))
-    while not file.exists():
-        assert rank() != 0
-        check_ranks()
-        time.sleep(0.05)
-    return list(read_jsonl(file))

@@ -1,4 +1,4 @@
-"""Pictures of a study: the best so far, importance, a slice a parameter."""
+"""Pictures of a study: the best so far, importance, one slice per parameter."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ PANEL = 3.2
 
 
 def draw_history(trials: Sequence[FrozenTrial], file: Path) -> None:
-    """Score by trial, and the best so far; those that ended early are grey."""
+    """Score by trial, and the best so far; trials that ended early are grey."""
     with picture(file) as axes:
-        done = [each for each in trials if each.state == TrialState.COMPLETE]
-        early = [each for each in trials if each.state == TrialState.PRUNED and each.value is not None]
+        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+        early = [t for t in trials if t.state == TrialState.PRUNED and t.value is not None]
         at = [t.number for t in early]
         axes.scatter(at, [t.value for t in early], color=GREY, marker="x", label="ended early")
         axes.scatter([t.number for t in done], [t.value for t in done], color=BLUE, label="complete")
@@ -34,7 +34,7 @@ def draw_history(trials: Sequence[FrozenTrial], file: Path) -> None:
 
 
 def draw_importance(shares: Mapping[str, float], complete: int, file: Path) -> None:
-    """Bars of each parameter's share of the score's variance over so many complete trials."""
+    """Bars of each parameter's share of the score's variance over `complete` trials."""
     with picture(file, height=1.2 + 0.4 * len(shares)) as axes:
         names = list(shares)[::-1]
         bars = axes.barh(names, [shares[name] for name in names], color=BLUE)
@@ -47,7 +47,7 @@ def draw_importance(shares: Mapping[str, float], complete: int, file: Path) -> N
 
 
 def draw_slices(trials: Sequence[FrozenTrial], space: Mapping[str, Axis], file: Path) -> None:
-    """Score over each parameter by itself; trial 0 is orange. Exact zeros stand left of the dotted line."""
+    """Score over each parameter alone; trial 0 is orange. Exact zeros are left of the dotted line."""
     shown = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED) and t.value is not None]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
@@ -62,19 +62,19 @@ def draw_slices(trials: Sequence[FrozenTrial], space: Mapping[str, Axis], file: 
 
 
 def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> None:
-    place = {repr(value): x for x, value in enumerate(axis.values)} if isinstance(axis, Categorical) else None
+    position = {repr(value): x for x, value in enumerate(axis.values)} if isinstance(axis, Categorical) else None
     for trial in trials:
-        drawn = trial.params[key]
+        value = trial.params[key]
         early = trial.state == TrialState.PRUNED
         axes.scatter(
-            place[repr(drawn)] if place is not None else drawn,
+            position[repr(value)] if position is not None else value,
             trial.value,
             s=30,
             color=ORANGE if trial.number == 0 else GREY if early else BLUE,
             marker="x" if early else "o",
         )
-    if place is not None:
-        axes.set_xticks(range(len(place)), list(place))
+    if position is not None:
+        axes.set_xticks(range(len(position)), list(position))
     elif axis.kind in ("log", "zero_or_log"):
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())

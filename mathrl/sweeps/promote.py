@@ -17,13 +17,13 @@ from mathrl.sweeps.space import override
 
 
 def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None = None) -> str:
-    """Write dotted values into the section files, or into the preset that the study was of, and return the
-    diff; empty where nothing differs.
+    """Write dotted values into the section files, or into the study's preset, and return the diff; empty if
+    nothing differs.
 
-    The files are written only once all of them are known to fit the schema.
+    The files are written only after all values were checked against the schema.
 
     Raises:
-        UserError: the values do not fit the other parameters as they are now.
+        UserError: the values do not fit the present values of other parameters.
     """
     load_params(folder, preset=preset, overrides=[override(key, value) for key, value in values.items()])
     by_file: dict[Path, dict[str, Any]] = {preset_file(folder, preset): dict(values)} if preset else {}
@@ -54,7 +54,7 @@ _AsWritten.add_representer(type(None), lambda to, value: to.represent_scalar("ta
 
 
 def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
-    """YAML text with dotted keys set, all else as it stood.
+    """YAML text with dotted keys set, all else unchanged.
 
     >>> edited("# why\\nlr: 1.0e-3  # high\\n", {"lr": 0.002}, "rl.yaml")
     '# why\\nlr: 0.002   # high\\n'
@@ -72,22 +72,22 @@ def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
         document = {}
     for key, value in changes.items():
         *above, last = key.split(".")
-        here: Any = document
-        for word in above:
-            slot = _slot(here, word, f"{where}: {key}")
-            here = here.setdefault(slot, {}) if isinstance(here, dict) else here[slot]
-        slot = _slot(here, last, f"{where}: {key}")
-        known = here[slot] if isinstance(here, list) or slot in here else None
-        if known != value or isinstance(known, bool) != isinstance(value, bool):
-            here[slot] = value
+        parent: Any = document
+        for part in above:
+            slot = _slot(parent, part, f"{where}: {key}")
+            parent = parent.setdefault(slot, {}) if isinstance(parent, dict) else parent[slot]
+        slot = _slot(parent, last, f"{where}: {key}")
+        old = parent[slot] if isinstance(parent, list) or slot in parent else None
+        if old != value or isinstance(old, bool) != isinstance(value, bool):
+            parent[slot] = value
     stream = io.StringIO()
     yaml.dump(document, stream)
     return stream.getvalue()
 
 
-def _slot(here: Any, word: str, what: str) -> Any:
-    if isinstance(here, dict):
-        return word
-    if isinstance(here, list) and word.isdigit() and int(word) < len(here):
-        return int(word)
-    raise UserError(f"{what} has no place in the file; write it there by hand")
+def _slot(parent: Any, part: str, key: str) -> Any:
+    if isinstance(parent, dict):
+        return part
+    if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
+        return int(part)
+    raise UserError(f"{key} has no place in the file; write it there by hand")

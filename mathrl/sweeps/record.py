@@ -1,6 +1,6 @@
-"""A trial as one MLflow run: a record as stages leave them, which the mirror uploads under the study's run.
+"""A trial as one MLflow run: a record like a stage's, which the mirror uploads under the study's run.
 
-The runs of its seeds stand under it.
+The MLflow runs of its seeds are below it.
 """
 
 import os
@@ -18,19 +18,19 @@ from mathrl.core.paths import code_version
 from mathrl.core.records import RunRecord, Status, records_folder
 from mathrl.params import load_params
 from mathrl.params.schema import STAGES
-from mathrl.sweeps.study import Opened
+from mathrl.sweeps.study import OpenStudy
 
 
 class TrialRecord:
-    """records/<study>-t<number>-<begun>: what the trial has, its dev curve, what came out.
+    """records/<study>-t<number>-<id of the study>: the trial's parameters, dev curve and outcome.
 
-    Opened again by the worker that adopts the trial, it goes on where it was.
+    The worker that adopts a dead worker's trial writes the same record.
     """
 
-    def __init__(self, opened: Opened, number: int) -> None:
+    def __init__(self, opened: OpenStudy, number: int) -> None:
         self.opened, self.number = opened, number
-        name, _, begun = opened.tracked.rpartition("-")
-        self.record = RunRecord(records_folder() / f"{name}-t{number:04d}-{begun}")
+        name, _, study_id = opened.tracked.rpartition("-")
+        self.record = RunRecord(records_folder() / f"{name}-t{number:04d}-{study_id}")
 
     def begin(self, values: Mapping[str, Any]) -> None:
         self.record.artifacts.mkdir(parents=True, exist_ok=True)

@@ -8,22 +8,22 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mathrl.core.files import write_json, write_text
 from mathrl.sweeps.pictures import draw_history, draw_importance, draw_slices
-from mathrl.sweeps.study import Opened, best
+from mathrl.sweeps.study import OpenStudy, best
 
-SAID = {
+STATE_NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "ended early",
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "unfinished",
     TrialState.WAITING: "waiting",
 }
-LEAST = 4  # complete trials, below which importance says nothing
+FEWEST_TRIALS = 4  # complete trials that importance needs
 
 
-def write_report(opened: Opened) -> dict[str, Any]:
+def write_report(opened: OpenStudy) -> dict[str, Any]:
     """Write the table and the pictures; returns what trials.json holds."""
     trials = opened.study.get_trials(deepcopy=False)
-    rows, winner = [row(each, list(opened.sweep.space)) for each in trials], best(trials)
+    rows, winner = [row(trial, list(opened.sweep.space)) for trial in trials], best(trials)
     out: dict[str, Any] = {
         "study": opened.sweep.study,
         "trials": rows,
@@ -36,18 +36,18 @@ def write_report(opened: Opened) -> dict[str, Any]:
         draw_history(trials, opened.folder / "best.png")
         draw_slices(trials, opened.sweep.space, opened.folder / "slices.png")
     if out["importance"]:
-        complete = sum(each.state == TrialState.COMPLETE for each in trials)
+        complete = sum(trial.state == TrialState.COMPLETE for trial in trials)
         draw_importance(out["importance"], complete, opened.folder / "importance.png")
     return out
 
 
 def row(trial: FrozenTrial, keys: Sequence[str]) -> dict[str, Any]:
-    """One trial: its state, score, parameters, and why it failed."""
+    """One trial: its state, score, parameters, and the error if it failed."""
     values = trial.user_attrs.get("values", {})
     seconds = (trial.duration.total_seconds()) if trial.duration else None
     return {
         "trial": trial.number,
-        "state": SAID[trial.state],
+        "state": STATE_NAMES[trial.state],
         "dev": trial.value if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
         **{key: values.get(key) for key in keys},
         "seconds": seconds,
@@ -57,8 +57,8 @@ def row(trial: FrozenTrial, keys: Sequence[str]) -> dict[str, Any]:
 
 def importance(study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, float]:
     """Share of the score's variance that each parameter explains (fANOVA, Hutter et al. 2014)."""
-    complete = [each for each in trials if each.state == TrialState.COMPLETE]
-    if len(complete) < LEAST or len({each.value for each in complete}) < 2:
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    if len(complete) < FEWEST_TRIALS or len({trial.value for trial in complete}) < 2:
         return {}
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
@@ -71,13 +71,13 @@ def markdown(out: dict[str, Any]) -> str:
     columns = [name for name in (order[0] if order else {}) if name != "error"]
     lines = [f"# Study {out['study']}", ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_cell(each[name]) for name in columns) + " |" for each in order]
+    lines += ["| " + " | ".join(_cell(entry[name]) for name in columns) + " |" for entry in order]
     lines += [
         "",
-        "Trial 0 has the parameters that were present when the study began; dev: accuracy on dev "
-        "problems, of a trial that ended early, as it then stood.",
+        "Trial 0 has the parameters that were present when the study began; dev: accuracy on the dev "
+        "problems, for a trial that ended early the accuracy at its end.",
     ]
-    lines += [f"Trial {each['trial']} failed: {each['error']}" for each in order if each["error"]]
+    lines += [f"Trial {entry['trial']} failed: {entry['error']}" for entry in order if entry["error"]]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Run a study on this machine, or go on with it: `python -m mathrl.sweeps.run run|compare [override …]`.
+"""Run or resume a study on this machine: `python -m mathrl.sweeps.run run|compare [override …]`.
 
-Started again after any end, or on another machine beside this one, it goes on with the same study.
+Started again after any end, or on another machine beside this one, it continues the same study.
 """
 
 import os
@@ -21,18 +21,18 @@ from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
 from mathrl.sweeps.compare import compare as compare_winner
 from mathrl.sweeps.report import write_report
-from mathrl.sweeps.study import Opened, open_study
+from mathrl.sweeps.study import OpenStudy, open_study
 from mathrl.sweeps.trial import Interrupted
 from mathrl.sweeps.worker import sweep_section
 
 POLL_SECONDS = 1.0
 
 
-def run(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> None:
+def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: False) -> None:
     """Start the workers, wait for them, write the report.
 
     Raises:
-        UserError: a wrong section, or trials that are left because a worker ended with an error.
+        UserError: a wrong section, or trials left unfinished because a worker ended with an error.
     """
     sweep = sweep_section(overrides)
     opened = open_study(sweep)
@@ -44,7 +44,7 @@ def run(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) 
             subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) for _ in range(sweep.workers)
         ]
         try:
-            while any(worker.poll() is None for worker in workers) and not stopping():
+            while any(worker.poll() is None for worker in workers) and not stop_requested():
                 bar.advance(_ended(opened) - bar.bar.n)
                 time.sleep(POLL_SECONDS)
         finally:
@@ -54,16 +54,16 @@ def run(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) 
             codes = [worker.wait() for worker in workers]
         bar.advance(_ended(opened) - bar.bar.n)
     write_report(opened)
-    left = [t.number for t in opened.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
-    if any(codes) and not stopping() and (left or EXIT_USER_ERROR in codes):
+    unfinished = [t.number for t in opened.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
+    if any(codes) and not stop_requested() and (unfinished or EXIT_USER_ERROR in codes):
         raise UserError(
             f"a worker ended with exit status {next(filter(None, codes))}, see above; unfinished trials: "
-            f"{', '.join(map(str, left)) or 'none'}; start it again and it goes on"
+            f"{', '.join(map(str, unfinished)) or 'none'}; start it again to resume"
         )
 
 
-def _ended(opened: Opened) -> int:
-    return sum(each.state.is_finished() for each in opened.study.get_trials(deepcopy=False))
+def _ended(opened: OpenStudy) -> int:
+    return sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
 
 
 @contextmanager
@@ -74,27 +74,27 @@ def mirrored() -> Iterator[None]:
         yield
 
 
-def compare(overrides: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> None:
-    """The winner against the present parameters on fresh seeds and test; prints the verdict.
+def compare(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: False) -> None:
+    """Compare the winner with the present parameters on fresh seeds and test; prints the verdict.
 
     Raises:
         UserError: nothing to compare, or a run that failed.
     """
     opened = open_study(sweep_section(overrides))
     with mirrored():
-        print(compare_winner(opened, stopping)["verdict"], flush=True)
+        print(compare_winner(opened, stop_requested)["verdict"], flush=True)
 
 
 def main(verb: str, overrides: Sequence[str]) -> None:
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
-    work = {"run": run, "compare": compare}[verb]
+        signal.signal(number, lambda number, _: signals.append(number))
+    function = {"run": run, "compare": compare}[verb]
     try:
-        exit_on_user_error(lambda: work(overrides, lambda: bool(asked)))
+        exit_on_user_error(lambda: function(overrides, lambda: bool(signals)))
     except Interrupted:
-        print("stopped; start it again and it goes on", file=sys.stderr)
-    if asked:
+        print("stopped; start it again to resume", file=sys.stderr)
+    if signals:
         sys.exit(EXIT_INTERRUPTED)
 
 

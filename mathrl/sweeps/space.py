@@ -1,6 +1,6 @@
 """The search space: dotted keys checked against the schema, as Optuna's distributions, and back as overrides.
 
-A number that is drawn is rounded to three digits, so that what ran is what can be written into params/.
+Numbers are rounded to three digits, so that the value that ran can be written into params/.
 """
 
 import math
@@ -18,19 +18,19 @@ from mathrl.params.sweep import Axis, Categorical, Integer, Sweep, ZeroOrLog
 
 Space = Mapping[str, Axis]
 DIGITS = 3
-# Trials that differ in these are not judged by the same measure.
-MEASURE = ("run.seed", "rl.steps", "rl.eval_every", "rl.eval_samples", "rl.eval_temperature", "rl.max_tokens")
+# Trials that differ in these have no comparable scores.
+NOT_VARIED = ("run.seed", "rl.steps", "rl.eval_every", "rl.eval_samples", "rl.eval_temperature", "rl.max_tokens")
 
 
 def check_space(sweep: Sweep, folder: Path = FOLDER) -> dict[str, Any]:
-    """The present value of every key (trial 0), once all keys and bounds are known to fit the schema.
+    """The present value of every key (trial 0), after a check of all keys and bounds against the schema.
 
     Raises:
         UserError: every wrong key and bound, in one message.
     """
     where = f"{folder}/sweep.yaml: space"
     if not sweep.space:
-        raise UserError(f"{where}: nothing is varied; write rl.lr: {{kind: log, low: 1e-5, high: 1e-3}}, say")
+        raise UserError(f"{where}: nothing is varied; write for example rl.lr: {{kind: log, low: 1e-5, high: 1e-3}}")
     base = load_params(folder, overrides=sweep.set).model_dump(mode="json", by_alias=True)
     present: dict[str, Any] = {}
     wrong: list[str] = []
@@ -45,8 +45,8 @@ def check_space(sweep: Sweep, folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def _check(key: str, axis: Axis, base: dict[str, Any], fixed: Sequence[str], folder: Path) -> Any:
-    if key in MEASURE:
-        raise UserError("trials that differ in it cannot be told apart by dev accuracy; leave it out")
+    if key in NOT_VARIED:
+        raise UserError("trials that differ in it cannot be compared by dev accuracy; leave it out")
     if key.split(".")[0] not in READS["rl"]:
         raise UserError(f"a trial is an RL run, which reads only {', '.join(READS['rl'])}")
     present = _present(key, base)
@@ -66,20 +66,20 @@ def _present(key: str, base: dict[str, Any]) -> Any:
     Raises:
         UserError: no such parameter, with the nearest name.
     """
-    here: Any = base
-    for word in key.split("."):
-        if isinstance(here, list) and word.isdigit() and int(word) < len(here):
-            here = here[int(word)]
-        elif isinstance(here, dict) and word in here:
-            here = here[word]
+    value: Any = base
+    for part in key.split("."):
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, dict) and part in value:
+            value = value[part]
         else:
-            known = list(here) if isinstance(here, dict) else []
-            raise UserError(f"no parameter {word!r} there{unknown_hint(word, known)}")
-    return here
+            names = list(value) if isinstance(value, dict) else []
+            raise UserError(f"no parameter {part!r} there{unknown_hint(part, names)}")
+    return value
 
 
 def ends(axis: Axis) -> list[Any]:
-    """Values that must fit the schema for all between them to fit."""
+    """Values that must fit the schema, so that all values between them do."""
     if isinstance(axis, Categorical):
         return list(axis.values)
     return [*([0.0] if isinstance(axis, ZeroOrLog) else []), axis.low, axis.high]
@@ -96,7 +96,7 @@ def _holds(axis: Axis, value: Any) -> bool:
 
 
 def distribution(axis: Axis) -> BaseDistribution:
-    """What Optuna draws from. "Zero or log" is one logarithmic range with room below `low` that means 0."""
+    """Optuna's distribution. "Zero or log" is one logarithmic range; its part below `low` stands for 0."""
     if isinstance(axis, Categorical):
         return CategoricalDistribution(axis.values)
     if isinstance(axis, Integer):
@@ -107,7 +107,7 @@ def distribution(axis: Axis) -> BaseDistribution:
 
 
 def floor(axis: ZeroOrLog) -> float:
-    """The lower end of what is drawn: from here to `low` is `zero_share` of the logarithmic width.
+    """The lower end of the range drawn from: from here to `low` is `zero_share` of the logarithmic width.
 
     Of low 1e-3, high 1e-1, zero_share 1/3 it is 1e-4: ln 10 of ln 1000.
     """
@@ -116,14 +116,14 @@ def floor(axis: ZeroOrLog) -> float:
 
 
 def encode(axis: Axis, value: Any) -> Any:
-    """The drawn number that stands for a value: in the middle of the room below `low` for 0."""
+    """The drawn number that stands for a value: for 0, the middle of the range below `low`."""
     if isinstance(axis, ZeroOrLog) and value == 0:
         return math.sqrt(floor(axis) * axis.low)
     return value
 
 
 def decode(axis: Axis, drawn: Any) -> Any:
-    """The parameter's value: of three digits and within its range; of a whole number or choice, itself."""
+    """The parameter's value: an integer or choice as drawn, else rounded to three digits and within the range."""
     if isinstance(axis, Categorical | Integer):
         return drawn
     if isinstance(axis, ZeroOrLog) and drawn < axis.low:
@@ -132,7 +132,7 @@ def decode(axis: Axis, drawn: Any) -> Any:
 
 
 def values_of(space: Space, drawn: Mapping[str, Any], present: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A trial's parameters; those of trial 0 are the present ones to the last digit."""
+    """A trial's parameters; trial 0 has exactly the present ones."""
     return {key: present[key] if number == 0 else decode(axis, drawn[key]) for key, axis in space.items()}
 
 
@@ -149,5 +149,5 @@ def overrides(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
 
 
 def trial_params(sweep: Sweep, values: Mapping[str, Any], folder: Path = FOLDER) -> Params:
-    """Raises UserError: values that fit alone do not fit together (clip_low above 1, a multiple missed)."""
+    """Raises UserError: values that are valid alone are not valid together (clip_low above 1, a multiple missed)."""
     return load_params(folder, overrides=overrides(sweep, values))

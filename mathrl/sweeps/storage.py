@@ -1,4 +1,4 @@
-"""Where a study is kept: a journal file in its folder, or a PostgreSQL database for several machines."""
+"""The storage of a study: a journal file in its folder, or a PostgreSQL database for several machines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def study_folder(name: str) -> Path:
 
 
 def storage_of(sweep: Sweep) -> BaseStorage:
-    """The storage that the section names; a new database is given its tables.
+    """The storage that section sweep names; a new database gets its tables.
 
     Raises:
         UserError: no URL, no driver, or a database that does not answer; the URL is not in the message.
@@ -35,27 +35,27 @@ def storage_of(sweep: Sweep) -> BaseStorage:
         folder = study_folder(sweep.study)
         folder.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    with _in_a_sentence():
+    with _clear_errors():
         return RDBStorage(_url())
 
 
 def study_names(sweep: Sweep) -> list[str]:
-    """The studies that are there."""
+    """The names of existing studies."""
     if sweep.storage == "journal":
         return sorted(file.parent.name for file in study_folder("").glob(f"*/{JOURNAL}"))
     return sorted(optuna.study.get_all_study_names(storage_of(sweep)))
 
 
 @contextmanager
-def alone(sweep: Sweep) -> Iterator[None]:
-    """One at a time of all that work on the study, on every machine; freed when a holder is killed."""
+def study_lock(sweep: Sweep) -> Iterator[None]:
+    """One process at a time works on the study, on every machine; released when its holder is killed."""
     if sweep.storage == "journal":
         folder = study_folder(sweep.study)
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "claim.lock"):
             yield
         return
-    with _in_a_sentence():
+    with _clear_errors():
         connection = create_engine(_url(), poolclass=NullPool).connect()
     with connection:  # the server frees the lock when the connection ends
         key = int(digest(["sweep", sweep.study])[:15], 16)
@@ -74,7 +74,7 @@ def _url() -> str:
 
 
 @contextmanager
-def _in_a_sentence() -> Iterator[None]:
+def _clear_errors() -> Iterator[None]:
     try:
         yield
     except ImportError:

@@ -1,4 +1,4 @@
-"""One trial: an RL run a seed, its dev curve read while it trains, ended early where the pruner says so."""
+"""One trial: one RL run per seed, its dev curve read while it trains, ended early if the pruner says so."""
 
 import json
 import math
@@ -24,8 +24,8 @@ from mathrl.core.paths import home, state_root
 from mathrl.core.records import METRICS, RunRecord, newest_record
 from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
-from mathrl.sweeps.study import Opened
-from mathrl.sweeps.trial_lease import Held, Known, Lost, fenced, give_back, renew, tree
+from mathrl.sweeps.study import OpenStudy
+from mathrl.sweeps.trial_lease import ClaimedTrial, LeaseLost, ProcessKey, fenced, give_back, process_tree, renew
 
 POLL_SECONDS, RENEW_SECONDS = 0.5, 15.0
 ATTEMPTS = 3
@@ -33,16 +33,16 @@ Curve = list[tuple[int, float]]
 
 
 class Interrupted(Exception):
-    """The worker was asked to stop: the trial stays unfinished, and goes on at the next claim."""
+    """The worker was asked to stop: the trial stays unfinished, and resumes at the next claim."""
 
 
-class Failed(Exception):
-    """A run that ended with an error, with its last words."""
+class RunFailed(Exception):
+    """A run ended with an error; the message is the last line of its output."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of a stage in the study's folder: its label, and the words of `mathrl.stages.recipe_step`.
+class TrialRun:
+    """One run of a stage in the study's folder: its label, and the arguments of `mathrl.stages.recipe_step`.
 
     `trial` is the record of the trial that it belongs to, empty for runs of the comparison.
     """
@@ -50,7 +50,7 @@ class Run:
     folder: Path
     label: str
     stage: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     trial: str = ""
 
     @property
@@ -58,90 +58,94 @@ class Run:
         return self.folder / self.label
 
 
-def rl_run(opened: Opened, label: str, values: dict[str, Any], seed: int, trial: str = "") -> Run:
+def rl_run(opened: OpenStudy, label: str, values: dict[str, Any], seed: int, trial: str = "") -> TrialRun:
     sweep = opened.sweep
-    words = ["--start", sweep.start, "--dev", sweep.dev, "--examples", sweep.examples]
+    arguments = ["--start", sweep.start, "--dev", sweep.dev, "--examples", sweep.examples]
     for file in sweep.data:
-        words += ["--data", file]
-    for each in (*overrides(sweep, values), f"run.seed={seed}"):
-        words += ["--set", each]
-    return Run(opened.folder, label, "rl", tuple(words), trial)
+        arguments += ["--data", file]
+    for override in (*overrides(sweep, values), f"run.seed={seed}"):
+        arguments += ["--set", override]
+    return TrialRun(opened.folder, label, "rl", tuple(arguments), trial)
 
 
-def run_trial(opened: Opened, held: Held, stopping: Callable[[], bool]) -> str:
-    """Run a claimed trial to its end and tell the study; returns a line that says what came out.
+def run_trial(opened: OpenStudy, claimed: ClaimedTrial, stop_requested: Callable[[], bool]) -> str:
+    """Run a claimed trial to its end and report it to the study; returns a line with its outcome.
 
     Raises:
-        Interrupted: `stopping` became true; the trial is left for the next claim.
-        Lost: another worker has the trial now; its trainer here is ended.
+        Interrupted: `stop_requested` became true; the trial is left for the next claim.
+        LeaseLost: another worker has taken over the trial; its trainer here is ended.
     """
-    trial = held.trial
+    trial = claimed.trial
     values = values_of(opened.sweep.space, trial.params, opened.present, trial.number)
     record = TrialRecord(opened, trial.number)
-    with fenced(held):
+    with fenced(claimed):
         trial.set_user_attr("values", values)
         record.begin(values)
     try:
-        scores = _all_seeds(opened, held, values, record, stopping)
-        with fenced(held):
+        scores = _all_seeds(opened, claimed, values, record, stop_requested)
+        with fenced(claimed):
             if scores is None:
                 opened.study.tell(trial, state=TrialState.PRUNED)
                 record.end("finished", "ended early")
-                said = "ended early"
+                outcome = "ended early"
             else:
                 mean = sum(scores) / len(scores)
                 opened.study.tell(trial, mean)
                 record.end("finished", "complete", summary={"dev/accuracy": mean})
-                said = f"dev accuracy {mean:.4f}"
-    except Failed as failed:
-        with fenced(held):
+                outcome = f"dev accuracy {mean:.4f}"
+    except RunFailed as failed:
+        with fenced(claimed):
             trial.set_user_attr("error", str(failed)[:2000])
             opened.study.tell(trial, state=TrialState.FAIL)
             record.end("failed", "failed", error=str(failed))
-        said = f"failed: {failed}"
+        outcome = f"failed: {failed}"
     except Interrupted:
-        with suppress(Lost), fenced(held):
+        with suppress(LeaseLost), fenced(claimed):
             record.end("stopped", "unfinished")
-            give_back(held)
+            give_back(claimed)
         raise
-    return f"trial {trial.number}: {said}  ({', '.join(f'{k}={v}' for k, v in values.items())})"
+    return f"trial {trial.number}: {outcome}  ({', '.join(f'{k}={v}' for k, v in values.items())})"
 
 
 def _all_seeds(
-    opened: Opened, held: Held, values: dict[str, Any], record: TrialRecord, stopping: Callable[[], bool]
+    opened: OpenStudy,
+    claimed: ClaimedTrial,
+    values: dict[str, Any],
+    record: TrialRecord,
+    stop_requested: Callable[[], bool],
 ) -> list[float] | None:
-    """The score of every seed; None where the trial was ended early."""
-    trial = held.trial
+    """The score of every seed; None if the trial was ended early."""
+    trial = claimed.trial
     try:
         first = trial_params(opened.sweep, values).run.seed
     except UserError as error:
-        raise Failed(f"these values do not go together: {error}") from None
+        raise RunFailed(f"these values are not valid together: {error}") from None
     reported = set(opened.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
     scores: list[float] = []
     last = opened.steps * opened.sweep.seeds
     for place in range(opened.sweep.seeds):
 
-        def hopeless(curve: Curve, place: int = place) -> bool:
-            """Report what is new of the curve; whether the pruner gives the trial up. Trial 0 is never."""
-            for upto in range(1, len(curve) + 1):
-                step = place * opened.steps + curve[upto - 1][0]
+        def prune(curve: Curve, place: int = place) -> bool:
+            """Report the new part of the curve; whether the pruner ends the trial. Trial 0 is never ended."""
+            for length in range(1, len(curve) + 1):
+                step = place * opened.steps + curve[length - 1][0]
                 if step in reported:
                     continue
                 reported.add(step)
-                now = (sum(scores) + score(curve[:upto], opened.sweep.evaluations)) / (place + 1)
-                with fenced(held):
-                    record.report(step, now)
-                    trial.report(now, step)
+                value = (sum(scores) + score(curve[:length], opened.sweep.evaluations)) / (place + 1)
+                with fenced(claimed):
+                    record.report(step, value)
+                    trial.report(value, step)
                 if trial.number and step < last and trial.should_prune():
                     return True
             return False
 
         run = rl_run(opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.record.folder.name)
-        curve = execute(run, opened, stopping, hopeless, lambda below: renew(held, below))
+        curve = execute(run, opened, stop_requested, prune, lambda trainer: renew(claimed, trainer))
         if curve is None:
             return None
         scores.append(score(curve, opened.sweep.evaluations))
-        with fenced(held):
+        with fenced(claimed):
             trial.set_user_attr("scores", scores)
     return scores
 
@@ -157,7 +161,7 @@ def score(curve: Curve, evaluations: int) -> float:
 
 
 def dev_curve(file: Path) -> Curve:
-    """[(step, dev accuracy)] of a metrics.jsonl that may be written at this moment."""
+    """[(step, dev accuracy)] of a metrics.jsonl that may be growing."""
     curve: Curve = []
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -167,70 +171,70 @@ def dev_curve(file: Path) -> Curve:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
-            break  # not whole yet
+            break  # incomplete yet
         if math.isfinite(row.get("dev/accuracy", math.nan)):
             curve.append((int(row["step"]), float(row["dev/accuracy"])))
     return curve
 
 
 def execute(
-    run: Run,
-    opened: Opened,
-    stopping: Callable[[], bool],
-    hopeless: Callable[[Curve], bool] = lambda curve: False,
-    hold: Callable[[list[Known]], None] = lambda below: None,
+    run: TrialRun,
+    opened: OpenStudy,
+    stop_requested: Callable[[], bool],
+    prune: Callable[[Curve], bool] = lambda curve: False,
+    renew_lease: Callable[[list[ProcessKey]], None] = lambda trainer: None,
     *,
     keep: bool = False,
 ) -> Curve | None:
-    """Run a stage to its end, or go on with it; its dev curve, or None where `hopeless` ended it early.
+    """Run a stage to its end, or resume it; returns its dev curve, or None if `prune` ended it early.
 
-    What ran to its end before a worker died is not run again. `hold` is called with the trainer's processes
-    when they change, now and then, and at the end.
+    A run that was finished before a worker died is not run again. `renew_lease` is called with the trainer's
+    processes when they change, every RENEW_SECONDS, and at the end.
 
     Raises:
-        Interrupted: `stopping` became true; the run resumes at its next start.
-        Lost: `hold` or `hopeless` found the trial with another worker.
-        Failed: it ended with an error.
+        Interrupted: `stop_requested` became true; the run resumes at its next start.
+        LeaseLost: `renew_lease` or `prune` noticed that another worker holds the trial.
+        RunFailed: the run ended with an error.
     """
     for _ in range(ATTEMPTS):
         if (record := finished(run)) is None:
-            code = _attempt(run, opened, stopping, hopeless, hold)
-            hold([])  # before anything is removed that may be another's
+            code = _attempt(run, opened, stop_requested, prune, renew_lease)
+            renew_lease([])  # before removing files that may belong to another worker
             if code is None:
                 clear(run, keep=False)
                 return None
             if code in RESUMABLE:
                 continue
             if code:
-                raise Failed(_last_words(run.out / "log.txt", code))
+                raise RunFailed(_last_error(run.out / "log.txt", code))
             record = finished(run)
         if record is None:
-            raise Failed(f"{run.out} has no record of its end")
+            raise RunFailed(f"{run.out} has no finished record")
         curve = dev_curve(record.metrics_file)
         if run.stage == "rl":
             if not curve:
-                raise Failed("no dev evaluation; are there dev problems?")
-            if hopeless(curve):
+                raise RunFailed("no dev evaluation; are there dev problems?")
+            if prune(curve):
                 clear(run, keep=False)
                 return None
         clear(run, keep=keep or opened.sweep.keep_models)
         return curve
-    raise Failed(f"stopped or killed {ATTEMPTS} times, not by the sweep; was memory short?")
+    raise RunFailed(f"stopped or killed {ATTEMPTS} times, not by the sweep; did memory run out?")
 
 
 def _attempt(
-    run: Run,
-    opened: Opened,
-    stopping: Callable[[], bool],
-    hopeless: Callable[[Curve], bool],
-    hold: Callable[[list[Known]], None],
+    run: TrialRun,
+    opened: OpenStudy,
+    stop_requested: Callable[[], bool],
+    prune: Callable[[Curve], bool],
+    renew_lease: Callable[[list[ProcessKey]], None],
 ) -> int | None:
     run.out.mkdir(parents=True, exist_ok=True)
-    began, renewed, below = time.time(), 0.0, list[Known]()
+    began, renewed, trainer = time.time(), 0.0, list[ProcessKey]()
     command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.stages.recipe_step", run.stage]
     with (run.out / "log.txt").open("ab") as log:
         child = subprocess.Popen(
-            [*command, str(run.out), *run.words],
+            [*command, str(run.out), *run.arguments],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -238,37 +242,37 @@ def _attempt(
         )
     try:
         while (code := child.poll()) is None:
-            if (now := tree(child.pid)) != below or abs(time.time() - renewed) > RENEW_SECONDS:
-                hold(now)
-                below, renewed = now, time.time()
-            if stopping():
+            if (tree := process_tree(child.pid)) != trainer or abs(time.time() - renewed) > RENEW_SECONDS:
+                renew_lease(tree)
+                trainer, renewed = tree, time.time()
+            if stop_requested():
                 raise Interrupted
             record = newest(run)
             if record is not None and record.started >= began:
                 _show(run, record)
-                if hopeless(dev_curve(record.metrics_file)):
+                if prune(dev_curve(record.metrics_file)):
                     return None
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
         return int(code)
-    except Lost:
-        for pid, _ in tree(child.pid)[1:]:  # no last checkpoint: the folder may be the other worker's, too
+    except LeaseLost:
+        for pid, _ in process_tree(child.pid)[1:]:  # without a last checkpoint: the other worker may use the folder
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).kill()
         raise
     finally:
         assert child.stdin is not None
-        child.stdin.close()  # the guard ends the trainer: SIGINT, a checkpoint, then harder
+        child.stdin.close()  # the guard ends the trainer: SIGINT for a checkpoint, then SIGTERM and SIGKILL
         child.wait()
 
 
-def _environment(opened: Opened, trial: str) -> dict[str, str]:
+def _environment(opened: OpenStudy, trial: str) -> dict[str, str]:
     # The database's password is the worker's, the progress bar the study's.
-    given = {k: v for k, v in os.environ.items() if k not in (Variable.SWEEP_STORAGE, Variable.PROGRESS)}
+    inherited = {k: v for k, v in os.environ.items() if k not in (Variable.SWEEP_STORAGE, Variable.PROGRESS)}
     threads = max(1, (os.cpu_count() or 1) // opened.sweep.workers)
     return (
         {"OMP_NUM_THREADS": str(threads)}
-        | given
+        | inherited
         | {
             Variable.SWEEP: opened.tracked,
             Variable.TRIAL: trial,
@@ -279,28 +283,28 @@ def _environment(opened: Opened, trial: str) -> dict[str, str]:
     )
 
 
-def newest(run: Run) -> RunRecord | None:
+def newest(run: TrialRun) -> RunRecord | None:
     """The record of the run's last start."""
     return newest_record(lambda record: True, prefix=f"{run.folder.name}-{run.label}-")
 
 
-def finished(run: Run) -> RunRecord | None:
+def finished(run: TrialRun) -> RunRecord | None:
     """The record of a finished run, with all that it wrote in place."""
     record = newest(run)
     done = record is not None and record.status == "finished"
     return record if done and (run.out / "report").exists() else None
 
 
-def _show(run: Run, record: RunRecord) -> None:
-    """The run's live metrics in its own folder, whole after whatever ends it."""
+def _show(run: TrialRun, record: RunRecord) -> None:
+    """Link the run's live metrics into its own folder."""
     link = run.out / METRICS
     if record.metrics_file.exists() and not link.exists():
         link.symlink_to(os.path.relpath(record.metrics_file, run.out))
-        write_json(run.out / "run.json", {"record": str(record.folder), "words": run.words})
+        write_json(run.out / "run.json", {"record": str(record.folder), "arguments": run.arguments})
 
 
-def clear(run: Run, *, keep: bool) -> None:
-    """Without the model, if it is not wanted, and without what the run would resume from."""
+def clear(run: TrialRun, *, keep: bool) -> None:
+    """Remove the model unless it is to be kept, and the checkpoints."""
     record = newest(run)
     if record is not None:
         _show(run, record)
@@ -310,7 +314,7 @@ def clear(run: Run, *, keep: bool) -> None:
             shutil.rmtree(state, ignore_errors=True) if state.is_dir() else state.unlink(missing_ok=True)
 
 
-def _last_words(log: Path, code: int) -> str:
+def _last_error(log: Path, code: int) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines[-30:] if line.startswith("error: ")]
     return (errors or lines or [""])[-1] or f"exit status {code}"

@@ -1,8 +1,8 @@
-"""Who has which trial: a note with each running trial, where the study is kept.
+"""Leases: which worker runs which trial, kept with each running trial in the study's storage.
 
-It names the worker, and the trainer that it started with all that this started, by process id and start. Each
-claim puts a token of its own into it: a worker that slept while another took its trial over finds another's
-token, and writes nothing more (`fenced`).
+A lease names the worker, its trainer and the trainer's children by process id and start time. Each claim writes
+a new token into it: a worker that slept while another one took over its trial finds a different token, and
+writes nothing more (`fenced`).
 """
 
 import os
@@ -17,92 +17,92 @@ import psutil
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.storage import alone
+from mathrl.sweeps.storage import study_lock
 
-AWAY_SECONDS = 300.0  # another machine's worker whose lease stays the same for so long is dead
+AWAY_SECONDS = 300.0  # a worker of another machine is dead if its lease was not renewed for this long
 LEASE = "lease"
-Known = tuple[int, float]
-Seen = dict[int, tuple[Any, float]]  # a trial's number → its lease and this machine's clock, at first sight
+ProcessKey = tuple[int, float]
+Seen = dict[int, tuple[Any, float]]  # trial number → its lease and this machine's clock at the first look
 
 
-class Lost(Exception):
-    """The trial is no longer this worker's; says what became of it."""
+class LeaseLost(Exception):
+    """The trial no longer belongs to this worker; the message says why."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A trial that this worker claimed: its own while the lease in the storage has this token."""
+class ClaimedTrial:
+    """A trial that this worker claimed, and holds while the lease in the storage has this token."""
 
     trial: Trial
     sweep: Sweep
     token: str
 
 
-def take(trial: Trial, sweep: Sweep) -> Held:
-    """Claim a trial that nobody has; the caller keeps other claims out (`alone`)."""
-    held = Held(trial, sweep, os.urandom(8).hex())
-    _write(held, ())
-    return held
+def take(trial: Trial, sweep: Sweep) -> ClaimedTrial:
+    """Claim a trial that no worker holds; the caller holds `study_lock`."""
+    claimed = ClaimedTrial(trial, sweep, os.urandom(8).hex())
+    _write(claimed, ())
+    return claimed
 
 
 @contextmanager
-def fenced(held: Held) -> Iterator[None]:
-    """Whatever is written within is written by the trial's holder: claims wait until it is done.
+def fenced(claimed: ClaimedTrial) -> Iterator[None]:
+    """Within the context only the trial's holder writes: claims wait until it ends.
 
     Raises:
-        Lost: another worker took the trial over, or it was told to the study.
+        LeaseLost: another worker took over the trial, or the trial has ended.
     """
-    with alone(held.sweep):
-        now = held.trial.storage.get_trial(held.trial._trial_id)
-        lease = now.user_attrs.get(LEASE) or {}
-        if now.state != TrialState.RUNNING:
-            raise Lost(f"it is {now.state.name.lower()} already")
-        if lease.get("token") != held.token:
-            raise Lost(f"a worker on {lease.get('host', 'no machine')} has taken it over")
+    with study_lock(claimed.sweep):
+        stored = claimed.trial.storage.get_trial(claimed.trial._trial_id)
+        lease = stored.user_attrs.get(LEASE) or {}
+        if stored.state != TrialState.RUNNING:
+            raise LeaseLost(f"it is {stored.state.name.lower()} already")
+        if lease.get("token") != claimed.token:
+            raise LeaseLost(f"a worker on {lease.get('host', 'no machine')} has taken it over")
         yield
 
 
-def renew(held: Held, below: Sequence[Known] = ()) -> None:
-    """Hold a trial's lease, with the processes (`tree`) of its trainer.
+def renew(claimed: ClaimedTrial, trainer: Sequence[ProcessKey] = ()) -> None:
+    """Renew a trial's lease, with the processes (`process_tree`) of its trainer.
 
     Raises:
-        Lost: see `fenced`.
+        LeaseLost: see `fenced`.
     """
-    with fenced(held):
-        _write(held, below)
+    with fenced(claimed):
+        _write(claimed, trainer)
 
 
-def _write(held: Held, below: Sequence[Known]) -> None:
-    worker = _known(psutil.Process())
-    lease = {"host": socket.gethostname(), "worker": worker, "below": list(below)}
-    held.trial.set_user_attr(LEASE, {**lease, "token": held.token, "at": time.time()})
+def _write(claimed: ClaimedTrial, trainer: Sequence[ProcessKey]) -> None:
+    worker = process_key(psutil.Process())
+    lease = {"host": socket.gethostname(), "worker": worker, "below": list(trainer)}
+    claimed.trial.set_user_attr(LEASE, {**lease, "token": claimed.token, "at": time.time()})
 
 
-def tree(child: int) -> list[Known]:
-    """A process and all that it has started, less those that have ended."""
+def process_tree(child: int) -> list[ProcessKey]:
+    """A running process and its running descendants."""
     try:
         guard = psutil.Process(child)
-        found = [guard, *guard.children(recursive=True)]
+        processes = [guard, *guard.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-    known = []
-    for process in found:
+    keys = []
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            known.append(_known(process))
-    return known
+            keys.append(process_key(process))
+    return keys
 
 
-def give_back(held: Held) -> None:
-    """For the next claim, of an unfinished trial; within `fenced`."""
-    held.trial.set_user_attr(LEASE, None)
+def give_back(claimed: ClaimedTrial) -> None:
+    """Leave an unfinished trial to the next claim; called within `fenced`."""
+    claimed.trial.set_user_attr(LEASE, None)
 
 
 def holder(trial: FrozenTrial, seen: Seen) -> Literal["worker", "trainer", "unknown", "nobody"]:
-    """Who has a running trial: a living worker, only the trainer that it started, or nobody.
+    """Who holds a running trial: a living worker, only the trainer that it started, or nobody.
 
-    Processes of this machine are told by their number and start; another machine's by whether its lease is
-    renewed while one looks, on this machine's own clock, for clocks of two machines need not agree: unknown
-    until then. `seen` is what earlier looks of the same claim saw.
+    Processes of this machine are known by their id and start time. A worker of another machine lives if its
+    lease is renewed between two looks, by this machine's clock, since clocks of two machines may differ: it is
+    "unknown" until then. `seen` has the earlier looks of the same claim.
     """
     lease = trial.user_attrs.get(LEASE)
     if lease is None:
@@ -114,10 +114,10 @@ def holder(trial: FrozenTrial, seen: Seen) -> Literal["worker", "trainer", "unkn
         return "nobody" if time.monotonic() - since >= AWAY_SECONDS else "unknown"
     if _lives(*lease["worker"]):
         return "worker"
-    return "trainer" if any(_lives(*each) for each in lease["below"]) else "nobody"
+    return "trainer" if any(_lives(*key) for key in lease["below"]) else "nobody"
 
 
-def _known(process: psutil.Process) -> Known:
+def process_key(process: psutil.Process) -> ProcessKey:
     return process.pid, process.create_time()
 
 

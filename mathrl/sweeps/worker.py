@@ -1,7 +1,7 @@
 """One worker of a study: `python -m mathrl.sweeps.worker`, started by mathrl.sweeps.run.
 
-Claims and runs trials until none is left. When its standard input is closed (whoever started it has ended or
-wants it to stop) or it is signalled, it stops its trainer after a checkpoint, and the trial stays unfinished.
+Claims and runs trials until none is left. When its standard input is closed (its parent has ended, or asks it to
+end) or it is signalled, it stops its trainer after a checkpoint, and the trial stays unfinished.
 """
 
 import signal
@@ -18,25 +18,25 @@ from mathrl.params.sweep import Sweep
 from mathrl.sweeps.study import open_study
 from mathrl.sweeps.trial import Interrupted, run_trial
 from mathrl.sweeps.trial_claim import claim
-from mathrl.sweeps.trial_lease import Lost
+from mathrl.sweeps.trial_lease import LeaseLost
 
-MOST_FAILURES = 3  # in a row, before the worker gives up
+MOST_FAILURES = 3  # failed trials in a row, after which the worker gives up
 
 
 def sweep_section(overrides: Sequence[str]) -> Sweep:
-    """params/sweep.yaml with overrides; those of other sections are set for every trial.
+    """params/sweep.yaml with overrides; overrides of other sections are set for every trial.
 
     Raises:
         UserError: wrong parameters.
     """
-    own = [each for each in overrides if each.startswith("sweep.")]
-    others = [each for each in overrides if not each.startswith("sweep.")]
-    sweep = load_params(overrides=own).sweep
-    load_params(overrides=[*sweep.set, *others])
-    return sweep.model_copy(update={"set": (*sweep.set, *others)})
+    of_sweep = [override for override in overrides if override.startswith("sweep.")]
+    of_trials = [override for override in overrides if not override.startswith("sweep.")]
+    sweep = load_params(overrides=of_sweep).sweep
+    load_params(overrides=[*sweep.set, *of_trials])
+    return sweep.model_copy(update={"set": (*sweep.set, *of_trials)})
 
 
-def work(overrides: Sequence[str], until: float | None = None) -> None:
+def run_trials(overrides: Sequence[str], until: float | None = None) -> None:
     """Run trials until none is left.
 
     Raises:
@@ -48,19 +48,19 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
     at_end_of_input(stop.set)
     failures = 0
     while not stop.is_set():
-        opened = open_study(sweep_section(overrides))  # anew: params/ may have been changed meanwhile
-        held = claim(opened, until, stop.is_set)
-        if held is None:
+        opened = open_study(sweep_section(overrides))  # again: params/ may have changed meanwhile
+        claimed = claim(opened, until, stop.is_set)
+        if claimed is None:
             return
-        number = held.trial.number
+        number = claimed.trial.number
         try:
-            said = run_trial(opened, held, stop.is_set)
-            print(f"\n{said}", flush=True)  # on a line of its own, below the bar
+            outcome = run_trial(opened, claimed, stop.is_set)
+            print(f"\n{outcome}", flush=True)  # on its own line, below the bar
         except Interrupted:
-            print(f"trial {number}: stopped; the next `mathrl sweep run` goes on with it", flush=True)
+            print(f"trial {number}: stopped; the next `mathrl sweep run` resumes it", flush=True)
             return
-        except Lost as lost:
-            print(f"\ntrial {number} is no longer this worker's: {lost}", flush=True)
+        except LeaseLost as lost:
+            print(f"\ntrial {number} no longer belongs to this worker: {lost}", flush=True)
             continue
         last = opened.study.get_trials(deepcopy=False)[number]
         failures = failures + 1 if last.state == TrialState.FAIL else 0
@@ -70,4 +70,4 @@ def work(overrides: Sequence[str], until: float | None = None) -> None:
 
 if __name__ == "__main__":
     deadline = float(sys.argv[1]) if sys.argv[1] != "-" else None
-    exit_on_user_error(lambda: work(sys.argv[2:], deadline))
+    exit_on_user_error(lambda: run_trials(sys.argv[2:], deadline))

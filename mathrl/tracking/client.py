@@ -1,4 +1,4 @@
-"""The MLflow client: where it points, and one sentence when nobody answers there."""
+"""The MLflow client: its address, and a clear error if no server answers there."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ QUIET = {
 
 
 def connect() -> Any:
-    """A client of the tracking store, which is made where it is a local file.
+    """A client of the tracking store; a local file is created.
 
     Raises:
         UserError: the server does not answer.
@@ -31,12 +31,12 @@ def connect() -> Any:
     uri = _login_apart(tracking_uri())
     check_answers(uri)
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    import mlflow  # 1.4 s: only the mirror, the registry and the doctor pay it
+    import mlflow  # 1.4 s, which only the mirror, the registry and the doctor pay
 
     mlflow.set_tracking_uri(uri)
     home().mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(home() / "tracking.lock"):  # one at a time: the first makes the tables of a local file
+        with FileLock(home() / "tracking.lock"):  # the first process creates the tables of a local file
             client = mlflow.MlflowClient(uri)
         experiment(client)
         return client
@@ -46,29 +46,29 @@ def connect() -> Any:
             "the address is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         ) from None
     except mlflow.exceptions.MlflowException as error:
-        said = without_logins(str(error))
-        raise UserError(f"MLflow at {shown(uri)} refused: {said}; see MLFLOW_TRACKING_URI") from None
+        message = without_logins(str(error))
+        raise UserError(f"MLflow at {shown(uri)} refused: {message}; see MLFLOW_TRACKING_URI") from None
 
 
 def experiment(client: Any, question: str = "") -> str:
-    """The id of a question's experiment, made where it is not there: `mathrl` is the pipeline's,
+    """The id of a question's experiment, created if it is missing: `mathrl` is the pipeline's,
     `mathrl/study` a recipe's, `mathrl/preset gsm8k` a preset's, `mathrl/sweep demo` a sweep's."""
     name = f"{EXPERIMENT}/{question}" if question else EXPERIMENT
     with FileLock(home() / "tracking.lock"):
-        found = client.get_experiment_by_name(name)
-        if found:
-            return str(found.experiment_id)
+        existing = client.get_experiment_by_name(name)
+        if existing:
+            return str(existing.experiment_id)
         return str(client.create_experiment(name, artifact_location=_artifacts(tracking_uri()), tags=KIND))
 
 
 def experiments(client: Any) -> list[str]:
-    """The ids of all of mathrl's experiments: lineage does not end at a question."""
-    found = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT}%'")
-    return [str(each.experiment_id) for each in found if each.name.split("/")[0] == EXPERIMENT]
+    """The ids of all experiments of mathrl, since lineage crosses them."""
+    candidates = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT}%'")
+    return [str(item.experiment_id) for item in candidates if item.name.split("/")[0] == EXPERIMENT]
 
 
 def check_answers(uri: str) -> None:
-    """Raises UserError when `uri` names a server and nobody listens there; a local file is always well."""
+    """Raises UserError if `uri` names a server and none listens there; a local file always passes."""
     parts = urllib.parse.urlsplit(uri)
     if parts.scheme.startswith("sqlite"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -86,8 +86,10 @@ def check_answers(uri: str) -> None:
 
 
 def _login_apart(uri: str) -> str:
-    """A server's address without user and password, which go where MLflow's client looks for them, the
-    environment: its errors, and their tracebacks, quote the address."""
+    """A server's address without user and password, which MLflow's client reads from the environment instead.
+
+    Its errors and their tracebacks quote the address.
+    """
     parts = urllib.parse.urlsplit(uri)
     if not (parts.scheme in ("http", "https") and parts.username and parts.password):
         return uri
@@ -97,5 +99,5 @@ def _login_apart(uri: str) -> str:
 
 
 def _artifacts(uri: str) -> str | None:
-    """Beside a local store; a server decides for itself."""
+    """The artifact folder beside a local store; None for a server, which has its own."""
     return (home() / "artifacts").as_uri() if uri.startswith("sqlite") else None

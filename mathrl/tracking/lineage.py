@@ -1,7 +1,7 @@
 """From a registered model back to the sources that made it, and from a dataset forward to every model.
 
-Only MLflow is read: the tags that `upload` wrote. A run read what its tags `input.<path>` say; its maker
-has the same digest under `output.<path>`. Example, one step of the way back:
+Only MLflow is read: the tags that `upload` wrote. A run's inputs are its tags `input.<path>`; the run that made
+an input has the same digest under `output.<path>`. Example, one step of the way back:
 
     Step(run="4f2c…", stage="rl", commit="a4cec49…", dirty=False, params={"rl.lr": "0.0005", …},
          inputs={"models/sft": "9be1…"}, outputs={"models/rl": "77aa…"}, depth=1)
@@ -14,22 +14,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.tracking.batches import LONGEST_PARAM
 from mathrl.tracking.client import experiments
 from mathrl.tracking.names import escape, tags_under, unescape
 
 PAGE = 1000
-LONGEST = 6000  # MLflow's limit of a parameter; `upload` cuts there
 REMEDY = (
-    "`mathrl sync` uploads what was kept back, `mlflow runs restore --run-id RUN` brings back a deleted run, "
+    "`mathrl sync` uploads what is missing, `mlflow runs restore --run-id RUN` restores a deleted run, "
     "`dvc repro --force --single-item STAGE` makes it again"
 )
-GIVEN = "data/inputs/"  # files from outside the checkout: sources, which no stage made
+GIVEN = "data/inputs/"  # links to files outside the checkout: sources, which no stage made
 
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a stage; `depth` is its distance from where the walk began; `sources` are digests of
-    files that no stage made (curate's); `workspace` is the folder in which it worked."""
+    """One run of a stage.
+
+    `depth` is its distance from the start of the walk; `sources` are digests of files that no stage made
+    (curate's inputs); `workspace` is the folder in which it ran.
+    """
 
     run: str
     stage: str
@@ -43,28 +46,28 @@ class Step:
     depth: int = 0
 
     def section(self, name: str) -> dict[str, Any]:
-        """The section of the parameters that it ran with, back from MLflow's flat texts.
+        """The parameters of one section that it ran with, parsed from MLflow's flat texts.
 
         A text that is JSON is that value: {"prompt.few_shot": "2", "prompt.system": "null"} →
         {"few_shot": 2, "system": None}.
 
         Raises:
-            UserError: the run has no such section, or one that MLflow cut off.
+            UserError: the run has no such section, or MLflow cut a text off.
         """
         values: dict[str, Any] = {}
         for key, text in self.params.items():
             if not key.startswith(f"{name}."):
                 continue
             _, *above, last = key.split(".")
-            if len(text) >= LONGEST:
+            if len(text) >= LONGEST_PARAM:
                 raise UserError(f"run {self.run} ({self.stage}): {key} is longer than MLflow keeps")
-            here = values
-            for each in above:
-                here = here.setdefault(each, {})
+            parent = values
+            for part in above:
+                parent = parent.setdefault(part, {})
             try:
-                here[last] = json.loads(text)
+                parent[last] = json.loads(text)
             except json.JSONDecodeError:
-                here[last] = text
+                parent[last] = text
         if not values:
             raise UserError(f"run {self.run} ({self.stage}) has no parameters {name}.* in MLflow")
         return values
@@ -72,10 +75,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Back:
-    """The way back of one version: its steps, those nearest to the model first.
+    """The lineage of one version: its steps, those nearest to the model first.
 
     `edges` are (maker's run, path, reader's run); `unexplained` are (reader's run, path, digest) that no run
-    of the store made: a lineage with none is complete.
+    in the store made: a lineage without any is complete.
     """
 
     name: str
@@ -91,7 +94,7 @@ class Back:
         return next((step for step in self.steps if self.digest in step.outputs.values()), None)
 
     def gaps(self) -> list[str]:
-        """What no run made, as "models/rl (77aa…)"; nothing where the lineage is complete."""
+        """The inputs that no run made, as "models/rl (77aa…)"; empty if the lineage is complete."""
         missing = [f"{path} ({digest[:12]})" for _, path, digest in self.unexplained]
         if self.maker() is None and not missing:
             missing = [f"the model's bytes ({self.digest[:12] or 'no mathrl.digest'})"]
@@ -100,7 +103,7 @@ class Back:
 
 @dataclass(frozen=True)
 class Reached:
-    """A version that a dataset led to: `made` when its bytes come from it, else only measured with it."""
+    """A version that a dataset led to: `made` if its bytes come from the dataset, else it was only evaluated on it."""
 
     name: str
     version: str
@@ -118,20 +121,19 @@ def find_registered(client: Any, text: str) -> Any:
     name, _, number = name.partition(":")
     versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda v: int(v.version))
     if not versions:
-        known = ", ".join(sorted(model.name for model in client.search_registered_models())) or "none"
-        raise UserError(f"{name}: no such registered model; there are: {known}")
+        names = ", ".join(sorted(model.name for model in client.search_registered_models())) or "none"
+        raise UserError(f"{name}: no such registered model; registered: {names}")
     if alias:
         aliases = client.get_registered_model(name).aliases
         if alias not in aliases:
-            known = ", ".join(sorted(aliases)) or "none"
-            raise UserError(f"{name} has no alias {alias!r}; there are: {known}")
+            names = ", ".join(sorted(aliases)) or "none"
+            raise UserError(f"{name} has no alias {alias!r}; its aliases: {names}")
         number = str(aliases[alias])
-    wanted = number or str(versions[-1].version)
-    for version in versions:
-        if str(version.version) == wanted:
-            return version
-    known = ", ".join(str(version.version) for version in versions)
-    raise UserError(f"{name} has no version {wanted!r}; there are: {known}")
+    numbers = {str(version.version): version for version in versions}
+    number = number or str(versions[-1].version)
+    if number not in numbers:
+        raise UserError(f"{name} has no version {number!r}; its versions: {', '.join(numbers)}")
+    return numbers[number]
 
 
 def find_run(client: Any, text: str) -> Any | None:
@@ -144,10 +146,10 @@ def find_run(client: Any, text: str) -> Any | None:
         except MlflowException:
             return None
     quoted = text.replace("'", "")
-    found = client.search_runs(
+    runs = client.search_runs(
         experiments(client), f"attributes.run_name = '{quoted}'", order_by=["start_time DESC"], max_results=1
     )
-    return found[0] if found else None
+    return runs[0] if runs else None
 
 
 def way_back(client: Any, text: str) -> Back:
@@ -157,7 +159,7 @@ def way_back(client: Any, text: str) -> Back:
         UserError: as `find_registered`, or the run that registered it is not there.
     """
     version = find_registered(client, text)
-    first = _kept(client, version.run_id) if version.run_id else None
+    first = _active_run(client, version.run_id) if version.run_id else None
     if first is None:
         raise UserError(
             f"{version.name} version {version.version}: the run that registered it is not in MLflow "
@@ -167,9 +169,9 @@ def way_back(client: Any, text: str) -> Back:
     steps: dict[str, Step] = {}
     edges: list[tuple[str, str, str]] = []
     unexplained: list[tuple[str, str, str]] = []
-    ahead = deque([(first, 0)])
-    while ahead:
-        run, depth = ahead.popleft()
+    queue = deque([(first, 0)])
+    while queue:
+        run, depth = queue.popleft()
         if run.info.run_id in steps:
             continue
         step = replace(_step(run), depth=depth)
@@ -180,7 +182,7 @@ def way_back(client: Any, text: str) -> Back:
                 unexplained.append((step.run, path, digest))
                 continue
             edges.append((maker.info.run_id, path, step.run))
-            ahead.append((maker, depth + 1))
+            queue.append((maker, depth + 1))
     tags = dict(version.tags)
     return Back(
         version.name,
@@ -203,30 +205,30 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
         UserError: no run read or made bytes of this digest.
     """
     runs = [_step(run) for run in _every_run(client)]
-    begun = {
+    start = {
         (path, value)
         for run in runs
         for path, value in [*run.inputs.items(), *run.sources.items(), *run.outputs.items()]
         if value == digest
     }
-    if not begun:
+    if not start:
         raise UserError(f"{digest}: no run in MLflow read or made it; give a file's path or its whole digest")
     for run in runs:
-        inside = [path for path, value in run.outputs.items() if value == digest]
-        begun |= {
+        folders = [path for path, value in run.outputs.items() if value == digest]
+        start |= {
             (path, value)
             for path, value in run.outputs.items()
-            if any(path.startswith(f"{folder}/") for folder in inside)
+            if any(path.startswith(f"{folder}/") for folder in folders)
         }
     steps: dict[str, Step] = {}
-    known, new, depth = set(begun), set(begun), 0
+    reached_files, new, depth = set(start), set(start), 0
     while new:
         depth += 1
         readers = [run for run in runs if run.run not in steps and new & {*run.inputs.items(), *run.sources.items()}]
         steps |= {run.run: replace(run, depth=depth) for run in readers}
-        new = {made for run in readers for made in run.outputs.items()} - known
-        known |= new
-    digests = {value for _, value in known}
+        new = {made for run in readers for made in run.outputs.items()} - reached_files
+        reached_files |= new
+    digests = {value for _, value in reached_files}
     reached = [
         Reached(
             version.name,
@@ -237,11 +239,11 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
         for version in client.search_model_versions()
         if version.run_id in steps or version.tags.get("mathrl.digest", "") in digests
     ]
-    return list(steps.values()), sorted(reached, key=lambda each: (each.name, int(each.version)))
+    return list(steps.values()), sorted(reached, key=lambda version: (version.name, int(version.version)))
 
 
-def _kept(client: Any, run_id: str) -> Any | None:
-    """The run, unless it was deleted: what is in the bin vouches for nothing."""
+def _active_run(client: Any, run_id: str) -> Any | None:
+    """The run, or None if it was deleted: a deleted run is no evidence."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -254,19 +256,19 @@ def _kept(client: Any, run_id: str) -> Any | None:
 
 
 def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
-    """The run that made what `reader` read: the one it was linked to, else any with the digest."""
+    """The run that made what `reader` read: the one it is linked to, else any with the digest."""
     link = reader.data.tags.get(escape(f"made_by.{path}"))
-    linked = _kept(client, link) if link else None
+    linked = _active_run(client, link) if link else None
     if linked is not None and linked.data.tags.get(escape(f"output.{path}")) == digest:
         return linked
-    found = client.search_runs(experiments(client), f"tags.`{escape(f'output.{path}')}` = '{digest}'", max_results=1)
-    return found[0] if found else None
+    runs = client.search_runs(experiments(client), f"tags.`{escape(f'output.{path}')}` = '{digest}'", max_results=1)
+    return runs[0] if runs else None
 
 
 def _every_run(client: Any) -> Iterable[Any]:
-    token, everywhere = None, experiments(client)
+    token, experiment_ids = None, experiments(client)
     while True:
-        page = client.search_runs(everywhere, max_results=PAGE, page_token=token)
+        page = client.search_runs(experiment_ids, max_results=PAGE, page_token=token)
         yield from page
         token = page.token
         if not token:
@@ -278,8 +280,8 @@ def _step(run: Any) -> Step:
 
     read, outputs = tags_under(tags, "input."), tags_under(tags, "output.")
     inputs = {path: digest for path, digest in read.items() if not path.startswith(GIVEN)}
-    made = {*inputs.values(), *outputs.values()}  # a stage may name its splits as datasets: those are no sources
-    named = {each.dataset.name: each.dataset.digest for each in run.inputs.dataset_inputs}
+    made = {*inputs.values(), *outputs.values()}  # a stage may name its own splits as datasets
+    named = {entry.dataset.name: entry.dataset.digest for entry in run.inputs.dataset_inputs}
     return Step(
         run.info.run_id,
         tags.get("dvc.stage", ""),

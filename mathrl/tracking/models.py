@@ -1,7 +1,7 @@
-"""Checkpoints as MLflow's logged models: by reference, with the metrics that were measured of them.
+"""Model folders as MLflow's logged models: by reference, with the metrics measured on them.
 
 A model is its bytes: stages that make the same digest share one logged model. It holds no files, only the
-path and the digest under which DVC keeps them, until the stage register uploads it (tracking.registry).
+path and the digest under which DVC keeps them, until the stage register uploads it (registry.versions).
 Example of its tags:
 
     {"mathrl.digest": "77aa…", "mathrl.path": "models/rl", "mathrl.workspace": "/home/me/mathrl",
@@ -17,11 +17,11 @@ from filelock import FileLock
 from mathrl.core.paths import home
 from mathrl.tracking.client import experiments
 
-TEXT = 250  # MLflow's limit of a logged model's parameter is 500
+LONGEST_TEXT = 250  # MLflow allows 500 characters for a parameter of a logged model
 
 
 def model_paths(paths: Mapping[str, str]) -> dict[str, str]:
-    """Those of a stage's inputs or outputs that are model folders, with their digests.
+    """The model folders among a stage's inputs or outputs, with their digests.
 
     >>> model_paths({"models/rl": "77", "reports/rl": "1", "pipelines/recipes/a/b/model": "9"})
     {'models/rl': '77', 'pipelines/recipes/a/b/model': '9'}
@@ -38,9 +38,9 @@ def model_name(path: str) -> str:
 
 
 def logged_model(client: Any, digest: str) -> Any | None:
-    """The logged model of these bytes."""
-    found = client.search_logged_models(experiments(client), f"tags.`mathrl.digest` = '{digest}'", max_results=1)
-    return found[0] if found else None
+    """The logged model of these bytes, or None."""
+    models = client.search_logged_models(experiments(client), f"tags.`mathrl.digest` = '{digest}'", max_results=1)
+    return models[0] if models else None
 
 
 def log_model(
@@ -52,17 +52,17 @@ def log_model(
     tags: Mapping[str, str] | None = None,
     params: Mapping[str, str] | None = None,
 ) -> Any:
-    """The logged model of these bytes, made in `experiment` as the run's where there is none yet."""
+    """The logged model of these bytes, created in `experiment` as the run's if there is none yet."""
     with FileLock(home() / "models.lock"):
-        found = logged_model(client, digest)
-        if found is not None:
-            return found
-        made = client.create_logged_model(
+        existing = logged_model(client, digest)
+        if existing is not None:
+            return existing
+        model = client.create_logged_model(
             experiment,
             model_name(path),
             run_id,
-            params={k: v[:TEXT] for k, v in (params or {}).items()},
+            params={k: v[:LONGEST_TEXT] for k, v in (params or {}).items()},
             tags={"mathrl.digest": digest, "mathrl.path": path, **(tags or {})},
             model_type="causal-lm",
         )
-        return client.finalize_logged_model(made.model_id, "READY")
+        return client.finalize_logged_model(model.model_id, "READY")

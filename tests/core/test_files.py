@@ -52,9 +52,7 @@ def test_rows_come_back_and_equal_rows_are_equal_bytes(tmp_path: Path, name: str
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("line", "said"), [('{"a": 1', "line 2: not JSON"), ("[1]", "line 2: a JSON object is wanted")]
-)
+@pytest.mark.parametrize(("line", "said"), [('{"a": 1', "line 2: not JSON"), ("[1]", "line 2: expected a JSON object")])
 def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"a": 0}\n' + line + "\n")

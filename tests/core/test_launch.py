@@ -43,12 +43,12 @@ def test_a_gpu_or_a_quarter_of_a_core_is_a_slot(
 def test_processes_for_several_machines_are_refused_on_one_unless_a_stage_only_samples(
     gpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch.fitting(4, "auto", fewer=False) == 4 and not capsys.readouterr().err
-    assert launch.fitting(8, "auto", fewer=False) == 4, "as the demo's two on one GPU"
-    assert launch.fitting(128, "auto", fewer=True) == 4
+    assert launch.clamped(4, "auto", fewer=False) == 4 and not capsys.readouterr().err
+    assert launch.clamped(8, "auto", fewer=False) == 4, "as the demo's two on one GPU"
+    assert launch.clamped(128, "auto", fewer=True) == 4
     assert "run.processes=128 but this machine has 4 GPUs; using 4 processes" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"128 but this machine has 4 GPUs: .* training\.deepspeed\.hostfile"):
-        launch.fitting(128, "auto", fewer=False)
+        launch.clamped(128, "auto", fewer=False)
 
 
 def test_ranks_of_another_launcher_meet_where_all_of_them_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

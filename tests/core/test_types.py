@@ -28,7 +28,7 @@ def test_a_missing_or_unknown_field_is_named_with_its_line(tmp_path: Path) -> No
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "rl.jsonl"
     file.touch()
-    with pytest.raises(UserError, match="no problem in it"):
+    with pytest.raises(UserError, match="no problems in it"):
         read_problems(file)
 
 

@@ -125,7 +125,7 @@ def whole(breakable: Callable[..., Any]) -> Callable[..., tuple[Attempt, dict[st
     return get
 
 
-@pytest.mark.timeout(120 + 60 * KILLS)
+@pytest.mark.timeout(400 + 60 * KILLS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_at_random_moments_it_ends_in_the_same_bits(
     breakable: Callable[..., Any], whole: Callable[..., Any], stage: str

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -209,9 +208,7 @@ def test_never_raises_and_ends_in_time(response: str, truth: str) -> None:
 def test_any_text_passes_through_a_child_process(pairs: list[tuple[str, str | list[str]]]) -> None:
     responses, truths = [response for response, _ in pairs], [truth for _, truth in pairs]
     here, children = (grade_batch(responses, truths, processes=processes) for processes in (1, 2))
-    assert [replace(verdict, seconds=0.0) for verdict in here] == [
-        replace(verdict, seconds=0.0) for verdict in children
-    ]
+    assert [(v.correct, v.extracted) for v in here] == [(v.correct, v.extracted) for v in children]
 
 
 def test_lone_surrogates_in_response_and_truth() -> None:

@@ -185,7 +185,7 @@ def test_what_was_measured_is_not_measured_again(params: Params, monkeypatch: py
         calls.clear()
         run = start(f"run{number}", load_params(PARAMS, overrides=[*SMALL, *overrides]))
         difficulty.work(run)
-        assert run.facts["summary"]["measured_before"] + sum(calls) == run.facts["summary"]["problems"]
+        assert run.record.summary["measured_before"] + sum(calls) == run.record.summary["problems"]
         return sum(calls)
 
     assert measured(0) == 20

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from mathrl.cli.main import app
 from mathrl.params import load_params
-from mathrl.sweeps.compare import compare, measure
+from mathrl.sweeps.compare import compare, evaluation_digest
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.space import distribution
 from mathrl.sweeps.study import open_study, read_study
@@ -226,7 +226,7 @@ def test_a_comparison_is_measured_anew_where_the_measure_has_changed(
     assert found["problems"] == 9
     evaluate.write_text(evaluate.read_text() + "top_p: 0.9\n")
     opened = open_study(sweep_section(COMPARED))
-    assert measure(opened) not in {file.parts[-3].split("-")[-1] for file in before}
+    assert evaluation_digest(opened) not in {file.parts[-3].split("-")[-1] for file in before}
 
 
 def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> None:
@@ -238,10 +238,10 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> 
     assert first is not None
     opened.study.tell(first.trial, 0.5)  # trial 0 is not what is looked at
     opened.study.enqueue_trial({"rl.prompts_per_step": 6, "rl.minibatches": 4})
-    held = claim(opened)
-    assert held is not None
-    said = run_trial(opened, held, lambda: False)
-    assert "trial 1: failed: these values do not go together" in said and "multiple of minibatches" in said
+    claimed = claim(opened)
+    assert claimed is not None
+    said = run_trial(opened, claimed, lambda: False)
+    assert "trial 1: failed: these values are not valid together" in said and "multiple of minibatches" in said
     assert read_study("odd").trials[1].state == TrialState.FAIL
     write_report(opened)
     assert "Trial 1 failed: these values" in (opened.folder / "trials.md").read_text()
@@ -250,8 +250,8 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> 
 FAR = """
 import socket, sys
 socket.gethostname = lambda: "far"
-from mathrl.sweeps.worker import work
-work(sys.argv[1:])
+from mathrl.sweeps.worker import run_trials
+run_trials(sys.argv[1:])
 """
 
 
@@ -270,16 +270,16 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 0.0)
-    held = claim(opened)
-    assert held is not None
+    claimed = claim(opened)
+    assert claimed is not None
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGCONT)
     wait(lambda: not any(map(psutil.pid_exists, below)), 30.0)
-    assert lease()["token"] == held.token
-    with fenced(held):
-        opened.study.tell(held.trial, 0.5)
+    assert lease()["token"] == claimed.token
+    with fenced(claimed):
+        opened.study.tell(claimed.trial, 0.5)
     said = far.communicate(timeout=60)[0]
-    taken = f"trial 0 is no longer this worker's: a worker on {socket.gethostname()} has taken it over"
+    taken = f"trial 0 no longer belongs to this worker: a worker on {socket.gethostname()} has taken it over"
     assert far.returncode == 0 and taken in said, said
     assert read_study("slept").trials[0].value == 0.5
 

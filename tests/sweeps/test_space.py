@@ -62,7 +62,7 @@ def test_every_wrong_key_and_bound_is_named_at_once() -> None:
         "less than or equal to 1, found 1.5",
         "sft.lr: a trial is an RL run",
         "present value 1.0",
-        "run.seed: trials that differ in it cannot be told apart",
+        "run.seed: trials that differ in it cannot be compared",
         "found 'grpo'",
     ):
         assert part in said, said

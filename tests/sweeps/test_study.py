@@ -22,7 +22,7 @@ from mathrl.params.sweep import Sweep
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.trial_claim import claim
-from mathrl.sweeps.trial_lease import LEASE, Lost, fenced, give_back, holder, renew, tree
+from mathrl.sweeps.trial_lease import LEASE, LeaseLost, fenced, give_back, holder, process_tree, renew
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
@@ -51,16 +51,16 @@ def section(study: str = "s", **more: Any) -> Sweep:
 def works(sweep: Sweep, out: Path) -> None:
     """A worker without a trainer: claims, scores at once, notes which trials it had."""
     with out.open("a") as log:
-        while (held := claim(opened := open_study(sweep))) is not None:
+        while (claimed := claim(opened := open_study(sweep))) is not None:
             time.sleep(0.01)
-            opened.study.tell(held.trial, held.trial.params["rl.lr"])
-            log.write(f"{held.trial.number}\n")
+            opened.study.tell(claimed.trial, claimed.trial.params["rl.lr"])
+            log.write(f"{claimed.trial.number}\n")
 
 
 def claims_and_dies(sweep: Sweep, out: Path) -> None:
-    held = claim(open_study(sweep))
-    assert held is not None
-    out.write_text(json.dumps([held.trial.number, held.trial.params]))
+    claimed = claim(open_study(sweep))
+    assert claimed is not None
+    out.write_text(json.dumps([claimed.trial.number, claimed.trial.params]))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -104,18 +104,18 @@ def check_the_fence(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
         slept = claim(open_study(sweep))
     monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 0.0)
     opened = open_study(sweep)
-    held = claim(opened)
-    assert slept is not None and held is not None and held.trial.number == slept.trial.number == 0
-    with pytest.raises(Lost, match=f"a worker on {socket.gethostname()} has taken it over"):
+    claimed = claim(opened)
+    assert slept is not None and claimed is not None and claimed.trial.number == slept.trial.number == 0
+    with pytest.raises(LeaseLost, match=f"a worker on {socket.gethostname()} has taken it over"):
         renew(slept)
-    with pytest.raises(Lost), fenced(slept):
+    with pytest.raises(LeaseLost), fenced(slept):
         opened.study.tell(slept.trial, 0.1)
-    renew(held, [(1, 1.0)])
-    assert open_study(sweep).study.trials[0].user_attrs[LEASE]["token"] == held.token
-    with fenced(held):
-        opened.study.tell(held.trial, 0.7)
-    for each in (slept, held):
-        with pytest.raises(Lost, match="it is complete already"):
+    renew(claimed, [(1, 1.0)])
+    assert open_study(sweep).study.trials[0].user_attrs[LEASE]["token"] == claimed.token
+    with fenced(claimed):
+        opened.study.tell(claimed.trial, 0.7)
+    for each in (slept, claimed):
+        with pytest.raises(LeaseLost, match="it is complete already"):
             renew(each)
     assert open_study(sweep).study.trials[0].value == 0.7
 
@@ -128,10 +128,10 @@ def renews(sweep: Sweep, skew: float) -> None:
     """A worker of another machine, whose clock is wrong by so many seconds."""
     right = time.time
     time.time, socket.gethostname = lambda: right() + skew, lambda: "another"
-    held = claim(open_study(sweep))
-    assert held is not None
+    claimed = claim(open_study(sweep))
+    assert claimed is not None
     while True:
-        renew(held)
+        renew(claimed)
         time.sleep(0.05)
 
 
@@ -150,9 +150,9 @@ def test_a_trial_of_another_machine_is_taken_when_it_is_silent_whatever_its_cloc
     other.kill()
     other.join()
     began = time.monotonic()
-    held = claim(opened)
-    assert held is not None and held.trial.number == 0 and time.monotonic() - began >= 1.5
-    assert "trial 0 is another machine's: waiting" in capsys.readouterr().out
+    claimed = claim(opened)
+    assert claimed is not None and claimed.trial.number == 0 and time.monotonic() - began >= 1.5
+    assert "trial 0 belongs to another machine: waiting" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -207,11 +207,11 @@ def test_a_storage_url_is_asked_for(inputs: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     opened = open_study(section())
-    held = claim(opened)
-    assert held is not None and held.trial.number == 0
-    assert opened.present == {"rl.lr": 0.01, "rl.kl_coef": 0.0} and held.trial.params["rl.lr"] == 0.01
+    claimed = claim(opened)
+    assert claimed is not None and claimed.trial.number == 0
+    assert opened.present == {"rl.lr": 0.01, "rl.kl_coef": 0.0} and claimed.trial.params["rl.lr"] == 0.01
     assert claim(opened, until=time.time() - 1) is None
-    give_back(held)
+    give_back(claimed)
     again = claim(opened, until=time.time() - 1)
     assert again is not None and again.trial.number == 0, "what is begun is finished, however late"
 
@@ -221,39 +221,39 @@ def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> Non
     mine = claim(opened)
     assert mine is not None
 
-    def held() -> str:
+    def claimed() -> str:
         return holder(opened.study.get_trials()[0], {})
 
     sleeper = subprocess.Popen(["sleep", "60"])
-    renew(mine, tree(sleeper.pid))
-    assert held() == "worker"
+    renew(mine, process_tree(sleeper.pid))
+    assert claimed() == "worker"
     lease = mine.trial.user_attrs[LEASE]
     mine.trial.set_user_attr(LEASE, {**lease, "worker": [lease["worker"][0], 1.0]})  # another's number by now
-    assert held() == "trainer"
+    assert claimed() == "trainer"
     asked: list[float] = []
 
-    def stopping() -> bool:
+    def stop_requested() -> bool:
         asked.append(time.time())
         if len(asked) == 3:
             sleeper.kill()
             sleeper.wait()
         return len(asked) > 20
 
-    taken = claim(opened, stopping=stopping)
+    taken = claim(opened, stop_requested=stop_requested)
     assert taken is not None and taken.trial.number == 0 and len(asked) in (3, 4)
 
 
 def test_a_study_is_not_mixed_with_another(inputs: Path) -> None:
     open_study(section())
-    with pytest.raises(UserError, match=r"begun with another sweep\.seeds"):
+    with pytest.raises(UserError, match=r"created with another sweep\.seeds"):
         open_study(section(seeds=2))
-    with pytest.raises(UserError, match=r"begun with another rl\.group_size, sweep\.set"):
+    with pytest.raises(UserError, match=r"created with another rl\.group_size, sweep\.set"):
         open_study(section(set=["rl.group_size=8"]))
     Path("data/dev.jsonl").write_text("others")
-    with pytest.raises(UserError, match=r"begun with another data/dev\.jsonl"):
+    with pytest.raises(UserError, match=r"created with another data/dev\.jsonl"):
         open_study(section())
     assert open_study(section("t")).study.trials[0].state == TrialState.WAITING
-    with pytest.raises(UserError, match="no study 'x'; there are: s, t"):
+    with pytest.raises(UserError, match="no study 'x'; existing studies: s, t"):
         read_study("x")
 
 
@@ -276,15 +276,15 @@ def reports(trial: optuna.trial.Trial, height: float) -> Iterator[bool]:
 def test_pruners_end_a_curve_below_the_others(inputs: Path, pruner: str) -> None:
     opened = open_study(section(pruner=pruner, startup_trials=2, trials=None, hours=1))
     for _ in range(6):
-        held = claim(opened)
-        assert held is not None and not any(reports(held.trial, 0.5))
-        opened.study.tell(held.trial, 0.55)
+        claimed = claim(opened)
+        assert claimed is not None and not any(reports(claimed.trial, 0.5))
+        opened.study.tell(claimed.trial, 0.55)
     ended = []
     for _ in range(6):  # Hyperband spares some, those of its bracket without a rung
-        held = claim(opened)
-        assert held is not None
-        ended.append(any(reports(held.trial, 0.1)))
-        opened.study.tell(held.trial, state=TrialState.PRUNED)
+        claimed = claim(opened)
+        assert claimed is not None
+        ended.append(any(reports(claimed.trial, 0.1)))
+        opened.study.tell(claimed.trial, state=TrialState.PRUNED)
     assert all(ended) if pruner == "median" else any(ended)
     kind = {"median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner}[pruner]
     assert isinstance(opened.study.pruner, kind)
