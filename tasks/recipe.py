@@ -1,9 +1,7 @@
 """Run a recipe as Prefect tasks over one `dvc repro`, one task per step, with live progress."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from prefect import tags
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -12,6 +10,7 @@ from pydantic import BaseModel
 
 from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
+from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe_graph import ROOT, bring_up_to_date
 from tasks.concurrency import slot
@@ -64,41 +63,27 @@ def run_recipe(
     return str(workspace.folder)
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """pipelines/recipes/<name>/summary.json as rows of text: a row an evaluate step, benchmark and model."""
-    rows = []
-    for step, benchmarks in summary.items():
-        for benchmark, figures in benchmarks.items():
-            for model in figures["order"]:
-                each = figures["models"][model]
-                k = max(int(key[8:]) for key in each if key[:8] == "pass_at_" and key[8:].isdigit())
-                rows.append(
-                    {
-                        "evaluation": step if benchmark == "test" else f"{step}, {benchmark}",
-                        "model": model,
-                        "seeds": str(each["seeds"]),
-                        "pass@1": f"{each['pass_at_1']:.3f}",
-                        "interval": f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
-                        f"pass@{k}": f"{each[f'pass_at_{k}']:.3f}",
-                        f"maj@{k}": f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
-                        "mean length": f"{each['response_length']:.1f}",
-                    }
-                )
-    return rows
-
-
-def verdicts(summary: Mapping[str, Any]) -> list[str]:
-    """The sentence of every paired test."""
+def summary_rows(summary: RecipeSummary) -> list[dict[str, str]]:
+    """A row of text per evaluate step, benchmark and model."""
     return [
-        test["verdict"]
-        for benchmarks in summary.values()
-        for figures in benchmarks.values()
-        for _, test in sorted(figures["comparisons"].items())
+        {"evaluation": step if benchmark == "test" else f"{step}, {benchmark}"} | row
+        for step, benchmarks in summary.items()
+        for benchmark, results in benchmarks.items()
+        for row in results_table(results.models)
     ]
 
 
-def recipe_summary(folder: Path, name: str) -> dict[str, Any]:
+def verdicts(summary: RecipeSummary) -> list[str]:
+    """The sentence of every paired test."""
+    return [
+        test.verdict()
+        for benchmarks in summary.values()
+        for results in benchmarks.values()
+        for test in results.comparisons.values()
+    ]
+
+
+def recipe_summary(folder: Path, name: str) -> RecipeSummary:
     """pipelines/recipes/<name>/summary.json; empty for a recipe without an evaluate step."""
     file = folder / ROOT / name / "summary.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return found
+    return read_recipe_summary(file) if file.exists() else {}

@@ -1,7 +1,6 @@
 """Results as Prefect artifacts: the table, the verdict, pictures, examples, links."""
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
+from mathrl.core.results import EvaluationSummary, results_table
 from tasks.mlflow_links import (
     TRAINING,
     artifact_key,
@@ -97,18 +97,5 @@ def _page(folder: Path) -> None:
 
 
 def _results(folder: Path) -> None:
-    summary: dict[str, Any] = json.loads((folder / "reports" / "summary.json").read_text(encoding="utf-8"))
-    ks = sorted(int(key[8:]) for key in next(iter(summary["models"].values())) if key[8:].isdigit())
-    k = ks[-1]
-    rows = [
-        {
-            "model": name,
-            "pass@1": f"{each['pass_at_1']:.3f}",
-            "interval": f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
-            f"pass@{k}": f"{each[f'pass_at_{k}']:.3f}",
-            f"maj@{k}": f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
-            "mean response length": f"{each['response_length']:.1f}",
-        }
-        for name, each in summary["models"].items()
-    ]
-    create_table_artifact(rows, key="results", description=summary["verdict"])
+    summary = EvaluationSummary.read(folder / "reports" / "summary.json")
+    create_table_artifact(results_table(summary.models), key="results", description=summary.verdict)

@@ -8,11 +8,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from mathrl.core.files import read_json, read_jsonl, write_text
+from mathrl.core.figures import FURTHER, picture
+from mathrl.core.files import read_jsonl, write_text
+from mathrl.core.results import BenchmarkResults, Comparison, GroupFigures, Interval, read_recipe_summary
 from mathrl.evaluation.responses import read_runs
-from mathrl.reports.pictures import FURTHER, draw_levels, draw_pass_at_k, picture
+from mathrl.reports.pictures import draw_groups, draw_pass_at_k
 
 ROOT = Path(__file__).parents[1]
 STUDY, PAGE, PICTURES = ROOT / "pipelines/recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
@@ -26,13 +27,16 @@ SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "
 def main() -> None:
     if not (STUDY / "summary.json").exists():
         sys.exit(f"error: {STUDY / 'summary.json'} does not exist; run `mathrl recipe study` first (make study)")
-    summary = {step: next(iter(tests.values())) for step, tests in read_json(STUDY / "summary.json").items()}
+    summary = {
+        step: next(iter(benchmarks.values()))
+        for step, benchmarks in read_recipe_summary(STUDY / "summary.json").items()
+    }
     PICTURES.mkdir(exist_ok=True)
     draw_curves({name: [name] for name in METHODS}, PICTURES / "study-methods.png", "Methods, one SFT start")
-    draw_pass_at_k(summary["at_64"]["models"], PICTURES / "study-at-64.png", "maj@k and pass@k before and after RL")
+    draw_pass_at_k(summary["at_64"].models, PICTURES / "study-at-64.png", "maj@k and pass@k before and after RL")
     draw_curves(ROUNDS, PICTURES / "study-rounds.png", "One round against two, with a reward model and a KL")
     draw_curves({name: [name] for name in SETTINGS}, PICTURES / "study-settings.png", "Settings of GRPO")
-    draw_levels(levels("beyond"), PICTURES / "study-beyond.png", "Chains longer than any demonstration")
+    draw_groups(levels("beyond"), PICTURES / "study-beyond.png", "Chains longer than any demonstration")
     tables = {name: table(summary[name]) for name in ("methods", "rounds", "settings", "beyond", "forced")}
     tables["at_64"] = at_k(summary["at_64"])
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables))
@@ -52,45 +56,37 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
     return page
 
 
-def table(summary: Mapping[str, Any]) -> str:
+def table(results: BenchmarkResults) -> str:
     """pass@1, pass@k, maj@k and length by model; the difference to the first with its interval."""
-    first = summary["order"][0]
-    k = max(int(name[8:]) for name in summary["models"][first] if re.fullmatch(r"pass_at_\d+", name))
+    first, one = next(iter(results.models.items()))
+    k = max(one.pass_at_k)
     lines = [f"| model | pass@1 | pass@{k} | maj@{k} | length | against {first} |", "|---|---|---|---|---|---|"]
-    for name in summary["order"]:
-        model = summary["models"][name]
-        test = summary["comparisons"].get(f"{first}_to_{name}")
-        votes = model.get(f"maj_at_{k}", model["pass_at_1"])
+    for name, figures in results.models.items():
+        votes = figures.maj_at_k.get(k, figures.pass_at_1)
         lines.append(
-            f"| {name} | {interval(model, 'pass_at_1')} | {model[f'pass_at_{k}']:.3f} | {votes:.3f} | "
-            f"{model['response_length']:.1f} | {difference(test)} |"
+            f"| {name} | {figures.pass_at_1} | {figures.pass_at_k[k].mean:.3f} | {votes.mean:.3f} | "
+            f"{figures.response_length:.1f} | {difference(results.comparisons.get(f'{first}_to_{name}'))} |"
         )
-    start = summary["models"][first]
-    size = f"{start['seeds']} seeds, {start['problems']} problems x {start['samples']} samples."
+    size = f"{one.seeds} seeds, {one.problems} problems x {one.samples} samples."
     return "\n".join(lines) + f"\n\n{size}\n"
 
 
-def at_k(summary: Mapping[str, Any]) -> str:
-    """pass@k and maj@k by k, before and after, and what RL added to each."""
-    before, after = (summary["models"][name] for name in summary["order"])
-    ks = sorted(int(name[8:]) for name in before if re.fullmatch(r"pass_at_\d+", name))
+def at_k(results: BenchmarkResults) -> str:
+    """pass@k and maj@k by k, before and after RL."""
+    ks = next(iter(results.models.values())).pass_at_k
     lines = ["| k | " + " | ".join(str(k) for k in ks) + " |", "|---|" + "---|" * len(ks)]
     for kind in ("pass", "maj"):
-        for label, model in zip(summary["order"], (before, after), strict=True):
-            values = [model.get(f"{kind}_at_{k}", model["pass_at_1"]) for k in ks]
-            lines.append(f"| {kind}@k, {label} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+        for label, figures in results.models.items():
+            rates = figures.pass_at_k if kind == "pass" else {1: figures.pass_at_1, **figures.maj_at_k}
+            lines.append(f"| {kind}@k, {label} | " + " | ".join(f"{rates[k].mean:.3f}" for k in ks) + " |")
     return "\n".join(lines) + "\n"
 
 
-def interval(model: Mapping[str, float], name: str) -> str:
-    return f"{model[name]:.3f} [{model[f'{name}_low']:.3f}, {model[f'{name}_high']:.3f}]"
-
-
-def difference(test: Mapping[str, Any] | None) -> str:
+def difference(test: Comparison | None) -> str:
     if test is None:
         return ""
-    figures = f"{test['difference']:+.3f} [{test['low']:+.3f}, {test['high']:+.3f}]"
-    return figures if test["shown"] else f"{figures}, no difference shown"
+    figures = f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]"
+    return figures if test.shown else f"{figures}, no difference shown"
 
 
 def draw_curves(arms: Mapping[str, Sequence[str]], file: Path, title: str) -> None:
@@ -120,8 +116,8 @@ def curve(folders: Sequence[Path]) -> dict[int, float]:
     return accuracy
 
 
-def levels(step: str) -> dict[str, Any]:
-    """pass@1 by level over all seeds, for `draw_levels`; the bars' ends are the worst and best seed."""
+def levels(step: str) -> dict[str, dict[str, GroupFigures]]:
+    """pass@1 by level over all seeds, for `draw_groups`; the bars' ends are the worst and best seed."""
     models: dict[str, dict[str, list[float]]] = {}
     for seed in seeds(step):
         for run in read_runs(STUDY / f"{step}-s{seed}" / "report/responses.jsonl"):
@@ -130,14 +126,11 @@ def levels(step: str) -> dict[str, Any]:
                 by.setdefault(str(row.level), []).append(sum(row.correct) / len(row.correct))
             for level in sorted(by, key=int):
                 models.setdefault(run.label, {}).setdefault(level, []).append(sum(by[level]) / len(by[level]))
-    return {
-        model: {"by_level": {level: _spread(values) for level, values in by.items()}} for model, by in models.items()
-    }
+    return {model: {level: _spread(values) for level, values in by.items()} for model, by in models.items()}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    mean = sum(values) / len(values)
-    return {"pass_at_1": mean, "pass_at_1_low": min(values), "pass_at_1_high": max(values)}
+def _spread(values: Sequence[float]) -> GroupFigures:
+    return GroupFigures(0, Interval(sum(values) / len(values), min(values), max(values)))
 
 
 if __name__ == "__main__":

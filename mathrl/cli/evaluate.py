@@ -9,6 +9,7 @@ import typer
 from mathrl.cli.options import Overrides, Preset
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
+from mathrl.core.results import results_table
 from mathrl.params import load_params
 from mathrl.reports.evaluation import evaluate_once
 
@@ -34,8 +35,8 @@ def evaluate(
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
     figures = evaluate_once(local if local.exists() else model, benchmark, params, target)
-    print("  ".join(str(part) for part in figures["row"]))
-    too_long = figures["prompts_too_long"]
-    if too_long:
-        print(f"{too_long} prompts are longer than prompt.max_tokens and were left out")
+    (row,) = results_table({name: figures})
+    print("  ".join(f"{column} {cell}" for column, cell in row.items()))
+    if figures.prompts_too_long:
+        print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
     print(f"figures, every response and pictures: {target}")

@@ -13,7 +13,7 @@ from mathrl.params.load import load_params
 from mathrl.params.schema import Params
 
 if TYPE_CHECKING:
-    from mathrl.planning.memory import Plan, Stage
+    from mathrl.planning.memory import MemoryPlan, Stage
 
 GIB = 1 << 30
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
@@ -58,7 +58,7 @@ def plan(
     stages: list[Stage] = ["sft", "rl"] if params.sft.steps else ["rl"]
     for stage in stages:
 
-        def planned(chosen: Params, stage: "Stage" = stage) -> "Plan":
+        def planned(chosen: Params, stage: "Stage" = stage) -> "MemoryPlan":
             return plan_memory(
                 shape,
                 chosen,
@@ -91,7 +91,7 @@ def plan(
         raise SystemExit(1)
 
 
-def show(title: str, plan: "Plan", processes: int, memory: float | None) -> None:
+def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -> None:
     """Print one line per part that is not negligible, and the sums."""
     print(
         f"\n{title}: {plan.peak / GIB:.2f} GiB per process"

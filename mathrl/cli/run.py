@@ -18,6 +18,7 @@ from mathrl.cli.ui import answering
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params, load_params
 from mathrl.params.load import dump_yaml
 from mathrl.params.schema import TARGETS, stages_until
@@ -127,30 +128,22 @@ def _print_results(folder: Path, controls: bool, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    summary = json.loads((folder / "reports" / "summary.json").read_text())
-    models = {name: summary["models"][name] for name in ("base", "sft", "rl")}
+    summary = EvaluationSummary.read(folder / "reports" / "summary.json")
+    models = dict(summary.models)
     if controls:
-        models |= json.loads((folder / "reports" / "controls" / "summary.json").read_text())["models"]
-    some = next(iter(models.values()))
-    k = max(int(name[8:]) for name in some if name.startswith("pass_at_") and name[8:].isdigit())
-    table = Table(title=f"{summary['benchmark']}: {some['problems']} problems, {some['samples']} samples each")
-    for column in ("model", "pass@1", "95 % interval", f"pass@{k}", f"maj@{k}", "mean length"):
+        models |= EvaluationSummary.read(folder / "reports" / "controls" / "summary.json").models
+    rows = results_table(models)
+    table = Table(title=f"{summary.benchmark}: {summary.models['rl'].samples} samples per problem")
+    for column in rows[0]:
         table.add_column(column, justify="left" if column == "model" else "right")
-    for name, each in models.items():
-        table.add_row(
-            name,
-            f"{each['pass_at_1']:.3f}",
-            f"{each['pass_at_1_low']:.3f} to {each['pass_at_1_high']:.3f}",
-            f"{each[f'pass_at_{k}']:.3f}",
-            f"{each.get(f'maj_at_{k}', each['pass_at_1']):.3f}",
-            f"{each['response_length']:.1f}",
-        )
+    for row in rows:
+        table.add_row(*row.values())
     registered = json.loads((folder / "reports" / "registered.json").read_text())
     console = Console(width=max(100, Console().width) if not sys.stdout.isatty() else None)
     console.print(table)
     where = os.path.relpath(folder / "reports", Path.cwd())
     for line in (
-        summary["verdict"],
+        summary.verdict,
         f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
         f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
         f"tracking: {shown(tracking_uri())}",

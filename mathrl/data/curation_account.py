@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.figures import BLUE, GREEN, ORANGE, PURPLE, picture
 from mathrl.core.files import write_text
 from mathrl.core.types import Problem
 from mathrl.data.curation import SPLITS, TRAINED, Curated, CurationPlan
@@ -15,8 +16,7 @@ from mathrl.params.data import Curate, Decontaminate
 
 EXAMPLES = 3
 CHANCE_SHARE = 0.1  # of a source, from which hits of short texts are pointed out
-# Okabe and Ito's colours, told apart by colour-blind readers too.
-COLOURS = {"sft": "#0072B2", "rl": "#E69F00", "dev": "#CC79A7", "test": "#009E73"}
+COLOURS = {"sft": BLUE, "rl": ORANGE, "dev": PURPLE, "test": GREEN}
 
 
 def manifest(
@@ -221,14 +221,8 @@ def _dropped_examples(curated: Curated, seed: int) -> list[str]:
 
 
 def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:
-    import matplotlib  # half a second, and only this report draws
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     shown = [split for split in SPLITS if splits[split]]
-    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
-        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    with picture(folder / "levels.png", 7, 3.6) as axes:
         levels = sorted({p.level if p.level is not None else -1 for rows in splits.values() for p in rows})
         width = 0.8 / max(1, len(shown))
         for i, split in enumerate(shown):
@@ -238,26 +232,14 @@ def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:
             axes.bar(at, heights, width, color=COLOURS[split], label=f"{split} ({len(splits[split]):,})")
         axes.set_xticks(range(len(levels)), ["none" if level < 0 else str(level) for level in levels])
         axes.set(xlabel="level", ylabel="share of the split", title="Levels")
-        figure.legend(frameon=False, loc="outside right center")
-        figure.savefig(folder / "levels.png", dpi=130, metadata={"Software": None})
-        plt.close(figure)
-
-        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+        axes.figure.legend(loc="outside right center")
+    with picture(folder / "lengths.png", 7, 3.6) as axes:
         lengths = {split: [len(grams(p.question)) for p in splits[split][:20_000]] for split in shown}
         longest = sorted(length for found in lengths.values() for length in found)
         limit = max(5, longest[int(0.995 * (len(longest) - 1))])
         bins = [limit * i / 40 for i in range(41)] if limit > 40 else [i - 0.5 for i in range(limit + 2)]
+        style = {"bins": bins, "density": True, "histtype": "step", "linewidth": 1.8}
         for split in shown:
-            axes.hist(
-                [min(x, limit) for x in lengths[split]],
-                bins=bins,
-                density=True,
-                histtype="step",
-                linewidth=1.8,
-                color=COLOURS[split],
-                label=split,
-            )
+            axes.hist([min(x, limit) for x in lengths[split]], color=COLOURS[split], label=split, **style)
         axes.set(xlabel="grams in the question", ylabel="density", title="Lengths")
-        axes.legend(frameon=False)
-        figure.savefig(folder / "lengths.png", dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        axes.legend()

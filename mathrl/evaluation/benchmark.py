@@ -1,8 +1,8 @@
-"""One model on one benchmark: every response kept, one `EvalRow` a problem."""
+"""One model on one benchmark: every response kept, one `EvalRow` per problem."""
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from mathrl.params.schema import Params
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """What one model made of one benchmark.
+class EvaluatedModel:
+    """The graded responses of one model to one benchmark.
 
     `responses` are the rows of responses.jsonl; `dropped` counts problems whose prompt was too long.
     """
@@ -32,39 +32,34 @@ class Evaluated:
     responses: list[dict[str, Any]]
     dropped: int
 
-    def relabelled(self, model: str) -> "Evaluated":
-        """The same outcome under another name: for a model folder with the same bytes."""
-        rows = [
-            EvalRow(
-                model, r.benchmark, r.problem_id, r.level, r.subject, r.correct, r.extracted, r.lengths, r.truncated
-            )
-            for r in self.rows
-        ]
+    def relabelled(self, model: str) -> "EvaluatedModel":
+        """The same results under another name: for a model folder with the same bytes."""
+        rows = [replace(row, model=model) for row in self.rows]
         responses = [{**row, "model": model} for row in self.responses]
-        return Evaluated(model, self.benchmark, rows, responses, self.dropped)
+        return replace(self, model=model, rows=rows, responses=responses)
 
 
 def benchmark_problems(name: str, params: Params, test: Path = CURATED_TEST) -> list[Problem]:
-    """The problems of `test` (the curated split, in this file) or of a named benchmark.
+    """The problems of a named benchmark, or for the name `test` those of the file `test` (the curated split).
 
-    At most `evaluate.limit` of them, the same ones whatever the seed.
+    At most `evaluate.limit` of them, the same ones for every seed.
 
     Raises:
         UserError: no such benchmark, or its rows cannot be read.
     """
-    how = params.evaluate
+    settings = params.evaluate
     if name == TEST:
         problems = read_problems(test)
     else:
         problems = []
-        for item in read_source(resolve_benchmark(name, how.data_folder), params.run.seed):
+        for item in read_source(resolve_benchmark(name, settings.data_folder), params.run.seed):
             if isinstance(item, Rejected):
-                raise UserError(f"{item.where}: {item.reason}; a benchmark is read whole or not at all")
+                raise UserError(f"{item.where}: {item.reason}; a benchmark with a bad row is not used")
             problems.append(item)
-    if how.limit is not None and how.limit < len(problems):
-        # Not by run.seed: runs with different seeds are compared on the same problems.
+    if settings.limit is not None and settings.limit < len(problems):
+        # Independent of run.seed: runs with different seeds are compared on the same problems.
         rng = random.Random(derive_seed(0, "evaluate", "limit", name))
-        problems = [problems[i] for i in sorted(rng.sample(range(len(problems)), how.limit))]
+        problems = [problems[i] for i in sorted(rng.sample(range(len(problems)), settings.limit))]
     return problems
 
 
@@ -78,16 +73,17 @@ def evaluate_model(
     few_shot: Sequence[Problem] = (),
     state: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> Evaluated | None:
+) -> EvaluatedModel | None:
     """Sample and grade; None at ranks other than 0.
 
-    Reads the sections run, model, prompt, rollout and evaluate. The same parameters, folder and number of
-    processes give the same outcome.
+    Reads the sections run, model, prompt, rollout and evaluate. Grading is by correctness alone, with the
+    extraction of `evaluate`: the section reward, which a model was trained on, has no part in it. The same
+    parameters, folder and number of processes give the same results.
 
     Raises:
-        UserError: the folder is no model, or every prompt is too long.
+        UserError: the folder holds no model, or every prompt is too long.
     """
-    # torch and transformers: seconds to import, and not needed for reading a finished evaluation.
+    # torch and transformers take seconds to import and are not needed to read a finished evaluation.
     from mathrl.evaluation.device import device_name
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
@@ -95,19 +91,19 @@ def evaluate_model(
     from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
-    how = params.evaluate
+    settings = params.evaluate
     engine, tokenizer = open_engine(folder, params.model, params.rollout, device_name(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
-    sampling = Sampling(how.samples, how.temperature, how.max_tokens, how.top_p)
+    sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p)
     samples = sample_problems(
         sampler,
         problems,
         sampling,
-        build_reward(Reward(extraction=how.extraction)),
+        build_reward(Reward(extraction=settings.extraction)),
         seed=derive_seed(params.run.seed, "evaluate", benchmark),
         name=f"{label}.{benchmark}",
-        chunk_size=max(1, params.rollout.max_sequences // how.samples),
-        state=_keyed(state, folder),
+        chunk_size=max(1, params.rollout.max_sequences // settings.samples),
+        state=_state_of(state, folder),
         on_progress=on_progress,
     )
     if samples is None:
@@ -118,16 +114,18 @@ def evaluate_model(
         if group is None:
             continue
         rows.append(_eval_row(label, benchmark, problem, group))
-        asked = {
+        columns = {
+            "model": label,
+            "benchmark": benchmark,
+            "problem_id": problem.id,
             "question": problem.question,
             "answers": list(problem.answers),
             "level": problem.level,
             "subject": problem.subject,
         }
         for number, sample in enumerate(group):
-            place = {"model": label, "benchmark": benchmark, "problem_id": problem.id, "sample": number}
-            responses.append({**place, **asked, **sample})
-    return Evaluated(label, benchmark, rows, responses, sum(group is None for group in samples))
+            responses.append({"sample": number, **columns, **sample})
+    return EvaluatedModel(label, benchmark, rows, responses, sum(group is None for group in samples))
 
 
 def _eval_row(model: str, benchmark: str, problem: Problem, group: Sequence[dict[str, Any]]) -> EvalRow:
@@ -137,14 +135,14 @@ def _eval_row(model: str, benchmark: str, problem: Problem, group: Sequence[dict
         problem.id,
         problem.level,
         problem.subject,
-        correct=tuple(s["correct"] for s in group),
-        extracted=tuple(s["extracted"] for s in group),
-        lengths=tuple(s["length"] for s in group),
-        truncated=tuple(s["truncated"] for s in group),
+        correct=tuple(sample["correct"] for sample in group),
+        extracted=tuple(sample["extracted"] for sample in group),
+        lengths=tuple(sample["length"] for sample in group),
+        truncated=tuple(sample["truncated"] for sample in group),
     )
 
 
-def _keyed(state: Path | None, folder: Path | str) -> Path | None:
+def _state_of(state: Path | None, folder: Path | str) -> Path | None:
     """Partial results belong to the bytes of a model folder, not to its name."""
     if state is None:
         return None

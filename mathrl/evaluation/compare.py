@@ -1,20 +1,86 @@
-"""Two models, or two recipes of several runs each, on one benchmark: figures, the test, breakdowns."""
+"""The one comparison of models: which pairs, by which test, in which words; and two sides in full detail."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mathrl.core.results import PIPELINE, Comparison
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.intervals import Interval, cluster_interval
 from mathrl.evaluation.responses import ModelRun
-from mathrl.evaluation.runs import compare_runs, seeds_interval
-from mathrl.evaluation.summary import values_of
+from mathrl.evaluation.runs import Values, compare_runs
+from mathrl.evaluation.summary import Rows, interval_over, values_of
 from mathrl.params.evaluate import Evaluate
 
 MOST_GROUPS = 50
+Groups = dict[str, dict[str, Any]]
+
+
+def pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Which models are compared, as (before, after); the first pair gives the verdict.
+
+    The last model against its predecessor, then every other model against the first, the baseline. Of the
+    pipeline's base, sft and rl only what RL did is asked.
+
+    >>> pairs(["sft", "rft", "dpo"])
+    [('rft', 'dpo'), ('sft', 'rft'), ('sft', 'dpo')]
+    >>> pairs(["base", "sft", "rl"])
+    [('sft', 'rl'), ('base', 'rl')]
+    """
+    if len(labels) < 2:
+        return []
+    if tuple(labels) == PIPELINE:
+        return [("sft", "rl"), ("base", "rl")]
+    return list(dict.fromkeys([(labels[-2], labels[-1]), *((labels[0], label) for label in labels[1:])]))
+
+
+def compare_models(models: Mapping[str, Sequence[Rows]], settings: Evaluate, seed: int) -> dict[str, Comparison]:
+    """The tests of pass@1 for `pairs` of the models, in their order: {"sft_to_rl": …}.
+
+    `models` has the runs (seeds) of each model by its label. Pairs with fewer than two problems in common are
+    left out: no test is possible.
+    """
+    return {
+        f"{before}_to_{after}": compare_pair((before, after), (models[before], models[after]), settings, seed)
+        for before, after in pairs(list(models))
+        if _common(models[before], models[after]) > 1
+    }
+
+
+def compare_pair(
+    names: tuple[str, str],
+    sides: tuple[Sequence[Rows], Sequence[Rows]],
+    settings: Evaluate,
+    seed: int,
+    metric: str = "pass_at_1",
+) -> Comparison:
+    """The paired test of two models (before, after), each with one run or several seeds.
+
+    Raises:
+        UserError: fewer than two problems in common, or a metric that the samples do not allow.
+    """
+    before, after = ([values_of(rows, metric) for rows in side] for side in sides)
+    return _tested(names, (before, after), settings, seed)
+
+
+def verdict_of(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> str:
+    """The sentence that stands for an evaluation of the models `labels`."""
+    test = leading(labels, comparisons)
+    if test is not None:
+        return test.verdict()
+    return "one model: nothing to compare" if len(labels) < 2 else "fewer than two problems in common: nothing to test"
+
+
+def leading(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> Comparison | None:
+    """The test of the first of `pairs`, if it was made."""
+    return next((comparisons.get(f"{before}_to_{after}") for before, after in pairs(labels)), None)
 
 
 def compare_sides(
-    before: Sequence[ModelRun], after: Sequence[ModelRun], names: tuple[str, str], metric: str, how: Evaluate, seed: int
+    before: Sequence[ModelRun],
+    after: Sequence[ModelRun],
+    names: tuple[str, str],
+    metric: str,
+    settings: Evaluate,
+    seed: int,
 ) -> dict[str, Any]:
     """Everything that `mathrl compare` prints; the runs have the same problems (`common_problems`).
 
@@ -30,42 +96,40 @@ def compare_sides(
     Raises:
         UserError: a metric that the samples do not allow, or a single problem.
     """
-    options = {"confidence": how.confidence, "resamples": how.resamples, "seed": seed}
-    values = [[values_of(run.rows, metric) for run in side] for side in (before, after)]
-    test = compare_runs(*names, *values, **options)  # type: ignore[arg-type]
-    models = {
-        name: _figures(side, each, how, seed) for name, side, each in zip(names, (before, after), values, strict=True)
-    }
-    keys: dict[str, Callable[[EvalRow], Any]] = {
-        "by_level": lambda row: row.level,
-        "by_subject": lambda row: row.subject,
-    }
-    out: dict[str, Any] = {
+    sides = (before, after)
+    first, second = ([values_of(run.rows, metric) for run in side] for side in sides)
+    values = (first, second)
+    test = _tested(names, values, settings, seed)
+    figures = [_figures(side, side_values, settings, seed) for side, side_values in zip(sides, values, strict=True)]
+    rows = before[0].rows
+    return {
         "benchmark": before[0].benchmark,
         "metric": metric,
         "problems": test.problems,
-        "models": models,
+        "models": dict(zip(names, figures, strict=True)),
         "comparison": test.to_row(),
+        "by_level": _groups(rows, lambda row: row.level, values, names, settings, seed),
+        "by_subject": _groups(rows, lambda row: row.subject, values, names, settings, seed),
     }
-    for by, key in keys.items():
-        groups: dict[Any, list[str]] = {}
-        for row in before[0].rows:
-            if key(row) is not None:
-                groups.setdefault(key(row), []).append(row.problem_id)
-        out[by] = {}
-        for group in sorted(groups)[:MOST_GROUPS]:
-            part = [[{id: run[id] for id in groups[group]} for run in side] for side in values]
-            out[by][str(group)] = _group(part, names, options)
-    return out
 
 
-def _figures(runs: Sequence[ModelRun], values: Sequence[dict[str, float]], how: Evaluate, seed: int) -> dict[str, Any]:
+def _tested(
+    names: tuple[str, str], values: tuple[Sequence[Values], Sequence[Values]], settings: Evaluate, seed: int
+) -> Comparison:
+    return compare_runs(*names, *values, confidence=settings.confidence, resamples=settings.resamples, seed=seed)
+
+
+def _common(before: Sequence[Rows], after: Sequence[Rows]) -> int:
+    return len(set.intersection(*({row.problem_id for row in rows} for rows in (*before, *after))))
+
+
+def _figures(runs: Sequence[ModelRun], values: Sequence[Values], settings: Evaluate, seed: int) -> dict[str, Any]:
     samples = min(len(run.rows[0].correct) for run in runs)
     rows = [row for run in runs for row in run.rows]
-    k = max((k for k in how.ks if k <= samples), default=1)
-    interval = _interval(values, how, seed)
-    out: dict[str, Any] = {
-        "runs": [sum(each.values()) / len(each) for each in values],
+    k = max((k for k in settings.ks if k <= samples), default=1)
+    interval = interval_over(values, settings, seed)
+    figures: dict[str, Any] = {
+        "runs": [_mean(run) for run in values],
         "from": [run.where for run in runs],
         "mean": interval.mean,
         "low": interval.low,
@@ -73,25 +137,41 @@ def _figures(runs: Sequence[ModelRun], values: Sequence[dict[str, float]], how: 
         "samples": samples,
     }
     for name in ("pass_at_1", *(f"{kind}_{k}" for kind in ("pass_at", "maj_at") if k > 1)):
-        found = [values_of(run.rows, name) for run in runs]
-        out[name] = sum(sum(each.values()) / len(each) for each in found) / len(found)
-    every = sum(len(row.lengths) for row in rows)
-    out["response_length"] = sum(sum(row.lengths) for row in rows) / every
-    out["truncated_share"] = sum(sum(row.truncated) for row in rows) / every
-    return out
+        figures[name] = sum(_mean(values_of(run.rows, name)) for run in runs) / len(runs)
+    responses = sum(len(row.lengths) for row in rows)
+    figures["response_length"] = sum(sum(row.lengths) for row in rows) / responses
+    figures["truncated_share"] = sum(sum(row.truncated) for row in rows) / responses
+    return figures
 
 
-def _interval(values: Sequence[dict[str, float]], how: Evaluate, seed: int) -> Interval:
-    if len(values) > 1:
-        return seeds_interval(values, confidence=how.confidence)
-    return cluster_interval(list(values[0].values()), confidence=how.confidence, resamples=how.resamples, seed=seed)
+def _mean(values: Values) -> float:
+    return sum(values.values()) / len(values)
 
 
-def _group(values: Sequence[Sequence[dict[str, float]]], names: tuple[str, str], options: Any) -> dict[str, Any]:
-    means = [sum(sum(run.values()) / len(run) for run in side) / len(side) for side in values]
-    row: dict[str, Any] = {"problems": len(values[0][0]), "before": means[0], "after": means[1]}
-    row["difference"] = means[1] - means[0]
-    if row["problems"] > 1:
-        test = compare_runs(*names, *values, **options)
-        row |= {"low": test.low, "high": test.high}
-    return row
+def _groups(
+    rows: Rows,
+    key: Callable[[EvalRow], int | str | None],
+    values: tuple[Sequence[Values], Sequence[Values]],
+    names: tuple[str, str],
+    settings: Evaluate,
+    seed: int,
+) -> Groups:
+    """The comparison within each level or subject, MOST_GROUPS at most."""
+    groups: dict[Any, list[str]] = {}
+    for row in rows:
+        if (name := key(row)) is not None:
+            groups.setdefault(name, []).append(row.problem_id)
+    compared: Groups = {}
+    for name in sorted(groups)[:MOST_GROUPS]:
+        before, after = ([{id: run[id] for id in groups[name]} for run in side] for side in values)
+        means = [sum(map(_mean, side)) / len(side) for side in (before, after)]
+        compared[str(name)] = {
+            "problems": len(groups[name]),
+            "before": means[0],
+            "after": means[1],
+            "difference": means[1] - means[0],
+        }
+        if len(groups[name]) > 1:
+            test = _tested(names, (before, after), settings, seed)
+            compared[str(name)] |= {"low": test.low, "high": test.high}
+    return compared

@@ -1,62 +1,18 @@
 """Is one model better than another on the same problems? Paired bootstrap and sign-flip permutation test."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import product
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from mathrl.core.errors import UserError
+from mathrl.core.results import Comparison
 from mathrl.core.seeding import derive_seed
 from mathrl.core.statistics import wilson
-from mathrl.evaluation.intervals import ROWS, TINY, bootstrap_means
+from mathrl.evaluation.intervals import BATCH, TINY, bootstrap_means
 
 POWER = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What the problems that both models answered say.
-
-    Example:
-        Comparison(before="sft", after="rl", problems=500, difference=0.54, low=0.50, high=0.58,
-                   p_value=0.0001, detectable=0.056, shown=True)
-
-    `difference` is after minus before; `p_value` is two-sided; `detectable` is the smallest true difference
-    that a set of this size and spread shows with 80 % power; `shown` when the interval leaves out 0 and the
-    p-value is below 1 - confidence. `before_runs` and `after_runs` count the training runs of each.
-    """
-
-    before: str
-    after: str
-    problems: int
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    detectable: float
-    shown: bool
-    before_runs: int = 1
-    after_runs: int = 1
-
-    def to_row(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": self.verdict()}
-
-    def verdict(self) -> str:
-        """One sentence with the figures."""
-        p = "p < 0.0001" if self.p_value < 0.0001 else f"p = {self.p_value:.4f}"
-        figures = f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {p}, {self.problems} problems"
-        if self.before_runs + self.after_runs > 2:
-            figures += f", {self.before_runs} and {self.after_runs} runs"
-        if self.shown:
-            better, worse = (self.after, self.before) if self.difference > 0 else (self.before, self.after)
-            return f"{better} is better than {worse}: {figures}"
-        return (
-            f"no difference shown between {self.before} and {self.after}: {figures}; "
-            f"this set shows differences from {self.detectable:.3f} up"
-        )
 
 
 def compare(
@@ -69,7 +25,7 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two models by one value a problem (pass@1, say), over the problems that both have.
+    """Compare two models by one value per problem (such as pass@1) over the problems that both have.
 
     Raises:
         UserError: fewer than two problems in common.
@@ -80,18 +36,18 @@ def compare(
             f"{before} and {after} have {len(common)} problems in common, a paired test needs two or more; "
             "evaluate both on the same benchmark"
         )
-    differences = np.array([after_values[id] - before_values[id] for id in common])
-    mean = float(differences.mean())
-    if np.ptp(differences) < TINY:
-        # No spread to resample: as many problems could still hide a share of others up to Wilson's bound.
+    differences_P = np.array([after_values[id] - before_values[id] for id in common])
+    mean = float(differences_P.mean())
+    if np.ptp(differences_P) < TINY:
+        # No spread to resample: a share of problems up to Wilson's bound could still differ unseen.
         detectable = wilson(0, len(common), confidence)[1]
         low, high = max(-1.0, mean - detectable), min(1.0, mean + detectable)
     else:
-        means = bootstrap_means(differences, resamples, seed)
+        means = bootstrap_means(differences_P, resamples, seed)
         low, high = (float(q) for q in np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
-        error = float(differences.std(ddof=1)) / len(common) ** 0.5
+        error = float(differences_P.std(ddof=1)) / len(common) ** 0.5
         detectable = (NormalDist().inv_cdf(0.5 + confidence / 2) + NormalDist().inv_cdf(POWER)) * error
-    p_value = sign_flip_p(differences, resamples, seed)
+    p_value = sign_flip_p(differences_P, resamples, seed)
     shown = (low > 0 or high < 0) and p_value < 1 - confidence
     return Comparison(before, after, len(common), mean, low, high, p_value, detectable, shown)
 
@@ -99,9 +55,10 @@ def compare(
 def sign_flip_p(differences: Sequence[float] | np.ndarray, resamples: int, seed: int) -> float:
     """Two-sided p-value of the mean under random signs of the paired differences.
 
-    Exact over all sign patterns where there are at most `resamples` of them; else (1 + as extreme) /
-    (1 + resamples), which never says 0 (Phipson and Smyth, 2010). Differences of 0 say nothing and are left
-    out of the patterns.
+    Exact over all sign patterns where there are at most `resamples` of them; otherwise (1 + as extreme) /
+    (1 + resamples), which is never 0 (Phipson and Smyth, 2010). Differences of 0 carry no information and are
+    left out of the patterns; scipy.stats.permutation_test keeps them, so it enumerates far fewer cases exactly
+    and draws other signs for the same seed.
     """
     moved = np.asarray(differences)
     moved = moved[moved != 0]
@@ -114,7 +71,7 @@ def sign_flip_p(differences: Sequence[float] | np.ndarray, resamples: int, seed:
         return float((np.abs(signs @ moved) >= bar).mean())
     rng = np.random.default_rng(derive_seed(seed, "sign_flip"))
     extreme = 0
-    for start in range(0, resamples, ROWS):
-        flips = rng.integers(0, 2, (min(ROWS, resamples - start), len(moved)))
+    for start in range(0, resamples, BATCH):
+        flips = rng.integers(0, 2, (min(BATCH, resamples - start), len(moved)))
         extreme += int((np.abs((2.0 * flips - 1.0) @ moved) >= bar).sum())
     return (1 + extreme) / (1 + resamples)

@@ -1,10 +1,10 @@
-"""Several training runs (seeds) of a recipe: what holds for a new run on new problems of the same kind.
+"""Several training runs (seeds) of a recipe: what to expect of a new run on new problems of the same kind.
 
 A table of runs by problems has three sources of spread: runs, problems, and the rest (sampling, and runs that
 are good at different problems). The variance of its mean is (MS_runs + MS_problems - MS_rest) / (R P), the
 two-way random-effects analysis of variance (Cornfield and Tukey, 1956); Student's t with Satterthwaite's
-degrees of freedom (1946) pays for the few runs. A bootstrap over three runs would claim two thirds of the
-variance.
+degrees of freedom (1946) accounts for the small number of runs. A bootstrap over three runs would give two
+thirds of the variance.
 
 Shapes: R runs, P problems.
 """
@@ -17,19 +17,21 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from mathrl.core.errors import UserError
-from mathrl.evaluation.intervals import TINY, Interval, cluster_interval
-from mathrl.evaluation.paired import POWER, Comparison, compare
+from mathrl.core.results import Comparison, Interval
+from mathrl.evaluation.intervals import TINY, cluster_interval
+from mathrl.evaluation.paired import POWER, compare
 
-Run = Mapping[str, float]
+Values = Mapping[str, float]  # of one run: problem id → value
 
 
-def seeds_interval(runs: Sequence[Run], *, confidence: float = 0.95) -> Interval:
-    """The mean over several runs of one recipe, one value a problem and run.
+def seeds_interval(runs: Sequence[Values], *, confidence: float = 0.95, share: bool = True) -> Interval:
+    """The mean over several runs of one recipe, one value per problem and run.
 
     With two or three runs that differ it is wide, as it should be.
 
     Args:
-        runs: For each run {problem id: value}; only problems that all runs have count.
+        runs: Per run {problem id: value}; only problems that all runs have count.
+        share: Whether the values are shares, from 0 to 1; lengths are not.
 
     Raises:
         ValueError: fewer than two runs, or fewer than two problems in common.
@@ -39,11 +41,13 @@ def seeds_interval(runs: Sequence[Run], *, confidence: float = 0.95) -> Interval
     """
     table_RP = _table(runs, _common(runs))
     if min(table_RP.shape) < 2:
-        raise ValueError(f"{len(runs)} runs with {table_RP.shape[1]} problems in common: two of each are needed")
+        raise ValueError(
+            f"{len(runs)} runs with {table_RP.shape[1]} problems in common: two or more of each are needed"
+        )
     problems_P = table_RP.mean(axis=0)
-    error, freedom = _error([_runs_part(table_RP), _part(problems_P)], [_rest(table_RP)])
+    error, freedom = _standard_error([_runs_part(table_RP), _mean_variance(problems_P)], [_rest_part(table_RP)])
     if error < TINY:
-        return cluster_interval(problems_P.tolist(), confidence=confidence)
+        return cluster_interval(problems_P.tolist(), confidence=confidence, share=share)
     half = float(stdtrit(freedom, 0.5 + confidence / 2)) * error
     mean = float(problems_P.mean())
     return Interval(mean, mean - half, mean + half)
@@ -52,17 +56,17 @@ def seeds_interval(runs: Sequence[Run], *, confidence: float = 0.95) -> Interval
 def compare_runs(
     before: str,
     after: str,
-    before_runs: Sequence[Run],
-    after_runs: Sequence[Run],
+    before_runs: Sequence[Values],
+    after_runs: Sequence[Values],
     *,
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two recipes by their runs on the same problems; one run each is `paired.compare`.
+    """Compare two recipes by their runs on the same problems; with one run each this is `paired.compare`.
 
-    Where only one side has several runs, the other is taken as that one model and not as a recipe. The runs
-    of the two sides are not paired with one another.
+    Where only one side has several runs, the other is that one model and not a recipe. The runs of the two
+    sides are not paired with one another.
 
     Raises:
         UserError: fewer than two problems that all runs have.
@@ -80,14 +84,15 @@ def compare_runs(
     tables = [_table(runs, common) for runs in (before_runs, after_runs)]
     differences_P = tables[1].mean(axis=0) - tables[0].mean(axis=0)
     several = [table_RP for table_RP in tables if len(table_RP) > 1]
-    error, freedom = _error(
-        [*(_runs_part(each) for each in several), _part(differences_P)], [_rest(each) for each in several]
+    error, freedom = _standard_error(
+        [*(_runs_part(table_RP) for table_RP in several), _mean_variance(differences_P)],
+        [_rest_part(table_RP) for table_RP in several],
     )
     mean = float(differences_P.mean())
-    if error < TINY:  # no spread to judge by: as the paired test has it for that case
+    if error < TINY:  # no spread to judge by: what the paired test does then
         means = [dict(zip(common, table_RP.mean(axis=0).tolist(), strict=True)) for table_RP in tables]
-        found = compare(before, after, *means, confidence=confidence, resamples=resamples)
-        return replace(found, before_runs=len(before_runs), after_runs=len(after_runs))
+        test = compare(before, after, *means, confidence=confidence, resamples=resamples)
+        return replace(test, before_runs=len(before_runs), after_runs=len(after_runs))
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
     half, detectable = quantile * error, (quantile + float(stdtrit(freedom, POWER))) * error
     p_value = float(2 * stdtr(freedom, -abs(mean) / error))
@@ -106,36 +111,38 @@ def compare_runs(
     )
 
 
-def _common(runs: Sequence[Run]) -> list[str]:
+def _common(runs: Sequence[Values]) -> list[str]:
     return sorted(set.intersection(*(set(run) for run in runs))) if runs else []
 
 
-def _table(runs: Sequence[Run], common: Sequence[str]) -> np.ndarray:
+def _table(runs: Sequence[Values], common: Sequence[str]) -> np.ndarray:
     return np.array([[run[id] for id in common] for run in runs]).reshape(len(runs), len(common))
 
 
-def _part(values: np.ndarray) -> tuple[float, int]:
+def _mean_variance(values: np.ndarray) -> tuple[float, int]:
     """The variance of the mean of `values`, and its degrees of freedom."""
     return float(values.var(ddof=1)) / len(values), len(values) - 1
 
 
 def _runs_part(table_RP: np.ndarray) -> tuple[float, int]:
-    return _part(table_RP.mean(axis=1))
+    return _mean_variance(table_RP.mean(axis=1))
 
 
-def _rest(table_RP: np.ndarray) -> tuple[float, int]:
-    """MS_rest / (R P), which the parts of runs and of problems both contain."""
+def _rest_part(table_RP: np.ndarray) -> tuple[float, int]:
+    """MS_rest / (R P), which the parts of runs and of problems both contain, and its degrees of freedom."""
     rest_RP = table_RP - table_RP.mean(axis=1, keepdims=True) - table_RP.mean(axis=0) + table_RP.mean()
     freedom = (table_RP.shape[0] - 1) * (table_RP.shape[1] - 1)
     return float((rest_RP**2).sum()) / freedom / table_RP.size, freedom
 
 
-def _error(parts: Sequence[tuple[float, int]], twice: Sequence[tuple[float, int]]) -> tuple[float, float]:
+def _standard_error(
+    parts: Sequence[tuple[float, int]], contained_twice: Sequence[tuple[float, int]]
+) -> tuple[float, float]:
     """The standard error of the mean and Satterthwaite's degrees of freedom (nan where the error is 0).
 
-    What is contained twice is taken off once, but never so much that less than the largest part is left.
+    What the parts contain twice is subtracted once; the variance is never below the largest part.
     """
-    total = sum(value for value, _ in parts) - sum(value for value, _ in twice)
+    total = sum(value for value, _ in parts) - sum(value for value, _ in contained_twice)
     variance = max(total, *(value for value, _ in parts))
-    spread = sum(value**2 / freedom for value, freedom in [*parts, *twice])
+    spread = sum(value**2 / freedom for value, freedom in [*parts, *contained_twice])
     return variance**0.5, variance**2 / spread if spread else math.nan

@@ -1,54 +1,67 @@
 """Figures of evaluated models: accuracy with its interval, pass@k, maj@k, lengths, by level and subject."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.results import GroupFigures, Interval, ModelFigures
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.intervals import cluster_interval
-from mathrl.evaluation.paired import Comparison, compare
 from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
+from mathrl.evaluation.runs import Values, seeds_interval
 from mathrl.grading.grade import equal_answers
 from mathrl.params.evaluate import Evaluate
 
-PAIRS = (("sft", "rl"), ("base", "rl"))
+Rows = Sequence[EvalRow]
 
 
-def accuracies(rows: Sequence[EvalRow]) -> dict[str, float]:
+def summarise(rows: Rows, settings: Evaluate, seed: int) -> ModelFigures:
+    """The figures of one model on one benchmark."""
+    samples = len(rows[0].correct)
+    responses = len(rows) * samples
+    ks = sorted({k for k in settings.ks if 1 < k <= samples})
+    return ModelFigures(
+        problems=len(rows),
+        samples=samples,
+        response_length=sum(sum(row.lengths) for row in rows) / responses,
+        truncated_share=sum(sum(row.truncated) for row in rows) / responses,
+        no_answer_share=sum(answer is None for row in rows for answer in row.extracted) / responses,
+        by_level=_groups(rows, lambda row: row.level, settings, seed),
+        by_subject=_groups(rows, lambda row: row.subject, settings, seed),
+        **_rates([rows], ks, settings, seed),
+    )
+
+
+def summarise_seeds(runs: Sequence[Rows], settings: Evaluate, seed: int) -> ModelFigures:
+    """The figures of one model of a recipe, one run or several seeds, with intervals over both.
+
+    k as in `settings.ks`; where a step took more samples than the largest of them, the powers of two as well.
+    """
+    samples = len(runs[0][0].correct)
+    powers = {2**n for n in range(samples.bit_length())} if samples > max(settings.ks) else set()
+    ks = sorted(k for k in powers | set(settings.ks) if 1 < k <= samples)
+    lengths = [{row.problem_id: sum(row.lengths) / samples for row in rows} for rows in runs]
+    length = _bounded(interval_over(lengths, settings, seed, share=False), share=False)
+    truncated = [sum(sum(row.truncated) / samples for row in rows) / len(rows) for rows in runs]
+    return ModelFigures(
+        problems=len(runs[0]),
+        samples=samples,
+        response_length=length.mean,
+        response_length_low=length.low,
+        response_length_high=length.high,
+        truncated_share=sum(truncated) / len(truncated),
+        seeds=len(runs),
+        **_rates(runs, ks, settings, seed),
+    )
+
+
+def accuracies(rows: Rows) -> dict[str, float]:
     """pass@1 of each problem: the mean over its samples."""
     return {row.problem_id: sum(row.correct) / len(row.correct) for row in rows}
 
 
-def summarise(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, Any]:
-    """The figures of one model on one benchmark; metric names take no @.
-
-    Example:
-        {"problems": 500, "samples": 8, "pass_at_1": 0.884, "pass_at_1_low": 0.861, "pass_at_1_high": 0.906,
-         "pass_at_8": 0.945, "maj_at_8": 0.913, "response_length": 34.1, "truncated_share": 0.002,
-         "no_answer_share": 0.001, "by_level": {"2": {"problems": 100, "pass_at_1": 0.97, …}},
-         "by_subject": {}}
-    """
-    samples = len(rows[0].correct)
-    out: dict[str, Any] = {"problems": len(rows), "samples": samples}
-    out |= _accuracy(rows, how, seed)
-    classes = [answer_classes(row.extracted, row.correct, equal_answers) for row in rows]
-    for k in sorted({k for k in how.ks if k <= samples}):
-        if k > 1:
-            values = [pass_at_k(samples, sum(row.correct), k) for row in rows]
-            out |= _named(f"pass_at_{k}", values, how, seed)
-            votes = [maj_at_k(right, wrong, silent, k) for right, wrong, silent in classes]
-            out |= _named(f"maj_at_{k}", votes, how, seed)
-    every = len(rows) * samples
-    out["response_length"] = sum(sum(row.lengths) for row in rows) / every
-    out["truncated_share"] = sum(sum(row.truncated) for row in rows) / every
-    out["no_answer_share"] = sum(answer is None for row in rows for answer in row.extracted) / every
-    out["by_level"] = _broken_down(rows, lambda row: row.level, how, seed)
-    out["by_subject"] = _broken_down(rows, lambda row: row.subject, how, seed)
-    return out
-
-
-def values_of(rows: Sequence[EvalRow], metric: str) -> dict[str, float]:
-    """One value a problem: pass_at_1, pass_at_k or maj_at_k.
+def values_of(rows: Rows, metric: str) -> dict[str, float]:
+    """One value per problem: pass_at_1, pass_at_K or maj_at_K.
 
     Raises:
         UserError: no such metric, or k above the number of samples.
@@ -59,44 +72,56 @@ def values_of(rows: Sequence[EvalRow], metric: str) -> dict[str, float]:
     samples = len(rows[0].correct)
     if name not in ("pass_at", "maj_at") or not k_text.isdigit() or not 1 <= int(k_text) <= samples:
         raise UserError(
-            f"no metric {metric!r} with {samples} samples a problem; there are pass_at_K and maj_at_K with K "
+            f"no metric {metric!r} with {samples} samples per problem; there are pass_at_K and maj_at_K with K "
             f"from 1 to {samples}"
         )
     k = int(k_text)
     if name == "pass_at":
         return {row.problem_id: pass_at_k(samples, sum(row.correct), k) for row in rows}
-    return {row.problem_id: maj_at_k(*answer_classes(row.extracted, row.correct, equal_answers), k) for row in rows}
+    return {row.problem_id: maj_at_k(*_votes(row), k) for row in rows}
 
 
-def comparisons(models: Mapping[str, Sequence[EvalRow]], how: Evaluate, seed: int) -> dict[str, Comparison]:
-    """The paired tests sft → rl and base → rl where both were evaluated: {"sft_to_rl": …}."""
+def _rates(runs: Sequence[Rows], ks: Iterable[int], settings: Evaluate, seed: int) -> dict[str, Any]:
+    """The fields pass_at_k and maj_at_k of `ModelFigures`, pass@1 and `ks`."""
+    passed = {1: [accuracies(rows) for rows in runs]}
+    voted: dict[int, list[Values]] = {}
+    votes = [{row.problem_id: _votes(row) for row in rows} for rows in runs] if (ks := list(ks)) else []
+    for k in ks:
+        passed[k] = [values_of(rows, f"pass_at_{k}") for rows in runs]
+        voted[k] = [{id: maj_at_k(*classes, k) for id, classes in run.items()} for run in votes]
     return {
-        f"{before}_to_{after}": compare(
-            before,
-            after,
-            accuracies(models[before]),
-            accuracies(models[after]),
-            confidence=how.confidence,
-            resamples=how.resamples,
-            seed=seed,
-        )
-        for before, after in PAIRS
-        if before in models and after in models
+        "pass_at_k": {k: _bounded(interval_over(values, settings, seed)) for k, values in passed.items()},
+        "maj_at_k": {k: _bounded(interval_over(values, settings, seed)) for k, values in voted.items()},
     }
 
 
-def _accuracy(rows: Sequence[EvalRow], how: Evaluate, seed: int) -> dict[str, float]:
-    return _named("pass_at_1", list(accuracies(rows).values()), how, seed)
+def _votes(row: EvalRow) -> tuple[int, list[int], int]:
+    return answer_classes(row.extracted, row.correct, equal_answers)
 
 
-def _named(name: str, values: Sequence[float], how: Evaluate, seed: int) -> dict[str, float]:
-    found = cluster_interval(values, confidence=how.confidence, resamples=how.resamples, seed=seed)
-    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+def interval_over(runs: Sequence[Values], settings: Evaluate, seed: int, *, share: bool = True) -> Interval:
+    """The mean of one value per problem: over the problems of one run, over runs and problems of several."""
+    if len(runs) > 1:
+        return seeds_interval(runs, confidence=settings.confidence, share=share)
+    values = list(runs[0].values())
+    return cluster_interval(
+        values, confidence=settings.confidence, resamples=settings.resamples, seed=seed, share=share
+    )
 
 
-def _broken_down(rows: Sequence[EvalRow], key: Callable[[EvalRow], Any], how: Evaluate, seed: int) -> dict[str, Any]:
+def _bounded(interval: Interval, *, share: bool = True) -> Interval:
+    """Over few seeds Student's t is wide; a share stays one, and a length is not negative."""
+    return Interval(interval.mean, max(0.0, interval.low), min(1.0, interval.high) if share else interval.high)
+
+
+def _groups(
+    rows: Rows, key: Callable[[EvalRow], int | str | None], settings: Evaluate, seed: int
+) -> Mapping[str, GroupFigures]:
     groups: dict[Any, list[EvalRow]] = {}
     for row in rows:
-        if key(row) is not None:
-            groups.setdefault(key(row), []).append(row)
-    return {str(k): {"problems": len(groups[k]), **_accuracy(groups[k], how, seed)} for k in sorted(groups)}
+        if (name := key(row)) is not None:
+            groups.setdefault(name, []).append(row)
+    return {
+        str(name): GroupFigures(len(groups[name]), interval_over([accuracies(groups[name])], settings, seed))
+        for name in sorted(groups)
+    }

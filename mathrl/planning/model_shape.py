@@ -1,4 +1,4 @@
-"""What the memory and the arithmetic of a model depend on, from its configuration alone."""
+"""The sizes that memory and arithmetic of a model depend on, from its configuration alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,16 +33,16 @@ KNOWN: dict[str, tuple[str, tuple[int | bool, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the memory of a model depends on.
+class ModelShape:
+    """The sizes that the memory of a model depends on.
 
     Example:
-        Qwen2.5-0.5B: Shape(width=896, mlp=4864, layers=24, heads=14, key_heads=2, head_width=64,
+        Qwen2.5-0.5B: ModelShape(width=896, mlp=4864, layers=24, heads=14, key_heads=2, head_width=64,
                             vocabulary=151936, parameters=494032768, matrices=357826560, head=136134656,
                             tied=True)
 
     `matrices` counts the weights of the linear layers inside the blocks, `head` those of the output head,
-    which are the embedding's too where it is `tied`.
+    which it shares with the embedding where it is `tied`.
     """
 
     width: int
@@ -58,8 +58,8 @@ class Shape:
     tied: bool
 
 
-def shape_of(config: Any) -> Shape:
-    """The shape of a causal LM, from its Hugging Face configuration; no weight is made.
+def shape_of(config: Any) -> ModelShape:
+    """The shape of a causal LM, from its Hugging Face configuration; no weight is allocated.
 
     >>> from transformers import Qwen2Config
     >>> config = Qwen2Config(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -71,8 +71,8 @@ def shape_of(config: Any) -> Shape:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     head = model.get_output_embeddings()
-    inside = [each for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not head]
-    return Shape(
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
+    return ModelShape(
         width=text.hidden_size,
         mlp=text.intermediate_size,
         layers=text.num_hidden_layers,
@@ -81,7 +81,7 @@ def shape_of(config: Any) -> Shape:
         head_width=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         vocabulary=text.vocab_size,
         parameters=sum(weight.numel() for weight in model.parameters()),
-        matrices=sum(each.weight.numel() for each in inside),
+        matrices=sum(module.weight.numel() for module in linear),
         head=head.weight.numel(),
         tied=head.weight is model.get_input_embeddings().weight,
     )
@@ -91,7 +91,7 @@ def config_of(base: Base) -> Any:
     """The Hugging Face configuration of a base model: fresh, a known one, a folder, or the hub's.
 
     Raises:
-        UserError: neither a folder of a model nor a hub id that can be reached.
+        UserError: neither a model folder nor a hub id that can be reached.
     """
     if isinstance(base, FreshModel):
         return fresh_config(base, character_tokenizer(base))
@@ -103,8 +103,8 @@ def config_of(base: Base) -> Any:
         options = {"revision": base.revision, **options, "trust_remote_code": base.trust_remote_code}
         return AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"model.base.path: no configuration of {base.path} can be read ({said}); "
+            f"model.base.path: no configuration of {base.path} can be read ({reason}); "
             f"give a model folder, a hub id, or one of {', '.join(sorted(KNOWN))}"
         ) from None

@@ -1,12 +1,12 @@
 """A discrete-event model of a run: when responses end, when the trainer has a batch, who waits for whom.
 
-Engines decode with continuous batching: b sequences advance by a token each in step_ms + sequence_ms b, so an
-engine is followed from one ending response to the next. Three ways to share the GPUs:
+Engines decode with continuous batching: b sequences advance by one token in step_ms + sequence_ms b, so an
+engine is simulated from the end of one response to that of the next. Three ways to share the GPUs:
 
 - colocated: all GPUs sample a batch, then all compute and train, then the weights are sent (synchronous);
 - one step ahead: samplers and trainers are apart; batch n + 1 is sampled while batch n is trained on;
-- asynchronous: samplers never stop but for new weights; the trainer takes the next finished responses; no
-  more is begun than `staleness` batches ahead (AReaL, arXiv:2505.24298).
+- asynchronous: samplers stop only for new weights; the trainer takes the next finished responses; responses
+  are started at most `staleness` batches ahead (AReaL, arXiv:2505.24298).
 """
 
 import heapq
@@ -19,11 +19,11 @@ from mathrl.params.simulate import Mode, Simulation
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Means a step, after the first. `waiting` is what the trainer waits for responses, `sync` for the
-    weights to be sent, in seconds.
+class StepTimes:
+    """Means per step, after the first. `waiting` is the time that the trainer waits for responses, `sync` the time
+    to send the weights, in seconds.
 
-    `staleness` is how many updates a response's last token is behind the weights that train on it.
+    `staleness` is the number of updates that a response's last token is behind the weights that train on it.
     """
 
     step_seconds: float
@@ -36,24 +36,27 @@ class Outcome:
 
 
 @dataclass
-class Engine:
-    """Follows its sequences: `grown` counts tokens that every sequence in it has got since the start."""
+class SimulatedEngine:
+    """Follows its sequences: `grown` counts the tokens that a sequence in it would have since the start.
+
+    A decoding step takes `step` + `per_sequence` b seconds for b sequences.
+    """
 
     step: float
-    each: float
+    per_sequence: float
     now: float = 0.0
     grown: float = 0.0
     busy: float = 0.0
     running: list[tuple[float, int]] = field(default_factory=list)  # (grown at the end, number), a heap
 
     def next_end(self) -> float:
-        """When its next response ends if nothing joins."""
+        """The time at which its next response ends if none joins."""
         if not self.running:
             return float("inf")
         return self.now + (self.running[0][0] - self.grown) * self._pace()
 
     def _pace(self) -> float:
-        return self.step + self.each * len(self.running)
+        return self.step + self.per_sequence * len(self.running)
 
     def advance(self, time: float) -> None:
         if self.running and time > self.now:
@@ -72,16 +75,16 @@ class Engine:
 
 
 def response_lengths(setup: Simulation) -> Iterator[float]:
-    """Tokens of one response after the other, seeded; the log-normal's mean is `lengths.mean`."""
+    """Tokens of one response after the other, seeded; the mean of the log-normal is `lengths.mean`."""
     random = np.random.default_rng(setup.seed)
-    given = setup.lengths
-    location = np.log(given.mean) - given.spread**2 / 2
+    lengths = setup.lengths
+    location = np.log(lengths.mean) - lengths.spread**2 / 2
     while True:
-        for value in np.exp(location + given.spread * random.standard_normal(4096)):
-            yield float(min(max(1.0, value), given.limit))
+        for value in np.exp(location + lengths.spread * random.standard_normal(4096)):
+            yield float(min(max(1.0, value), lengths.limit))
 
 
-def simulate(setup: Simulation, mode: Mode) -> Outcome:
+def simulate(setup: Simulation, mode: Mode) -> StepTimes:
     """A run of `setup.steps` steps in one of the three ways."""
     if mode == "asynchronous":
         return _asynchronous(setup)
@@ -98,7 +101,7 @@ def simulate(setup: Simulation, mode: Mode) -> Outcome:
         busy.append(used)
     sync = sync_seconds(setup)
     if colocated:
-        steps = [g + t + sync + setup.switch_seconds for g, t in _pairs(generations, trainings)]
+        steps = [g + t + sync + setup.switch_seconds for g, t in zip(generations, trainings, strict=True)]
         return _outcome(steps, generations, trainings, generations, sync, busy, 0.0)
     # Batch n + 1 is sampled during the training on batch n.
     pairs = list(zip(generations[1:], trainings, strict=False))
@@ -108,17 +111,13 @@ def simulate(setup: Simulation, mode: Mode) -> Outcome:
 
 
 def sync_seconds(setup: Simulation) -> float:
-    """Of sending the weights once: over the nodes' networks (none where there is one), then to each GPU.
+    """Seconds to send the weights once: over the network if there are several nodes, then to each GPU.
 
-    Every GPU takes them whole and keeps its share of them, as vLLM's load_weights does.
+    Every GPU receives all of them and keeps its share, as vLLM's load_weights does.
     """
-    own = setup.sync
-    network = own.weights_gb / own.between if setup.nodes > 1 else 0.0
-    return network + own.weights_gb / own.within + own.fixed_seconds
-
-
-def _pairs(first: list[float], second: list[float]) -> Iterator[tuple[float, float]]:
-    return zip(first, second, strict=True)
+    sync = setup.sync
+    network = sync.weights_gb / sync.between if setup.nodes > 1 else 0.0
+    return network + sync.weights_gb / sync.within + sync.fixed_seconds
 
 
 def _outcome(
@@ -129,11 +128,11 @@ def _outcome(
     sync: float,
     busy: list[float],
     staleness: float,
-) -> Outcome:
+) -> StepTimes:
     """Means; `busy` is in engine-seconds over all engines, as a share of the generation's length."""
     step = float(np.mean(steps[1:]))
     share = float(np.mean(busy)) * float(np.mean(generations)) / step
-    return Outcome(
+    return StepTimes(
         step,
         float(np.mean(generations[1:])),
         float(np.mean(trainings[1:])),
@@ -145,22 +144,22 @@ def _outcome(
 
 
 def train_seconds(setup: Simulation, tokens: float, gpus: int, *, scored: bool = False, parts: int = 1) -> float:
-    """Of the trainer on so many response tokens, of a part of a batch; `scored`: also their old log-probs."""
-    everything = tokens + setup.responses * setup.lengths.prompt / parts
-    own = setup.trainer
-    seconds = own.fixed_seconds / parts + everything / (own.tokens_per_second * gpus)
-    if scored and own.logprob_tokens_per_second is not None:
-        seconds += everything / (own.logprob_tokens_per_second * gpus)
+    """Seconds to train on one of `parts` of a batch, with `tokens` response tokens; `scored`: old log-probs too."""
+    total = tokens + setup.responses * setup.lengths.prompt / parts
+    trainer = setup.trainer
+    seconds = trainer.fixed_seconds / parts + total / (trainer.tokens_per_second * gpus)
+    if scored and trainer.logprob_tokens_per_second is not None:
+        seconds += total / (trainer.logprob_tokens_per_second * gpus)
     return seconds
 
 
-def _engines(setup: Simulation, gpus: int) -> list[Engine]:
-    own = setup.sampler
-    return [Engine(own.step_ms / 1e3, own.sequence_ms / 1e3) for _ in range(gpus // own.gpus)]
+def _engines(setup: Simulation, gpus: int) -> list[SimulatedEngine]:
+    sampler = setup.sampler
+    return [SimulatedEngine(sampler.step_ms / 1e3, sampler.sequence_ms / 1e3) for _ in range(gpus // sampler.gpus)]
 
 
 def generate(setup: Simulation, lengths: list[float], gpus: int) -> tuple[float, float]:
-    """Seconds until a batch is sampled whole, and the share of them in which engines had work."""
+    """Seconds until the whole batch is sampled, and the share of them in which engines had work."""
     engines = _engines(setup, gpus)
     waiting = list(enumerate(lengths))[::-1]
     for _ in range(setup.sampler.concurrency):
@@ -182,61 +181,90 @@ def generate(setup: Simulation, lengths: list[float], gpus: int) -> tuple[float,
     return last, sum(engine.busy for engine in engines) / (len(engines) * last)
 
 
-def _asynchronous(setup: Simulation) -> Outcome:
-    sampling = setup.sampler_gpus or setup.gpus // 2
-    engines, lengths, sync = _engines(setup, sampling), response_lengths(setup), sync_seconds(setup)
-    wanted = setup.responses // setup.parts  # responses that the trainer takes at a time
-    tokens_of: list[float] = []
-    finished: list[tuple[int, float]] = []  # version of the weights at its end, tokens
-    begun: list[float] = []  # when the training of a part begins
-    trainings: list[float] = []
-    stale: list[float] = []
-    version, now, until, draining = 0, 0.0, float("inf"), False
-    ends = [engine.next_end() for engine in engines]
-    while len(begun) <= setup.steps * setup.parts:
-        # Begin responses, in the emptiest engine first, as far ahead as staleness allows.
-        ahead = int((setup.staleness + 1 + version) * setup.responses)
-        while len(tokens_of) < ahead and not draining:
-            loads = [len(engine.running) for engine in engines]
+def _asynchronous(setup: Simulation) -> StepTimes:
+    run = _AsynchronousRun(setup)
+    while len(run.begun) <= setup.steps * setup.parts:
+        run.start_responses()
+        run.start_training()
+        run.next_event()
+    return run.times()
+
+
+class _AsynchronousRun:
+    """The state of an asynchronous run: `now`, what the engines decode, and until when the trainer computes."""
+
+    def __init__(self, setup: Simulation) -> None:
+        self.setup = setup
+        self.sampling_gpus = setup.sampler_gpus or setup.gpus // 2
+        self.engines, self.lengths = _engines(setup, self.sampling_gpus), response_lengths(setup)
+        self.ends = [engine.next_end() for engine in self.engines]
+        self.tokens_of: list[float] = []  # of the responses that were started
+        self.finished: list[tuple[int, float]] = []  # version of the weights at its end, tokens
+        self.begun: list[float] = []  # when the training of each part begins
+        self.trainings: list[float] = []  # its seconds
+        self.stale: list[float] = []  # the mean age of its responses, in updates
+        self.version, self.now, self.trained_at, self.draining = 0, 0.0, float("inf"), False
+
+    def start_responses(self) -> None:
+        """Start responses, in the engine with the fewest first, as far ahead as staleness allows."""
+        limit = int((self.setup.staleness + 1 + self.version) * self.setup.responses)
+        while len(self.tokens_of) < limit and not self.draining:
+            loads = [len(engine.running) for engine in self.engines]
             place = loads.index(min(loads))
-            if loads[place] >= setup.sampler.concurrency:
+            if loads[place] >= self.setup.sampler.concurrency:
                 break
-            tokens_of.append(next(lengths))
-            engines[place].join(len(tokens_of) - 1, tokens_of[-1])
-            ends[place] = engines[place].next_end()
-        training = until < float("inf")
-        if not training and not draining and len(finished) >= wanted:
-            part, finished = finished[:wanted], finished[wanted:]
-            begun.append(now)
-            stale.append(float(np.mean([version - at for at, _ in part])))
-            tokens = sum(tokens for _, tokens in part)
-            trainings.append(train_seconds(setup, tokens, setup.gpus - sampling, parts=setup.parts))
-            until = now + trainings[-1]
-        # The next thing that happens: a response ends, or the training of a part.
-        now = min(until, *ends)
-        if now == until:
-            until = float("inf")
-            if len(begun) % setup.parts:
-                continue
-            for each in engines:
-                each.advance(now)
-            draining = not setup.interruptible
+            self.tokens_of.append(next(self.lengths))
+            self.engines[place].join(len(self.tokens_of) - 1, self.tokens_of[-1])
+            self.ends[place] = self.engines[place].next_end()
+
+    def start_training(self) -> None:
+        """Start training on the next part of a batch if its responses have finished and the trainer is idle."""
+        size = self.setup.responses // self.setup.parts
+        if self.trained_at < float("inf") or self.draining or len(self.finished) < size:
+            return
+        part, self.finished = self.finished[:size], self.finished[size:]
+        self.begun.append(self.now)
+        self.stale.append(float(np.mean([self.version - version for version, _ in part])))
+        tokens = sum(tokens for _, tokens in part)
+        gpus = self.setup.gpus - self.sampling_gpus
+        self.trainings.append(train_seconds(self.setup, tokens, gpus, parts=self.setup.parts))
+        self.trained_at = self.now + self.trainings[-1]
+
+    def next_event(self) -> None:
+        """Advance to the next event: a response ends, or the training of a part; then new weights may be sent."""
+        self.now = min(self.trained_at, *self.ends)
+        if self.now == self.trained_at:
+            self.trained_at = float("inf")
+            if len(self.begun) % self.setup.parts:
+                return
+            for engine in self.engines:
+                engine.advance(self.now)
+            self.draining = not self.setup.interruptible
         else:
-            place = ends.index(now)
-            engines[place].advance(now)
-            finished.append((version, tokens_of[engines[place].pop()]))
-            ends[place] = engines[place].next_end()
-            if not draining:
-                continue
-        if not draining or not any(each.running for each in engines):
-            # New weights: every engine stands still meanwhile, and goes on with what it was at.
-            version, now, draining = version + 1, now + sync, False
-            for each in engines:
-                each.now = now
-            ends = [engine.next_end() for engine in engines]
-    starts = begun[:: setup.parts]
-    step = float(np.diff(starts)[1:].mean())
-    training_ = float(np.sum(trainings[setup.parts : -1])) / (len(starts) - 2)
-    share = sum(engine.busy for engine in engines) / (len(engines) * now)
-    staleness = float(np.mean(stale[setup.parts :]))
-    return Outcome(step, step, training_, max(0.0, step - training_ - sync), sync, share, staleness)
+            self._finish_response(self.ends.index(self.now))
+            if not self.draining:
+                return
+        if not self.draining or not any(engine.running for engine in self.engines):
+            self._sync()
+
+    def _finish_response(self, place: int) -> None:
+        engine = self.engines[place]
+        engine.advance(self.now)
+        self.finished.append((self.version, self.tokens_of[engine.pop()]))
+        self.ends[place] = engine.next_end()
+
+    def _sync(self) -> None:
+        """New weights: every engine stands still meanwhile, and then continues its responses."""
+        self.version, self.now, self.draining = self.version + 1, self.now + sync_seconds(self.setup), False
+        for engine in self.engines:
+            engine.now = self.now
+        self.ends = [engine.next_end() for engine in self.engines]
+
+    def times(self) -> StepTimes:
+        parts, sync = self.setup.parts, sync_seconds(self.setup)
+        starts = self.begun[::parts]
+        step = float(np.diff(starts)[1:].mean())
+        training = float(np.sum(self.trainings[parts:-1])) / (len(starts) - 2)
+        busy = sum(engine.busy for engine in self.engines) / (len(self.engines) * self.now)
+        staleness = float(np.mean(self.stale[parts:]))
+        return StepTimes(step, step, training, max(0.0, step - training - sync), sync, busy, staleness)

@@ -13,10 +13,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST, main_checkout
 from mathrl.core.problems import read_problems
+from mathrl.core.results import Comparison
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.evaluation.benchmark import benchmark_problems
-from mathrl.evaluation.paired import Comparison
 from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
 from mathrl.params import Params
 from mathrl.params.data import Curate, Decontaminate

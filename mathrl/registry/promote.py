@@ -15,11 +15,10 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import CURATED_SFT, home
+from mathrl.core.results import Comparison
 from mathrl.core.types import Problem
-from mathrl.evaluation.paired import Comparison
+from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
-from mathrl.evaluation.runs import compare_runs
-from mathrl.evaluation.summary import values_of
 from mathrl.params import Params, load_params
 from mathrl.registry.evidence import (
     Evidence,
@@ -138,12 +137,9 @@ def _prompts_differ(theirs: Params, own: Params) -> list[str]:
 
 
 def _compared(runs: Sequence[ModelRun], params: Params) -> Comparison:
-    runs = common_problems(runs, allow_missing=False)
-    values = [[values_of(run.rows, "pass_at_1")] for run in runs]
-    how = params.evaluate
-    return compare_runs(
-        runs[0].label, runs[1].label, *values, confidence=how.confidence, resamples=how.resamples, seed=params.run.seed
-    )
+    champion, candidate = common_problems(runs, allow_missing=False)
+    names, sides = (champion.label, candidate.label), ([champion.rows], [candidate.rows])
+    return compare_pair(names, sides, params.evaluate, params.run.seed)
 
 
 def _write_down(client: Any, back: Back, evidence: Evidence, said: str, tags: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ Nothing in it is loaded from anywhere. It is made from what the stages left (rep
 from their records; `mathrl report` writes it, and the stage register keeps one with its MLflow run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,21 @@ from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS, RunRecord, all_records
-from mathrl.evaluation.responses import common_problems, read_run
-from mathrl.evaluation.runs import compare_runs
-from mathrl.evaluation.summary import values_of
+from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.evaluation.compare import compare_models, leading, pairs, verdict_of
+from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
 from mathrl.reports.find_run import Trained, of_folder
-from mathrl.reports.html_figures import (
-    before_after,
-    breakdowns,
-    curves,
-    length_and_reward,
-    model_table,
-    pass_at_k,
-    picture,
-)
+from mathrl.reports.html_figures import before_after, breakdowns, curves, length_and_accuracy, pass_at_k, stored_picture
 from mathrl.reports.lineage_picture import picture as draw_lineage
 from mathrl.tracking.lineage import GIVEN, Step
 
 TEMPLATE = Path(__file__).with_name("report.html")
 WORST = ("unknown", "green", "yellow", "red")
+# The metric that stands for how a training run ended: the first of these that it has.
+FINAL = ("dev/accuracy", "reward/accuracy", "dev/judged_right", "dev/loss", "loss")
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class Material:
     title: str
     root: Path
     trained: Sequence[Trained]
-    summary: Mapping[str, Any] | None
+    summary: EvaluationSummary | None
     responses: Path | None
     outputs: Sequence[str]
     command: str
@@ -69,7 +63,7 @@ def pipeline_material(root: Path) -> Material:
         f"mathrl {root.name}" if said else "mathrl pipeline",
         root,
         [of_folder(folder) for folder in stages if (folder / METRICS).is_file()],
-        read_json(summary) if summary.is_file() else None,
+        EvaluationSummary.read(summary) if summary.is_file() else None,
         responses if responses.is_file() else None,
         [path for path in ("models/rl", "reports/evaluate", "models/sft") if (root / path).exists()],
         f"mathrl run {said.get('run', 'pipeline')}",
@@ -82,19 +76,24 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
     """Of a recipe's step: an evaluation with the models that it compares, or a model that was trained."""
     folder = root / RECIPES / recipe
     summary = folder / step / "summary.json"
-    found = read_json(summary) if summary.is_file() else None
-    names = list(found["models"]) if found and "models" in found else [step]
+    evaluated = _evaluated(summary)
+    names = list(evaluated.models) if evaluated else [step]
     reports = [folder / name / "report" for name in names]
     responses = folder / step / "report" / "responses.jsonl"
     return Material(
         f"{recipe}/{step}",
         root,
         [of_folder(each) for each in reports if (each / METRICS).is_file()],
-        found if found and "models" in found else None,
+        evaluated,
         responses if responses.is_file() else None,
         [f"pipelines/recipes/{recipe}/{step}"],
         f"mathrl recipe {recipe}",
     )
+
+
+def _evaluated(file: Path) -> EvaluationSummary | None:
+    """The summary of an evaluate step; other steps write a summary.json of their own."""
+    return EvaluationSummary.read(file) if file.is_file() and "models" in read_json(file) else None
 
 
 def write_report(material: Material, output: Path, params: Params) -> str:
@@ -139,80 +138,64 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     return page | {"sections": [(place, name) for place, name, there in names if there]}
 
 
-def evaluation(summary: Mapping[str, Any], material: Material, params: Params) -> dict[str, Any]:
-    """The part of the page that is about responses to the benchmark."""
-    benchmark = summary["benchmark"]
+def evaluation(summary: EvaluationSummary, material: Material, params: Params) -> dict[str, Any]:
+    """The part of the page about responses to the benchmark."""
+    benchmark, models = summary.benchmark, summary.models
     rows = (
         [row for row in read_jsonl(material.responses) if row["benchmark"] == benchmark] if material.responses else []
     )
-    names = [name for name in dict.fromkeys(row["model"] for row in rows) if name in summary["models"]]
-    names = names or list(summary["models"])
-    columns, table = model_table(summary["models"], names)
-    found: dict[str, Any] = {
+    names = [name for name in dict.fromkeys(row["model"] for row in rows) if name in models] or list(models)
+    table = results_table({name: models[name] for name in names})
+    page: dict[str, Any] = {
         "benchmark": benchmark,
-        "columns": columns,
+        "columns": list(table[0]),
         "models": table,
-        "breakdowns": breakdowns(summary["models"], names),
-        "pass_at_k": [
-            *pass_at_k(summary["models"], names),
-            *length_and_reward(rows, names[-2:]),
-            *(picture(material.histogram, "Pass rates before RL") if material.histogram else []),
-        ],
-        "verdicts": [test["verdict"] for test in summary["comparisons"].values()],
-        "verdict": summary.get("verdict", ""),
+        "breakdowns": breakdowns(models, names),
+        "verdicts": [test.verdict() for test in summary.comparisons.values()],
+        "verdict": summary.verdict,
     }
+    before, after = next(iter(pairs(names)), (names[-1], names[-1]))
+    page["charts"] = [
+        *pass_at_k(models, names),
+        *length_and_accuracy(rows, list(dict.fromkeys((before, after)))),
+        *(stored_picture(material.histogram, "Pass rates before RL") if material.histogram else []),
+    ]
     if len(names) > 1:
-        before, after = names[-2:]
-        several = len({row["problem_id"] for row in rows}) > 1
-        if f"{before}_to_{after}" not in summary["comparisons"] and material.responses and several:
-            found["verdict"] = compared(material.responses, before, after, benchmark, params)
+        if leading(names, summary.comparisons) is None and material.responses:
+            page["verdict"] = compared(material.responses, names, benchmark, params)
         if rows:
-            examples, chosen = before_after(rows, before, after)
-            found |= {"before": before, "after": after, "examples": examples, "chosen": chosen}
-    return found
+            examples, counts = before_after(rows, before, after)
+            page |= {"before": before, "after": after, "examples": examples, "chosen": counts}
+    return page
 
 
-def compared(responses: Path, before: str, after: str, benchmark: str, params: Params) -> str:
-    """The verdict of the paired test, of models that the evaluation did not compare."""
-    runs = common_problems([read_run(responses, name, benchmark) for name in (before, after)], allow_missing=True)
-    how = params.evaluate
-    values = [[values_of(run.rows, "pass_at_1")] for run in runs]
-    return compare_runs(
-        before, after, *values, confidence=how.confidence, resamples=how.resamples, seed=params.run.seed
-    ).verdict()
+def compared(responses: Path, names: Sequence[str], benchmark: str, params: Params) -> str:
+    """The verdict on models whose evaluation made no comparison of them."""
+    runs = {name: [read_run(responses, name, benchmark).rows] for name in names}
+    return verdict_of(names, compare_models(runs, params.evaluate, params.run.seed))
 
 
 def cards(material: Material) -> list[tuple[str, str, str]]:
     """The figures at the top: (what, value, a note)."""
-    found = []
-    if material.summary is not None:
-        for test in list(material.summary["comparisons"].values())[-1:]:
-            models = material.summary["models"]
-            before, after = models[test["before"]], models[test["after"]]
-            found.append(("pass@1", f"{after['pass_at_1']:.3f}", f"{test['before']}: {before['pass_at_1']:.3f}"))
-            found.append(("difference", f"{test['difference']:+.3f}", f"{test['low']:+.3f} to {test['high']:+.3f}"))
-            ks = [int(key[8:]) for key in after if key.startswith("pass_at_") and key[8:].isdigit()]
-            if max(ks) > 1:
-                k = max(ks)
-                found.append(
-                    (f"pass@{k}", f"{after[f'pass_at_{k}']:.3f}", f"{test['before']}: {before[f'pass_at_{k}']:.3f}")
-                )
-            found.append(
-                (
-                    "mean length",
-                    f"{after['response_length']:.1f}",
-                    f"{test['before']}: {before['response_length']:.1f} tokens",
-                )
-            )
-            found.append(("problems", str(after["problems"]), f"{after['samples']} responses each"))
-    for each in material.trained:
-        last = each.rows[-1]
-        figure = next(
-            (n for n in ("dev/accuracy", "reward/accuracy", "dev/judged_right", "dev/loss", "loss") if n in last), None
-        )
-        note = f"{figure} {last[figure]:.3f} at the end" if figure else ""
-        found.append((f"steps of {each.name}", f"{last['step']:,.0f}", note))
-    return found
+    figures = []
+    summary = material.summary
+    if summary is not None and (test := leading(list(summary.models), summary.comparisons)) is not None:
+        before, after = summary.models[test.before], summary.models[test.after]
+        figures.append(("pass@1", f"{after.pass_at_1.mean:.3f}", f"{test.before}: {before.pass_at_1.mean:.3f}"))
+        figures.append(("difference", f"{test.difference:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}"))
+        k = max(before.pass_at_k.keys() & after.pass_at_k.keys())
+        if k > 1:
+            note = f"{test.before}: {before.pass_at_k[k].mean:.3f}"
+            figures.append((f"pass@{k}", f"{after.pass_at_k[k].mean:.3f}", note))
+        note = f"{test.before}: {before.response_length:.1f} tokens"
+        figures.append(("mean length", f"{after.response_length:.1f}", note))
+        figures.append(("problems", str(after.problems), f"{after.samples} responses each"))
+    for stage in material.trained:
+        last = stage.rows[-1]
+        metric = next((name for name in FINAL if name in last), None)
+        note = f"{metric} {last[metric]:.3f} at the end" if metric else ""
+        figures.append((f"steps of {stage.name}", f"{last['step']:,.0f}", note))
+    return figures
 
 
 def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]], str]:

@@ -19,7 +19,7 @@ from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.evaluation.benchmark import Evaluated, benchmark_problems, evaluate_model
+from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems, evaluate_model
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import Prompt
@@ -61,7 +61,7 @@ def work(run: StageRun) -> None:
         return
     summary: dict[str, Any] = {
         "benchmark": params.evaluate.benchmarks[0],
-        "models": {r.model: summarise(r.rows, params.evaluate, params.run.seed) for r in results},
+        "models": {r.model: summarise(r.rows, params.evaluate, params.run.seed).to_row() for r in results},
         "training": {name: {"steps": how.steps, "from": str(start)} for name, (start, how) in wanted.items()},
     }
     with written_aside(MODELS) as folder:
@@ -102,7 +102,7 @@ def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Pat
     return folder
 
 
-def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[Evaluated]:
+def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[EvaluatedModel]:
     """The controls on the first benchmark of `evaluate.benchmarks`; empty at ranks other than 0."""
     params, plain = run.params, run.params.prompt
     plans: dict[str, tuple[Path, Prompt]] = {name: (folder, plain) for name, folder in trained.items()}

@@ -1,19 +1,18 @@
 """difficulty: pass rates of the SFT model on the rl split. `python -m mathrl.stages.difficulty`.
 
-Writes data/difficulty/pass_rates.jsonl and summary.json, and reports/difficulty/histogram.png. Resumes from
-the chunks that an interrupted run finished; what an earlier run measured with the same model folder, prompt,
-reward, sampling and seed is taken from there (mathrl/data/difficulty.py).
+Writes data/difficulty/pass_rates.jsonl and summary.json, and reports/difficulty/histogram.png. An interrupted
+run resumes from the chunks that it has finished; pass rates that an earlier run measured with the same model
+folder, prompt, reward, sampling and seed are reused (mathrl/data/difficulty.py).
 """
 
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
 from mathrl.core.hashing import digest_path
-from mathrl.core.launch import check_ranks, launch_ranks, rank, world_size
+from mathrl.core.launch import from_rank_0, launch_ranks, world_size
 from mathrl.core.paths import state_root
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
@@ -37,14 +36,13 @@ DIFFICULTY, REPORT = Path("data/difficulty"), Path("reports/difficulty")
 
 
 def work(run: StageRun) -> None:
-    measure(run, start=MODEL, data=PROBLEMS, examples=EXAMPLES, out=DIFFICULTY, report=REPORT)
+    measure_pass_rates(run, start=MODEL, data=PROBLEMS, examples=EXAMPLES, out=DIFFICULTY, report=REPORT)
 
 
-def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path, report: Path) -> None:
-    """Pass rates of the model of the folder `start` on the problems of `data`, to the folders `out` and
-    `report`."""
+def measure_pass_rates(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path, report: Path) -> None:
+    """Write the pass rates of the model in `start` on the problems of `data` to the folders `out` and `report`."""
     params = run.params
-    how = params.difficulty
+    settings = params.difficulty
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.evaluation.device import device_name
@@ -56,15 +54,16 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     from mathrl.rollout.sampler import Sampler
 
     run.dataset("rl", data)
-    problems = seeded_subset(read_problems(data), how.max_problems, params.run.seed)
+    problems = seeded_subset(read_problems(data), settings.max_problems, params.run.seed)
     engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
-    sampling = Sampling(how.samples, how.temperature, how.max_tokens)
+    sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens)
     cache = rates_file(params, start, few_shot)
-    known = _known(run.state / "known.json", cache, problems)
+    # The same at all ranks, and after an interruption, whatever other runs measure meanwhile.
+    known: dict[str, int] = from_rank_0(lambda: _snapshot(run.state / "known.json", cache, problems), "known")
     unmeasured = [problem for problem in problems if problem_key(problem) not in known]
-    with progress("difficulty", total=len(unmeasured) * how.samples) as bar:
+    with progress("difficulty", total=len(unmeasured) * settings.samples) as bar:
         samples = sample_problems(
             sampler,
             unmeasured,
@@ -72,7 +71,7 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
             build_reward(params.reward),
             seed=derive_seed(params.run.seed, "difficulty"),
             name="difficulty",
-            chunk_size=max(1, params.rollout.max_sequences // how.samples),
+            chunk_size=max(1, params.rollout.max_sequences // settings.samples),
             state=run.state,
             on_progress=lambda count: bar.advance(count * world_size()),
         )
@@ -81,14 +80,14 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
     if not known:
         usable(problems, samples)
     measured = {
-        problem_key(problem): sum(s["correct"] for s in group)
+        problem_key(problem): sum(sample["correct"] for sample in group)
         for problem, group in zip(unmeasured, samples, strict=True)
         if group is not None
     }
     add_cached_counts(cache, measured)
     correct = known | measured
     rows = [
-        pass_rate_row(problem, correct[key], how.samples)
+        pass_rate_row(problem, correct[key], settings.samples)
         for problem in problems
         if (key := problem_key(problem)) in correct
     ]
@@ -108,25 +107,22 @@ def measure(run: StageRun, *, start: Path, data: Path, examples: Path, out: Path
 
 
 def rates_file(params: Params, start: Path, few_shot: Sequence[Problem]) -> Path:
-    """Where the pass rates of this policy are kept, by all that a rate depends on."""
-    how, engine = params.difficulty, params.rollout
+    """The cache of this policy's pass rates, keyed by everything that a rate depends on."""
+    settings, engine = params.difficulty, params.rollout
     sections = [part.model_dump(mode="json") for part in (params.prompt, params.reward)]
-    sampling = {"samples": how.samples, "temperature": how.temperature, "max_tokens": how.max_tokens}
-    # Engines of other arithmetic draw other samples of the same seed.
+    sampling = {"samples": settings.samples, "temperature": settings.temperature, "max_tokens": settings.max_tokens}
+    # With the same seed, engines of different arithmetic draw different samples.
     arithmetic = [params.model.precision, engine.engine, None if engine.engine == "torch" else engine.vllm.dtype]
-    settings = [*sections, arithmetic, sampling, params.run.seed]
-    return cache_file(state_root(), digest_path(start), *settings, few_shot=few_shot)
+    key = [*sections, arithmetic, sampling, params.run.seed]
+    return cache_file(state_root(), digest_path(start), *key, few_shot=few_shot)
 
 
-def _known(snapshot: Path, cache: Path, problems: list[Problem]) -> dict[str, int]:
-    """What was measured before this run began: the same at all ranks, and after an interruption."""
-    if rank() == 0 and not snapshot.exists():
-        write_json(snapshot, read_cached_counts(cache, problems))
-    while not snapshot.exists():
-        check_ranks()
-        time.sleep(0.01)
-    found: dict[str, int] = read_json(snapshot)
-    return found
+def _snapshot(file: Path, cache: Path, problems: list[Problem]) -> dict[str, int]:
+    """The cached counts of correct samples by problem, as they were when this run first began."""
+    if not file.exists():
+        write_json(file, read_cached_counts(cache, problems))
+    counts: dict[str, int] = read_json(file)
+    return counts
 
 
 if __name__ == "__main__":

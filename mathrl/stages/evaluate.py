@@ -1,14 +1,13 @@
 """evaluate: base, SFT and RL models on held-out problems. `python -m mathrl.stages.evaluate`.
 
 Writes reports/summary.json (figures, paired tests, verdict) and reports/evaluate/: responses.jsonl (every
-response), examples.md, accuracy.png, pass_at_k.png, levels.png. Resumes from the chunks that an interrupted
-run finished.
+response), examples.md, accuracy.png, pass_at_k.png, levels.png. An interrupted run resumes from the chunks that
+it has finished.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
@@ -16,33 +15,34 @@ from mathrl.core.hashing import digest, digest_path
 from mathrl.core.launch import launch_ranks, rank, world_size
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.progress import progress
+from mathrl.core.results import PIPELINE, BenchmarkResults, EvaluationSummary
 from mathrl.core.types import Problem
 from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.data.sources import resolve_benchmark
-from mathrl.evaluation.benchmark import Evaluated, benchmark_problems, evaluate_model
-from mathrl.evaluation.summary import comparisons, summarise
+from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems, evaluate_model
+from mathrl.evaluation.compare import compare_models, verdict_of
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
-from mathrl.reports.evaluation import draw
+from mathrl.reports.evaluation import draw, figures_of
 from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.stages.stage_run import StageRun, run_stage
 
-MODELS = {name: Path("models") / name for name in ("base", "sft", "rl")}
+MODELS = {name: Path("models") / name for name in PIPELINE}
 SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
 
 
 def files(params: Params) -> dict[str, Path]:
     """The benchmarks' files outside the checkout, by the names of their links in data/inputs."""
-    how = params.evaluate
-    return of_sources(resolve_benchmark(name, how.data_folder) for name in how.benchmarks if name != TEST)
+    settings = params.evaluate
+    return of_sources(resolve_benchmark(name, settings.data_folder) for name in settings.benchmarks if name != TEST)
 
 
 def work(run: StageRun) -> None:
-    measure(run, models=MODELS, examples=CURATED_SFT, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
+    evaluate_models(run, models=MODELS, examples=CURATED_SFT, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
 
 
-def measure(
+def evaluate_models(
     run: StageRun, *, models: Mapping[str, Path], examples: Path, test: Path, summary_file: Path, report: Path
 ) -> None:
     """Evaluate the model folders of `models` by their labels; `test` and `examples` are the splits' files."""
@@ -51,30 +51,29 @@ def measure(
     if TEST in params.evaluate.benchmarks:
         run.dataset(TEST, test)
     few_shot = few_shot_examples(params.prompt, examples)
-    found: dict[str, list[Evaluated]] = {}
+    evaluated: dict[str, list[EvaluatedModel]] = {}
     for benchmark in params.evaluate.benchmarks:
         problems = benchmark_problems(benchmark, params, test)
         if benchmark != TEST:
-            asked = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
-            run.dataset(benchmark, INPUTS / "evaluate", digest(asked))
-        found[benchmark] = _evaluate_all(models, problems, benchmark, params, few_shot, run.state)
+            content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
+            run.dataset(benchmark, INPUTS / "evaluate", digest(content))
+        evaluated[benchmark] = _evaluate_all(models, problems, benchmark, params, few_shot, run.state)
     if rank() != 0:
         return
-    summary = summary_of(found, params)
-    responses = [row for results in found.values() for result in results for row in result.responses]
-    headline = params.evaluate.benchmarks[0]
-    shown = [row for row in responses if row["benchmark"] == headline]
-    told = side_by_side(shown, list(models), params.evaluate.examples, params.run.seed)
+    summary = summary_of(evaluated, params)
+    responses = [row for results in evaluated.values() for result in results for row in result.responses]
+    shown = [row for row in responses if row["benchmark"] == summary.benchmark]
+    rows = side_by_side(shown, list(models), params.evaluate.examples, params.run.seed)
     with written_aside(report) as folder:
         folder.mkdir()
         write_jsonl(folder / "responses.jsonl", responses)
-        write_text(folder / "examples.md", examples_markdown(told, list(models), headline))
+        write_text(folder / "examples.md", examples_markdown(rows, list(models), summary.benchmark))
         draw(summary, folder)
         for file in sorted(folder.glob("*.png")):
             shutil.copy(file, run.artifacts / file.name)
-    write_json(run.artifacts / "examples.json", told)
-    write_json(summary_file, summary)
-    run.measured(models, headline)
+    write_json(run.artifacts / "examples.json", rows)
+    summary.write(summary_file)
+    run.measured(models, summary.benchmark)
     run.summary(flat(summary))
 
 
@@ -85,13 +84,13 @@ def _evaluate_all(
     params: Params,
     few_shot: Sequence[Problem],
     state: Path | None,
-) -> list[Evaluated]:
+) -> list[EvaluatedModel]:
     """Every model on one benchmark; folders with the same bytes are sampled once."""
-    done: dict[str, Evaluated] = {}
-    results: list[Evaluated] = []
+    done: dict[str, EvaluatedModel] = {}
+    results: list[EvaluatedModel] = []
     for model, folder in models.items():
         if not folder.is_dir():
-            raise UserError(f"{folder}: no model there; run the stage that makes it (mathrl run pipeline)")
+            raise UserError(f"{folder}: no model in it; run the stage that writes it (mathrl run pipeline)")
         key = digest_path(folder)
         if key in done:
             results.append(done[key].relabelled(model))
@@ -113,39 +112,32 @@ def _evaluate_all(
     return results
 
 
-def summary_of(found: dict[str, list[Evaluated]], params: Params) -> dict[str, Any]:
-    """reports/summary.json: the first benchmark's figures at the top, all under `benchmarks`."""
-    how, seed = params.evaluate, params.run.seed
-    benchmarks: dict[str, Any] = {}
-    for benchmark, results in found.items():
-        tests = comparisons({r.model: r.rows for r in results}, how, seed)
-        benchmarks[benchmark] = {
-            "models": {r.model: summarise(r.rows, how, seed) | {"prompts_too_long": r.dropped} for r in results},
-            "comparisons": {name: test.to_row() for name, test in tests.items()},
-        }
-    headline = how.benchmarks[0]
-    tests = benchmarks[headline]["comparisons"]
-    verdict = tests["sft_to_rl"]["verdict"] if "sft_to_rl" in tests else "one model: nothing to compare"
-    sampling = {
-        "samples": how.samples,
-        "temperature": how.temperature,
-        "top_p": how.top_p,
-        "max_tokens": how.max_tokens,
-        "confidence": how.confidence,
-    }
-    others = {name: figures for name, figures in benchmarks.items() if name != headline}
-    head = {"benchmark": headline, "verdict": verdict, "sampling": sampling}
-    return {**head, **benchmarks[headline], "benchmarks": others}
+def summary_of(evaluated: Mapping[str, Sequence[EvaluatedModel]], params: Params) -> EvaluationSummary:
+    """The summary of every benchmark, the first of evaluate.benchmarks leading."""
+    settings, seed = params.evaluate, params.run.seed
+    results = {}
+    for benchmark, models in evaluated.items():
+        tests = compare_models({model.model: [model.rows] for model in models}, settings, seed)
+        figures = {model.model: figures_of(model, params) for model in models}
+        results[benchmark] = BenchmarkResults(figures, tests)
+    leading = results[settings.benchmarks[0]]
+    sampling = ("samples", "temperature", "top_p", "max_tokens", "confidence")
+    return EvaluationSummary(
+        settings.benchmarks[0],
+        results,
+        verdict_of(list(leading.models), leading.comparisons),
+        {name: getattr(settings, name) for name in sampling},
+    )
 
 
-def flat(summary: dict[str, Any]) -> dict[str, float]:
+def flat(summary: EvaluationSummary) -> dict[str, float]:
     """Figures for the tracker: rl/pass_at_1, rl/response_length, sft_to_rl/difference, …"""
-    out: dict[str, float] = {}
-    for model, figures in summary["models"].items():
-        out |= {f"{model}/{k}": float(v) for k, v in figures.items() if isinstance(v, int | float)}
-    for name, test in summary["comparisons"].items():
-        out |= {f"{name}/{k}": float(test[k]) for k in ("difference", "low", "high", "p_value")}
-    return out
+    figures = {
+        f"{model}/{name}": value for model, row in summary.models.items() for name, value in row.numbers().items()
+    }
+    for name, test in summary.comparisons.items():
+        figures |= {f"{name}/{key}": float(getattr(test, key)) for key in ("difference", "low", "high", "p_value")}
+    return figures
 
 
 if __name__ == "__main__":

@@ -49,15 +49,15 @@ def wire(given: argparse.Namespace) -> Work:
 
         return partial(fine_tune, start=given.start, data=data, dev=given.dev, **trained)
     if given.stage == "difficulty":
-        from mathrl.stages.difficulty import measure
+        from mathrl.stages.difficulty import measure_pass_rates
 
         return partial(
-            measure, start=given.start, data=data[0], examples=given.examples, out=out, report=out / "report"
+            measure_pass_rates, start=given.start, data=data[0], examples=given.examples, out=out, report=out / "report"
         )
     if given.stage == "mix":
-        from mathrl.stages.mix import choose
+        from mathrl.stages.mix import mix_problems
 
-        return partial(choose, data=data[0], rates=given.rates, out=out)
+        return partial(mix_problems, data=data[0], rates=given.rates, out=out)
     if given.stage == "rl":
         from mathrl.stages.rl import reinforce
 
@@ -76,10 +76,10 @@ def wire(given: argparse.Namespace) -> Work:
             **trained,
         )
     if given.stage == "evaluate":
-        from mathrl.stages.evaluate import measure as evaluate
+        from mathrl.stages.evaluate import evaluate_models
 
         return partial(
-            evaluate,
+            evaluate_models,
             models=_named(given.model),
             examples=given.examples,
             test=given.test,
@@ -87,17 +87,17 @@ def wire(given: argparse.Namespace) -> Work:
             report=out / "report",
         )
     if given.stage == "summary":
-        from mathrl.stages.summary import summarise
+        from mathrl.stages.summary import summarise_recipe
 
-        return partial(summarise, evaluated=[each.split("=", 1) for each in given.evaluated], out=out)
+        return partial(summarise_recipe, evaluated=[each.split("=", 1) for each in given.evaluated], out=out)
     return _preferences(given, data, trained)
 
 
 def _preferences(given: argparse.Namespace, data: Sequence[Path], trained: Mapping[str, Any]) -> Work:
     if given.stage == "sample":
-        from mathrl.stages.sample import draw
+        from mathrl.stages.sample import sample_responses
 
-        return partial(draw, start=given.start, data=data, examples=given.examples, out=given.out)
+        return partial(sample_responses, start=given.start, data=data, examples=given.examples, out=given.out)
     if given.stage == "dpo":
         from mathrl.stages.dpo import prefer
 

@@ -7,8 +7,9 @@ reports/registered.json, and the report of `mathrl report` for MLflow.
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.files import read_json, write_json
+from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
+from mathrl.core.results import EvaluationSummary
 from mathrl.params.load import load_params, parse_yaml
 from mathrl.stages.stage_run import StageRun, run_stage
 
@@ -18,12 +19,12 @@ REPORT = "report.html"
 
 def work(run: StageRun) -> None:
     from mathrl.registry.versions import find_version, register_version
-    from mathrl.reports.html import pipeline_material, write_report  # only with something to register
+    from mathrl.reports.html import pipeline_material, write_report  # only needed with something to register
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
     from mathrl.tracking.upload import Upload
 
-    wanted, digest, summary = run.params.register_, digest_path(MODEL), read_json(SUMMARY)
-    figures = summary["models"]["rl"]
+    wanted, digest, summary = run.params.register_, digest_path(MODEL), EvaluationSummary.read(SUMMARY)
+    accuracy = summary.models["rl"].pass_at_1.mean
     client = connect()
     version = find_version(client, wanted.name, digest)
     if version is None:
@@ -33,16 +34,16 @@ def work(run: StageRun) -> None:
             "dvc.md5": dvc_md5(str(MODEL)),
             "mathrl.pipeline": run.record.pipeline,
             "git.commit": run.record.commit,
-            "pass_at_1": f"{figures['pass_at_1']:.4f}",
-            "verdict": summary["verdict"],
+            "pass_at_1": f"{accuracy:.4f}",
+            "verdict": summary.verdict,
         }
         version = register_version(client, wanted.name, run_id, MODEL, tags)
     client.set_registered_model_alias(wanted.name, wanted.alias, version)
-    # Kept with the MLflow run; its numbers are other stages', so it is no output of DVC's.
+    # Kept with the MLflow run and not a DVC output: its figures belong to other stages.
     write_report(pipeline_material(Path.cwd()), run.artifacts / REPORT, load_params())
     entry = {"name": wanted.name, "version": int(version), "alias": wanted.alias, "digest": digest}
     write_json(REGISTERED, entry)
-    run.summary({"pass_at_1": figures["pass_at_1"], "version": float(version)})
+    run.summary({"pass_at_1": accuracy, "version": float(version)})
 
 
 def dvc_md5(path: str) -> str:

@@ -1,10 +1,11 @@
-"""sample: graded samples of a model, and what is made of them; a step of recipes.
+"""sample: graded samples of a model, and the training data made from them; a step of recipes.
 
 Writes one folder: samples.jsonl (every response), train.jsonl (correct ones to imitate: rejection sampling),
 pairs.jsonl (correct against wrong), steps.jsonl (Monte-Carlo labels of steps, with sample.continuations), and
-summary.json. Resumes from the chunks that an interrupted run finished.
+summary.json. An interrupted run resumes from the chunks that it has finished.
 """
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ Row = dict[str, Any]
 Groups = list[tuple[Problem, list[Row]]]
 
 
-def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, out: Path) -> None:
+def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, out: Path) -> None:
     """Sample the model of the folder `start` on the problems of the files `data`; writes the folder `out`."""
     params = run.params
-    how, seed = params.sample, params.run.seed
+    settings, seed = params.sample, params.run.seed
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.evaluation.device import device_name
@@ -38,17 +39,17 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
-    problems = seeded_subset([p for file in data for p in read_problems(file)], how.max_problems, seed)
+    problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
     engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     reward = build_reward(params.reward)
 
-    def sample(title: str, asked: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
-        with progress(title, total=len(asked) * samples) as bar:
+    def sample(title: str, prompts: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
+        with progress(title, total=len(prompts) * samples) as bar:
             return sample_problems(
                 sampler,
-                asked,
-                Sampling(samples, how.temperature, how.max_tokens),
+                prompts,
+                Sampling(samples, settings.temperature, settings.max_tokens),
                 reward,
                 seed=derive_seed(seed, title),
                 name=title,
@@ -57,61 +58,64 @@ def draw(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
                 on_progress=lambda count: bar.advance(count * world_size()),
             )
 
-    drawn = sample("sample", problems, how.samples)
-    groups: Groups | None = None
-    if drawn is not None:
-        usable(problems, drawn)
-        groups = [(p, whole(rows, params)) for p, rows in zip(problems, drawn, strict=True) if rows is not None]
-    labelled: list[Row] = []
-    if how.continuations:
-        chosen: list[Row] = from_rank_0(lambda: to_label(groups or [], params, tokenizer), "to_label")
-        begun = [prefix for row in chosen for prefix in _prefixes(row)]
-        continued = sample("continue", begun, how.continuations) if begun else []
-        if continued is not None:
-            counts = [sum(_came_out(row) for row in rows or ()) for rows in continued]
-            labelled = label(chosen, counts, how.continuations)
-    if groups is None:
-        return
-    filters = Filters(how.per_problem, how.max_length, how.language, max_repetition=how.max_repetition)
+    sampled = sample("sample", problems, settings.samples)
+    groups: Groups = []
+    if sampled is not None:
+        usable(problems, sampled)
+        groups = [(p, with_prefix(rows, params)) for p, rows in zip(problems, sampled, strict=True) if rows is not None]
+    labelled: list[Row] | None = None
+    if settings.continuations:
+        chosen = from_rank_0(lambda: to_label(groups, params, tokenizer), "to_label")
+        prefixes = [prefix for row in chosen for prefix in _prefixes(row)]
+        continued = sample("continue", prefixes, settings.continuations) if prefixes else []
+        counts = [sum(_finished_correctly(row) for row in rows or ()) for rows in continued or ()]
+        labelled = label(chosen, counts, settings.continuations) if continued is not None else None
+    if sampled is not None:
+        _write(run, groups, labelled, out)
+        for file in data:
+            run.dataset("sample", file)
+
+
+def _write(run: StageRun, groups: Groups, labelled: list[Row] | None, out: Path) -> None:
+    """The files of the folder `out`, and the stage's figures."""
+    settings, seed = run.params.sample, run.params.run.seed
+    filters = Filters(
+        settings.per_problem, settings.max_length, settings.language, max_repetition=settings.max_repetition
+    )
     kept, reasons = rejection_sample(groups, filters, seed)
-    pairs = pairs_of(groups, how.pairs_per_problem, seed)
-    every = [row for _, rows in groups for row in rows]
+    pairs = pairs_of(groups, settings.pairs_per_problem, seed)
+    samples = [
+        {"problem_id": problem.id, "sample": number, **row}
+        for problem, rows in groups
+        for number, row in enumerate(rows)
+    ]
     summary = {
         "problems": len(groups),
-        "samples": len(every),
-        "correct": sum(row["correct"] for row in every),
+        "samples": len(samples),
+        "correct": sum(row["correct"] for row in samples),
         "kept": len(kept),
         "pairs": len(pairs),
-        "labelled": len(labelled),
+        "labelled": len(labelled or ()),
         "why_not": {reason: count for reason, count in sorted(reasons.items()) if reason != "kept"},
     }
     with written_aside(out) as folder:
         folder.mkdir(parents=True)
-        write_jsonl(
-            folder / "samples.jsonl",
-            (
-                {"problem_id": problem.id, "sample": number, **row}
-                for problem, rows in groups
-                for number, row in enumerate(rows)
-            ),
-        )
+        write_jsonl(folder / "samples.jsonl", samples)
         write_jsonl(folder / "train.jsonl", (problem.to_row() for problem in kept))
         write_jsonl(folder / "pairs.jsonl", pairs)
-        if how.continuations:
+        if labelled is not None:
             write_jsonl(folder / "steps.jsonl", labelled)
         write_json(folder / "summary.json", summary)
-    for file in data:
-        run.dataset("sample", file)
     run.summary({name: float(value) for name, value in summary.items() if isinstance(value, int)})
 
 
-def whole(rows: Sequence[Row], params: Params) -> list[Row]:
-    """The samples with the response prefix, which belongs to what is imitated."""
+def with_prefix(rows: Sequence[Row], params: Params) -> list[Row]:
+    """The samples with the response prefix, which is part of the response to imitate."""
     return [{**row, "response": params.prompt.response_prefix + row["response"]} for row in rows]
 
 
 def pairs_of(groups: Groups, per_problem: int, seed: int) -> list[Row]:
-    """Preference pairs with their problem, and whether each side ended by itself.
+    """Preference pairs with their problem, and whether each side ended by itself (with the end token).
 
     Example:
         {"problem_id": "chain/rl/00012", "problem": {…}, "chosen": "…", "rejected": "…", "chosen_ended": true,
@@ -128,10 +132,8 @@ def pairs_of(groups: Groups, per_problem: int, seed: int) -> list[Row]:
 
 
 def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
-    """A seeded choice of different responses a problem, cut into steps, before their labels are known."""
-    import random
-
-    from mathrl.rewards.steps import step_ends
+    """A seeded choice of different responses per problem, cut into steps, not yet labelled."""
+    from mathrl.rewards.steps import step_ends  # torch
 
     rows = []
     start = params.prompt.response_prefix
@@ -141,7 +143,7 @@ def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
         rng = random.Random(derive_seed(params.run.seed, "labelled", problem.id))
         for row in rng.sample(different, min(params.sample.labelled_per_problem, len(different))):
             ended = not row["truncated"]
-            rest = row["response"].removeprefix(start)  # apart: its tokens follow the prefix's in the prompt
+            rest = row["response"].removeprefix(start)  # tokenized apart: in the prompt its tokens follow the prefix's
             tokens = prefix + tokenizer.encode(rest, add_special_tokens=False)
             tokens += [tokenizer.eos_token_id] if ended or not tokens else []
             ends = step_ends(tokens, tokenizer, params.reward.steps)
@@ -152,35 +154,35 @@ def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
                     "response": row["response"],
                     "ended": ended,
                     "correct": bool(row["correct"]),
-                    "begun": [tokens[len(prefix) : end + 1] for end in ends[:-1]],
+                    "prefixes": [tokens[len(prefix) : end + 1] for end in ends[:-1]],
                 }
             )
     return rows
 
 
 def _prefixes(row: Row) -> list[Problem]:
-    """The problem once for each step but the last, its response begun up to the step's end."""
+    """The problem once per step but the last, with the response up to the step's end as its beginning."""
     problem = Problem.from_row(row["problem"])
     return [
         problem.with_(id=f"{problem.id}@{number}", extra={**problem.extra, "begun": tokens})
-        for number, tokens in enumerate(row["begun"])
+        for number, tokens in enumerate(row["prefixes"])
     ]
 
 
 def label(rows: Sequence[Row], counts: Sequence[int], continuations: int) -> list[Row]:
-    """The rows with soft and hard labels a step; the last step's is whether the response is correct.
+    """The rows with a soft and a hard label per step; the last step's is whether the response is correct.
 
-    `counts` says of each prefix, in the order of rows and steps, how many continuations came out right.
+    `counts` has the number of correct continuations of each prefix, in the order of rows and steps.
     """
-    left, out = iter(counts), []
+    remaining, labelled = iter(counts), []
     for row in rows:
-        found = step_labels([next(left) for _ in row["begun"]], continuations)
+        steps = step_labels([next(remaining) for _ in row["prefixes"]], continuations)
         last = float(row["correct"] and row["ended"])
-        told = {kind: [*(each[kind] for each in found), last] for kind in ("soft", "hard")}
-        out.append({k: v for k, v in row.items() if k != "begun"} | told)
-    return out
+        labels = {kind: [*(step[kind] for step in steps), last] for kind in ("soft", "hard")}
+        labelled.append({name: value for name, value in row.items() if name != "prefixes"} | labels)
+    return labelled
 
 
-def _came_out(row: Row) -> bool:
-    """Right, and not cut off: an answer in a text that never ends is none."""
+def _finished_correctly(row: Row) -> bool:
+    """An answer in a response that was cut off does not count."""
     return bool(row["correct"] and not row["truncated"])

@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
-from matplotlib.ticker import NullFormatter
 from optuna.trial import FrozenTrial, TrialState
 
+from mathrl.core.figures import BLUE, GREY, SOFT, VERMILION, panels, picture
 from mathrl.params.sweep import Axis, Categorical, ZeroOrLog
-from mathrl.reports.pictures import STYLE, picture
 from mathrl.sweeps.space import floor
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 PANEL = 3.2
 
 
@@ -27,7 +24,7 @@ def draw_history(trials: Sequence[FrozenTrial], file: Path) -> None:
         bests = [max(t.value or 0.0 for t in done[: n + 1]) for n in range(len(done))]
         last = max(t.number for t in [*done, *early])
         axes.step(
-            [*(t.number for t in done), last], [*bests, bests[-1]], where="post", color=ORANGE, label="best so far"
+            [*(t.number for t in done), last], [*bests, bests[-1]], where="post", color=VERMILION, label="best so far"
         )
         axes.set(xlabel="trial (0: the present parameters)", ylabel="dev accuracy", title="Trials")
         axes.legend(fontsize=8)
@@ -49,16 +46,10 @@ def draw_importance(shares: Mapping[str, float], complete: int, file: Path) -> N
 def draw_slices(trials: Sequence[FrozenTrial], space: Mapping[str, Axis], file: Path) -> None:
     """Score over each parameter alone; trial 0 is orange. Exact zeros are left of the dotted line."""
     shown = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED) and t.value is not None]
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1, len(space), figsize=(PANEL * len(space), 3.2), sharey=True, squeeze=False, layout="constrained"
-        )
-        for axes, (key, axis) in zip(panels[0], space.items(), strict=True):
+    with panels(file, len(space), PANEL * len(space), PANEL, sharey=True) as all_axes:
+        for axes, (key, axis) in zip(all_axes, space.items(), strict=True):
             _slice(axes, shown, key, axis)
-        panels[0][0].set_ylabel("dev accuracy")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=140, metadata={"Software": None})
-        plt.close(figure)
+        all_axes[0].set_ylabel("dev accuracy")
 
 
 def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> None:
@@ -70,16 +61,16 @@ def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> No
             position[repr(value)] if position is not None else value,
             trial.value,
             s=30,
-            color=ORANGE if trial.number == 0 else GREY if early else BLUE,
+            color=VERMILION if trial.number == 0 else GREY if early else BLUE,
             marker="x" if early else "o",
         )
     if position is not None:
         axes.set_xticks(range(len(position)), list(position))
     elif axis.kind in ("log", "zero_or_log"):
         axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_formatter("")
         low = floor(axis) if isinstance(axis, ZeroOrLog) else axis.low
         axes.set_xlim(low * 0.9, axis.high * 1.1)
     if isinstance(axis, ZeroOrLog):
-        axes.axvline(axis.low, color="#555555", linestyle=":", linewidth=1)
+        axes.axvline(axis.low, color=SOFT, linestyle=":", linewidth=1)
     axes.set(xlabel=key + (" (left of the line: 0)" if isinstance(axis, ZeroOrLog) else ""))

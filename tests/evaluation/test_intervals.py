@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from mathrl.core.seeding import derive_seed
 from mathrl.core.statistics import wilson
-from mathrl.evaluation.intervals import ROWS, bootstrap_means, cluster_interval
+from mathrl.evaluation.intervals import BATCH, bootstrap_means, cluster_interval
 
 
 def test_the_interval_of_a_known_spread_is_the_normal_one() -> None:
@@ -58,10 +59,10 @@ def test_wilson_by_table(correct: int, samples: int, low: float, high: float) ->
 
 
 def test_the_bootstrap_draws_whole_sets_from_the_seeds_stream() -> None:
-    values, resamples = np.array([0.0, 0.25, 1.0, 0.5, 0.75]), 2 * ROWS + 3
+    values, resamples = np.array([0.0, 0.25, 1.0, 0.5, 0.75]), 2 * BATCH + 3
     rng = np.random.default_rng(derive_seed(4, "bootstrap"))
     expected = []
-    for rows in (ROWS, ROWS, 3):
+    for rows in (BATCH, BATCH, 3):
         expected += [sum(values[i] for i in draw) / 5 for draw in rng.integers(0, 5, (rows, 5))]
     found = bootstrap_means(values, resamples, 4)
     assert found.tolist() == pytest.approx(expected, abs=1e-12) and len(found) == resamples
@@ -89,7 +90,7 @@ def test_equal_values_have_wilsons_interval_of_their_share(share: float) -> None
 
 
 def test_no_problem_has_no_interval() -> None:
-    with pytest.raises(ValueError, match=r"^an interval of no problem is not defined$"):
+    with pytest.raises(ValueError, match=r"^an interval over no problems is not defined$"):
         cluster_interval([])
     assert str(cluster_interval([1.0] * 40)) == "1.000 [0.912, 1.000]"
 
@@ -97,3 +98,13 @@ def test_no_problem_has_no_interval() -> None:
 def test_equal_lengths_have_an_interval_of_no_width() -> None:
     found = cluster_interval([6.0, 6.0, 6.0], share=False)
     assert (found.mean, found.low, found.high) == (6.0, 6.0, 6.0)
+
+
+@pytest.mark.parametrize("problems", [2, 40, 500])
+def test_the_bootstrap_is_scipys_to_the_bit(problems: int) -> None:
+    values = np.random.default_rng(problems).random(problems)
+    rng = np.random.default_rng(derive_seed(3, "bootstrap"))
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=1_000, batch=BATCH, method="percentile", rng=rng)
+    assert bootstrap_means(values, 1_000, 3).tolist() == theirs.bootstrap_distribution.tolist()
+    interval = cluster_interval(values.tolist(), resamples=1_000, seed=3)
+    assert (interval.low, interval.high) == pytest.approx(tuple(theirs.confidence_interval), abs=1e-12)

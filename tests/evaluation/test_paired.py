@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.results import Comparison
 from mathrl.core.seeding import derive_seed
 from mathrl.core.statistics import wilson
-from mathrl.evaluation.intervals import ROWS, bootstrap_means
-from mathrl.evaluation.paired import Comparison, compare, sign_flip_p
+from mathrl.evaluation.intervals import BATCH, bootstrap_means
+from mathrl.evaluation.paired import compare, sign_flip_p
 
 
 def p_by_listing(differences: list[float]) -> float:
@@ -86,11 +87,11 @@ def test_a_pairing_is_by_problem() -> None:
 
 
 def test_random_signs_come_whole_from_the_seeds_stream() -> None:
-    differences, resamples = ([0.5, -0.25, 0.75, 0.125, 0.0, -0.5, 0.25, 0.25, 0.5, -0.125, 0.3, 0.4], 2 * ROWS + 5)
+    differences, resamples = ([0.5, -0.25, 0.75, 0.125, 0.0, -0.5, 0.25, 0.25, 0.5, -0.125, 0.3, 0.4], 2 * BATCH + 5)
     moved = [each for each in differences if each]
     rng = np.random.default_rng(derive_seed(11, "sign_flip"))
     extreme = 0
-    for rows in (ROWS, ROWS, 5):
+    for rows in (BATCH, BATCH, 5):
         for flips in rng.integers(0, 2, (rows, len(moved))):
             total = abs(sum(d if flip else -d for d, flip in zip(moved, flips, strict=True)))
             extreme += total > abs(sum(moved)) - 1e-6

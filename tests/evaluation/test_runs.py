@@ -188,3 +188,8 @@ def test_what_is_needed_is_said() -> None:
         compare_runs("a", "b", [{"x": 1.0}, {"x": 0.0}], [{"x": 1.0}])
     with pytest.raises(ValueError, match="0 runs with 0 problems"):
         seeds_interval([])
+
+
+def test_equal_lengths_of_all_runs_have_an_interval_of_no_width() -> None:
+    found = seeds_interval([{"x": 5.0, "y": 5.0}] * 2, share=False)
+    assert (found.mean, found.low, found.high) == (5.0, 5.0, 5.0)

@@ -2,12 +2,13 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.core import figures
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.summary import comparisons, summarise
+from mathrl.evaluation.summary import summarise
 from mathrl.grading.grade import equal_answers
 from mathrl.params.evaluate import Evaluate
 from mathrl.reports import pictures
-from mathrl.reports.examples import examples_markdown, side_by_side, table_rows
+from mathrl.reports.examples import examples_markdown, side_by_side
 
 HOW = Evaluate(samples=4, ks=(1, 2, 4), resamples=500)
 
@@ -26,23 +27,23 @@ ROWS = [
 
 
 def test_the_figures_by_hand() -> None:
-    found = summarise(ROWS, HOW, seed=0)
-    assert found["pass_at_1"] == pytest.approx(0.5)
-    assert found["pass_at_2"] == pytest.approx((5 / 6 + 0 + 1) / 3)
-    assert found["pass_at_4"] == pytest.approx(2 / 3)
+    row = summarise(ROWS, HOW, seed=0).to_row()
+    assert row["pass_at_1"] == pytest.approx(0.5)
+    assert row["pass_at_2"] == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert row["pass_at_4"] == pytest.approx(2 / 3)
     # p0 at k = 2: of RR, 2x2 RW, 2x RN, ... = RR 1, RW 1/2 twice, RN 1 twice, WN 0
-    assert found["maj_at_2"] == pytest.approx(((1 + 2 * 0.5 + 2) / 6 + 0 + 1) / 3)
-    assert found["maj_at_4"] == pytest.approx(2 / 3)
-    assert (found["response_length"], found["truncated_share"]) == (25.0, 0.25)
-    assert found["no_answer_share"] == pytest.approx(1 / 12)
-    assert found["by_level"]["1"]["pass_at_1"] == pytest.approx(0.75)
-    assert found["by_subject"] == {"Algebra": found["by_level"]["2"]}
-    assert not any("@" in name for name in found)
+    assert row["maj_at_2"] == pytest.approx(((1 + 2 * 0.5 + 2) / 6 + 0 + 1) / 3)
+    assert row["maj_at_4"] == pytest.approx(2 / 3)
+    assert (row["response_length"], row["truncated_share"]) == (25.0, 0.25)
+    assert row["no_answer_share"] == pytest.approx(1 / 12)
+    assert row["by_level"]["1"]["pass_at_1"] == pytest.approx(0.75)
+    assert row["by_subject"] == {"Algebra": row["by_level"]["2"]}
+    assert not any("@" in name for name in row)
 
 
 def test_ks_above_the_samples_are_left_out() -> None:
-    found = summarise(ROWS, Evaluate(samples=4, ks=(1, 8), resamples=100), seed=0)
-    assert "pass_at_8" not in found and "pass_at_1" in found
+    figures = summarise(ROWS, Evaluate(samples=4, ks=(1, 8), resamples=100), seed=0)
+    assert list(figures.pass_at_k) == [1] and not figures.maj_at_k
 
 
 def test_votes_are_counted_by_value() -> None:
@@ -53,16 +54,7 @@ def test_votes_are_counted_by_value() -> None:
     assert equal_answers("(B) 7", "B") and equal_answers("B", "(B) 7")
 
 
-def test_pairs_that_were_evaluated_are_compared() -> None:
-    assert set(comparisons({"sft": ROWS, "rl": ROWS}, HOW, 0)) == {"sft_to_rl"}
-    assert set(comparisons({"base": ROWS, "sft": ROWS, "rl": ROWS}, HOW, 0)) == {"sft_to_rl", "base_to_rl"}
-
-
-def test_the_table_and_the_examples_read_well() -> None:
-    figures = summarise(ROWS, HOW, seed=0)
-    ((model, interval, some, votes, length, truncated),) = table_rows({"rl": figures})
-    assert (model, some, votes, length, truncated) == ("rl", "pass@4 0.667", "maj@4 0.667", "25.0", "25.0 %")
-    assert interval.startswith("0.500 [")
+def test_the_examples_read_well() -> None:
     responses = [
         {"problem_id": "p0", "model": m, "question": "1+1=", "answers": ["2"], "correct": m == "rl", "response": r}
         for m, r in (("sft", "no ``` fence"), ("rl", "2"), ("rl", "second"))
@@ -75,8 +67,13 @@ def test_the_table_and_the_examples_read_well() -> None:
 
 def test_pictures_are_equal_for_equal_figures(tmp_path: Path) -> None:
     models = {"sft": summarise(ROWS, HOW, 0), "rl": summarise(ROWS, HOW, 0), "other": summarise(ROWS, HOW, 0)}
-    for name, draw in (("a", pictures.draw_accuracy), ("k", pictures.draw_pass_at_k), ("l", pictures.draw_levels)):
+    levels = {name: model.groups("level") for name, model in models.items()}
+    for name in "akl":
         for copy in "12":
-            draw(models, tmp_path / f"{name}{copy}.png", "A title")
+            file = tmp_path / f"{name}{copy}.png"
+            if name == "l":
+                pictures.draw_groups(levels, file, "A title")
+            else:
+                (pictures.draw_accuracy if name == "a" else pictures.draw_pass_at_k)(models, file, "A title")
         assert (tmp_path / f"{name}1.png").read_bytes() == (tmp_path / f"{name}2.png").read_bytes()
-    assert len({pictures.colour(m, i) for i, m in enumerate(["base", "sft", "rl", "x", "y"])}) == 5
+    assert len({figures.colour(m, i) for i, m in enumerate(["base", "sft", "rl", "x", "y"])}) == 5

@@ -25,7 +25,7 @@ from mathrl.params.train import Optimizer
 from mathrl.planning.memory import GIB, kept_activations, plan_memory
 from mathrl.planning.memory_advice import advise
 from mathrl.planning.memory_states import divided, fetched, trainable, trained
-from mathrl.planning.model_shape import KNOWN, SIZES, Shape, config_of, shape_of
+from mathrl.planning.model_shape import KNOWN, SIZES, ModelShape, config_of, shape_of
 
 ROOT = Path(__file__).parents[2]
 # Of the model cards; embedding counted once where it is tied.
@@ -138,7 +138,7 @@ def zero(stage: int, *more: str, processes: int = 64) -> Params:
 def test_zero_divides_as_its_paper_says() -> None:
     # arXiv:1910.02054, figure 1: 7.5 billion parameters, 64 processes: 31.4, 16.6 and 1.9 GB, with gradients
     # of 2 bytes; here they are float32.
-    shape = Shape(1, 1, 10**9, 1, 1, 1, 1, 7_500_000_000, 0, 0, True)
+    shape = ModelShape(1, 1, 10**9, 1, 1, 1, 1, 7_500_000_000, 0, 0, True)
     for stage, published in ((1, 31.4e9), (2, 16.6e9), (3, 1.9e9)):
         device, host = divided(shape, None, zero(stage), "policy")
         more = 2 * 7.5e9 / (64 if stage > 1 else 1)

@@ -8,7 +8,7 @@ import pytest
 from mathrl.cli.simulate import load_setup
 from mathrl.core.errors import UserError
 from mathrl.params.simulate import Lengths, Sampler, Simulation, Sync, Trainer
-from mathrl.planning.simulate import Outcome, generate, response_lengths, simulate, sync_seconds, train_seconds
+from mathrl.planning.simulate import StepTimes, generate, response_lengths, simulate, sync_seconds, train_seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,7 +141,7 @@ def test_a_batch_in_parts_is_begun_before_it_is_whole() -> None:
     assert parts.training == pytest.approx(40)
 
 
-def published(name: str, mode: Any, **changes: Any) -> Outcome:
+def published(name: str, mode: Any, **changes: Any) -> StepTimes:
     """As the set-up of that name says, but for `changes`."""
     return simulate(load_setup(name).model_copy(update=changes), mode)
 

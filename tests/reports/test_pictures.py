@@ -1,32 +1,42 @@
 """Pictures of few and of many models: nothing collapses, nothing is drawn over, each model looks its own."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib import image
 
+from mathrl.core import figures
+from mathrl.core.results import GroupFigures, Interval, ModelFigures
 from mathrl.reports import pictures
 
 NAMES = ("base", "sft", "rft", "online_rft", "grpo", "grpo_process", "ppo", "dpo", "on_random")
 
 
-def figures(place: int) -> dict[str, Any]:
+def figures_of(place: int) -> ModelFigures:
     mean = 0.1 + 0.08 * place
-    out: dict[str, Any] = {"pass_at_1": mean, "pass_at_1_low": mean - 0.03, "pass_at_1_high": mean + 0.03}
-    for k in (2, 8, 64):
-        some = min(1.0, mean + 0.05 * k**0.5)
-        out |= {f"pass_at_{k}": some, f"pass_at_{k}_low": some - 0.02, f"pass_at_{k}_high": some, f"maj_at_{k}": mean}
-    level = {name: out[name] for name in ("pass_at_1", "pass_at_1_low", "pass_at_1_high")}
-    return out | {"by_level": {str(n): level for n in range(2, 7)}}
+    rate = Interval(mean, mean - 0.03, mean + 0.03)
+    passed = {k: min(1.0, mean + 0.05 * k**0.5) for k in (2, 8, 64)}
+    return ModelFigures(
+        problems=500,
+        samples=64,
+        pass_at_k={1: rate} | {k: Interval(value, value - 0.02, value) for k, value in passed.items()},
+        maj_at_k=dict.fromkeys(passed, rate),
+        response_length=20.0,
+        truncated_share=0.0,
+        by_level={str(n): GroupFigures(100, rate) for n in range(2, 7)},
+    )
 
 
-@pytest.mark.parametrize("draw", [pictures.draw_accuracy, pictures.draw_pass_at_k, pictures.draw_levels])
+def draw_levels(models: Mapping[str, ModelFigures], file: Path, title: str) -> None:
+    pictures.draw_groups({name: model.groups("level") for name, model in models.items()}, file, title)
+
+
+@pytest.mark.parametrize("draw", [pictures.draw_accuracy, pictures.draw_pass_at_k, draw_levels])
 @pytest.mark.parametrize("count", [1, 4, 5, 9])
 def test_axes_keep_their_room(draw: Callable[..., None], count: int, tmp_path: Path) -> None:
-    models = {name: figures(place) for place, name in enumerate(NAMES[:count])}
+    models = {name: figures_of(place) for place, name in enumerate(NAMES[:count])}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns where a legend leaves no room for the axes
         draw(models, tmp_path / "a.png", "Accuracy on test")
@@ -37,7 +47,7 @@ def test_axes_keep_their_room(draw: Callable[..., None], count: int, tmp_path: P
 
 
 def test_models_look_different() -> None:
-    drawn = [(pictures.colour(name, place), pictures.marker(name, place)) for place, name in enumerate(NAMES)]
+    drawn = [(figures.colour(name, place), figures.marker(name, place)) for place, name in enumerate(NAMES)]
     assert len(set(drawn)) == len(NAMES)
-    many = {(pictures.colour("x", place), pictures.marker("x", place)) for place in range(20)}
+    many = {(figures.colour("x", place), figures.marker("x", place)) for place in range(20)}
     assert len(many) == 20

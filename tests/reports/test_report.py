@@ -1,7 +1,8 @@
 """`mathrl report` and `mathrl health` on files as the stages leave them, with hostile text in them."""
 
+import base64
 import json
-import re
+import math
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,10 +16,10 @@ from mathrl.core.files import write_json, write_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import main_checkout
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.summary import comparisons, summarise
+from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.params import load_params
-from mathrl.reports.charts import line_chart, nice_ticks, scatter
-from mathrl.reports.html_figures import before_after
+from mathrl.reports.html_figures import Chart, before_after, curves, length_and_accuracy
+from mathrl.stages.evaluate import summary_of
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<script>alert('x')</script><img src=http://a.b/c.png onerror=x> \"quoted\" & {{ 7*7 }} </pre>"
@@ -77,14 +78,9 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_jsonl(tmp_path / "reports/rl/metrics.jsonl", curve)
     every = [*responses("base", 0), *responses("sft", 4), *responses("rl", 9)]
     write_jsonl(tmp_path / "reports/evaluate/responses.jsonl", every)
-    how = load_params(tmp_path / "params").evaluate
-    models = {"base": rows_of("base", 0), "sft": rows_of("sft", 4), "rl": rows_of("rl", 9)}
-    tests = {name: test.to_row() for name, test in comparisons(models, how, 0).items()}
-    figures = {name: summarise(rows, how, 0) for name, rows in models.items()}
-    write_json(
-        tmp_path / "reports/summary.json",
-        {"benchmark": "test", "models": figures, "comparisons": tests, "verdict": tests["sft_to_rl"]["verdict"]},
-    )
+    right = {"base": 0, "sft": 4, "rl": 9}
+    models = [EvaluatedModel(name, "test", rows_of(name, count), [], 0) for name, count in right.items()]
+    summary_of({"test": models}, load_params(tmp_path / "params")).write(tmp_path / "reports/summary.json")
     (tmp_path / "models").mkdir()
     for name in ("sft", "rl"):
         (tmp_path / "models" / name).mkdir()
@@ -147,7 +143,7 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
     for _, attributes in page.tags:
         assert not any(name.startswith("on") for name in attributes)
         for name in ("src", "href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,"))
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/svg+xml;base64,"))
     assert "url(" not in text and "@import" not in text
     # Every question and response stands in it as text, unevaluated.
     assert page.text.count(f"sft says {HOSTILE}") == page.text.count(f"rl says {HOSTILE}") == 7
@@ -157,7 +153,7 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
                  "Complete: 3 stages on this machine", "git checkout c0ffee", "mathrl run pipeline",
                  "5 of 5 that became right, 0 of 0 that became wrong"):  # fmt: skip
         assert part in page.text, part
-    assert sum(tag == "svg" for tag, _ in page.tags) >= 7
+    assert sum(tag == "img" for tag, _ in page.tags) >= 7 and sum(tag == "svg" for tag, _ in page.tags) == 1
     report("rl", Path("again.html"))
     assert Path("again.html").read_text(encoding="utf-8") == text, "the same files, the same bytes"
 
@@ -208,12 +204,26 @@ def test_examples_are_chosen_by_what_became_of_them() -> None:
     assert [side["model"] for side in shown[0]["sides"]] == ["a", "b"]
 
 
-def test_a_chart_puts_points_where_they_belong() -> None:
-    svg = line_chart({"a<b": [(0, 0.0), (10, 1.0), (5, float("nan"))]}, low=0, high=1)
-    # 46 to 328 across, 162 to 10 up: the corners of the frame.
-    assert "points='46.0,162.0 328.0,10.0'" in svg
-    assert "a&lt;b: 1 at 10" in svg and "a<b" not in svg
-    assert re.findall(r"class='mid'>(\d+)<", line_chart({"k": [(1, 0.1), (8, 0.2)]}, logarithmic=True)) == ["1", "8"]
-    assert "no values" in line_chart({"x": []}) and scatter({"x": [(1, 0.5)]}, across="n").count("circle") == 2
-    assert nice_ticks(0.0, 0.0) == [0, 0.25, 0.5, 0.75, 1.0] and nice_ticks(-3, 7) == [-5, -2.5, 0, 2.5, 5, 7.5]
-    assert nice_ticks(1.0, 1.0000001)[0] < 1 < nice_ticks(1.0, 1.0000001)[-1]
+def svg_of(chart: Chart) -> str:
+    assert chart.picture.startswith("data:image/svg+xml;base64,")
+    return base64.b64decode(chart.picture.partition(",")[2]).decode()
+
+
+def test_charts_are_svg_with_their_text_and_equal_for_equal_rows() -> None:
+    rows = [
+        {"step": n, "loss": math.nan if n == 3 else 1 / n, "reward/overall": 0.1, "reward/a<b": 1.0} for n in (1, 2, 3)
+    ]
+    charts = {chart.title: svg_of(chart) for chart in curves(rows)}
+    assert list(charts) == ["Loss", "Reward"]
+    assert ">overall<" in charts["Reward"] and ">a&lt;b<" in charts["Reward"] and "a<b" not in charts["Reward"]
+    assert ">step<" in charts["Loss"] and "<script" not in charts["Loss"]
+    assert [chart.picture for chart in curves(rows)] == [chart.picture for chart in curves(rows)]
+    # A loss that is never finite still has its axes; of a finite one every point is marked.
+    never = curves([{"step": 1, "loss": math.nan}])
+    assert charts["Loss"].count("<use") - svg_of(never[0]).count("<use") >= 2
+
+
+def test_dots_are_a_problem_each() -> None:
+    (chart,) = length_and_accuracy([*responses("sft", 4), *responses("rl", 9)], ["sft", "rl"])
+    assert svg_of(chart).count("<use") >= 20 and ">rl<" in svg_of(chart)
+    assert length_and_accuracy([], ["sft"]) == []

@@ -14,6 +14,7 @@ from mathrl.core.problems import read_problems
 from mathrl.core.records import RunRecord
 from mathrl.models.base import make_base
 from mathrl.params import Params, load_params
+from mathrl.reports.evaluation import evaluate_once
 from mathrl.stages import curate, difficulty, evaluate, mix
 from mathrl.stages.stage_run import StageRun
 
@@ -87,9 +88,9 @@ def test_the_data_stages_follow_one_another(params: Params) -> None:
     texts = {m: [r["response"] for r in responses if r["model"] == m] for m in ("base", "sft", "rl")}
     assert texts["base"] == texts["sft"] != texts["rl"]
 
-    row = evaluate.evaluate_once("models/rl", "test", params, Path("out"))
-    assert row["pass_at_1"] == summary["models"]["rl"]["pass_at_1"]
-    assert row["row"][0] == "rl" and (Path("out") / "responses.jsonl").exists()
+    figures = evaluate_once("models/rl", "test", params, Path("out"))
+    assert figures.pass_at_1.mean == summary["models"]["rl"]["pass_at_1"]
+    assert figures.prompts_too_long == 0 and (Path("out") / "responses.jsonl").exists()
 
 
 def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
@@ -230,7 +231,7 @@ def test_prompts_that_are_all_too_long_are_said_with_the_remedy(params: Params) 
 
 def test_a_missing_model_is_named(params: Params) -> None:
     curate.work(start("curate", params))
-    with pytest.raises(UserError, match="models/base: no model there"):
+    with pytest.raises(UserError, match="models/base: no model in it"):
         evaluate.work(start("evaluate", params))
 
 

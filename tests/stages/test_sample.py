@@ -19,7 +19,7 @@ from mathrl.models.export import export_model
 from mathrl.params import load_params
 from mathrl.params.run import FreshModel
 from mathrl.rollout import sample_problems
-from mathrl.stages.sample import draw, label, pairs_of, to_label, whole
+from mathrl.stages.sample import label, pairs_of, sample_responses, to_label, with_prefix
 from mathrl.stages.stage_run import StageRun
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +58,8 @@ def test_pairs_are_right_against_wrong_at_most_n_a_problem_and_none_is_cut_off_a
 def test_prefixes_end_where_steps_do_and_labels_come_back_in_their_order() -> None:
     params = load_params(ROOT / "params", overrides=["sample.labelled_per_problem=2", 'prompt.response_prefix="1"'])
     groups = [
-        (problem("a"), whole([row(";2;3", True), row(";2;3", True), row(";4", False, True)], params)),
-        (problem("b"), whole([row("3", True)], params)),
+        (problem("a"), with_prefix([row(";2;3", True), row(";2;3", True), row(";4", False, True)], params)),
+        (problem("b"), with_prefix([row("3", True)], params)),
     ]
     rows = to_label(groups, params, TOKENIZER)
     assert sorted((each["problem_id"], each["response"]) for each in rows) == [
@@ -69,7 +69,7 @@ def test_prefixes_end_where_steps_do_and_labels_come_back_in_their_order() -> No
     ]
     long = next(each for each in rows if each["response"] == "1;2;3")
     # Without the prefix, which is in the prompt already; the last step, the answer, needs no continuation.
-    assert [TOKENIZER.decode(tokens) for tokens in long["begun"]] == [";", ";2;"]
+    assert [TOKENIZER.decode(tokens) for tokens in long["prefixes"]] == [";", ";2;"]
     counts = {"1;2;3": [3, 1], "1;4": [0], "13": []}
     labelled = label(rows, [n for each in rows for n in counts[each["response"]]], 4)
     found = {each["response"]: (each["soft"], each["hard"]) for each in labelled}
@@ -78,7 +78,7 @@ def test_prefixes_end_where_steps_do_and_labels_come_back_in_their_order() -> No
         "1;4": ([0.0, 0.0], [0.0, 0.0]),
         "13": ([1.0], [1.0]),
     }
-    assert all("begun" not in each for each in labelled)
+    assert all("prefixes" not in each for each in labelled)
     cut = [each | {"ended": False, "correct": True} for each in rows if each["response"] == "13"]
     assert label(cut, [], 4)[0]["soft"] == [0.0], "an answer that never ends is not right"
 
@@ -214,7 +214,7 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
         run = StageRun("sample", params, tmp_path / state, RunRecord(tmp_path / f"{state}-record"))
         run.state.mkdir(exist_ok=True)
         places = {"start": place.folder / "start", "data": [Path("rl.jsonl")], "examples": Path("rl.jsonl")}
-        draw(run, **places, out=Path(name))  # type: ignore[arg-type]
+        sample_responses(run, **places, out=Path(name))  # type: ignore[arg-type]
         return {file.name: file.read_bytes() for file in sorted(Path(name).iterdir())}
 
     whole_run = draw_into("whole", "state-1")
@@ -228,7 +228,7 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
     monkeypatch.setattr(sample_problems, "sample_problems", until_the_second)
     with pytest.raises(KeyboardInterrupt):
         draw_into("cut", "state-2")
-    assert (tmp_path / "state-2" / "to_label.jsonl").exists() and not Path("cut").exists()
+    assert list((tmp_path / "state-2").glob("sample*")) and not Path("cut").exists()
     monkeypatch.setattr(sample_problems, "sample_problems", sampled)
     assert draw_into("cut", "state-2") == whole_run
     assert sorted(whole_run) == ["pairs.jsonl", "samples.jsonl", "steps.jsonl", "summary.json", "train.jsonl"]
@@ -237,4 +237,4 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
 @pytest.mark.parametrize("prefix", ["", "1;"])
 def test_a_response_prefix_is_part_of_what_is_learned(prefix: str) -> None:
     params = load_params(ROOT / "params", overrides=[f"prompt.response_prefix={prefix!r}"])
-    assert [each["response"] for each in whole([row("3", True)], params)] == [prefix + "3"]
+    assert [each["response"] for each in with_prefix([row("3", True)], params)] == [prefix + "3"]

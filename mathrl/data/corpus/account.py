@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mathrl.core.figures import BLUE, GREEN, ORANGE, picture
 from mathrl.core.files import write_text
 from mathrl.data.corpus.page_files import Page
 from mathrl.data.corpus.rounds import CollectedPages, domains
@@ -14,7 +15,6 @@ from mathrl.params.pages import Pages
 
 EXAMPLES = 5  # pages shown on either side of the boundary
 SHOWN = 20  # domains in the table and the picture
-BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 
 
 def account(out: CollectedPages, pages: Sequence[Page], how: Pages, seed: int) -> dict[str, Any]:
@@ -105,13 +105,7 @@ def _rounded(value: float | None) -> float | None:
 def _pictures(
     folder: Path, out: CollectedPages, known: dict[str, dict[str, Any]], shown: Sequence[str], how: Pages
 ) -> None:
-    import matplotlib  # half a second, and only this report draws
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
-        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    with picture(folder / "rounds.png", 7, 3.6) as axes:
         numbers = [r.number for r in out.rounds]
         lines: dict[str, tuple[Sequence[float | None], str, str]] = {
             "new pages": ([r.new_share for r in out.rounds], ORANGE, "^"),
@@ -123,17 +117,14 @@ def _pictures(
                 axes.plot(numbers, values, marker=marker, color=colour, label=name)
         axes.set_xticks(numbers)
         axes.set(xlabel="round", ylabel="share", ylim=(0, 1.03), title="Rounds")
-        figure.legend(frameon=False, loc="outside right center")
-        figure.savefig(folder / "rounds.png", dpi=130, metadata={"Software": None})
-        plt.close(figure)
-
-        figure, axes = plt.subplots(figsize=(7, 0.8 + 0.25 * len(shown)), layout="constrained")
+        axes.figure.legend(loc="outside right center")
+    with picture(folder / "domains.png", 7, 0.8 + 0.25 * len(shown)) as axes:
         shares = [known[host]["collected"][-1] / known[host]["pages"] for host in shown]
         colours = [BLUE if known[host]["promoted_in_rounds"] else ORANGE for host in shown]
         axes.barh(range(len(shown)), shares, color=colours)
         axes.axvline(how.domain_share, color="black", linewidth=1, linestyle="--")
         axes.set_yticks(range(len(shown)), shown)
         axes.invert_yaxis()
+        axes.grid(axis="x")
+        axes.grid(visible=False, axis="y")
         axes.set(xlabel="share collected in the last round", title="Domains (blue: promoted in a round)")
-        figure.savefig(folder / "domains.png", dpi=130, metadata={"Software": None})
-        plt.close(figure)

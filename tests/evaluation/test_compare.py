@@ -1,0 +1,127 @@
+"""One rule says which models are compared, and every place that compares agrees with it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mathrl.core.files import write_jsonl
+from mathrl.core.results import Comparison, EvaluationSummary, read_recipe_summary
+from mathrl.core.types import EvalRow
+from mathrl.evaluation.benchmark import EvaluatedModel
+from mathrl.evaluation.compare import compare_models, compare_sides, pairs, verdict_of
+from mathrl.evaluation.responses import read_run
+from mathrl.params import Params, load_params
+from mathrl.registry.promote import _compared
+from mathrl.reports.html import Material, compared, page_of
+from mathrl.stages import evaluate
+from mathrl.stages.stage_run import StageRun
+from mathrl.stages.summary import summarise_recipe
+
+LABELS = ("cold_start", "rl_1", "sft_2", "rl_2", "z", "a", "third-try")
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(overrides=["evaluate.samples=4", "evaluate.ks=[1, 4]", "evaluate.resamples=500"])
+
+
+def rows_of(label: str, problems: int = 24) -> list[EvalRow]:
+    rng = np.random.default_rng(sum(map(ord, label)))
+    marks = rng.random((problems, 4)) < 0.2 + 0.6 * rng.random()
+    return [
+        EvalRow(
+            label, "test", f"p{i:02}", i % 3, None, tuple(map(bool, row)), ("1", "2", "3", None), (5,) * 4, (False,) * 4
+        )
+        for i, row in enumerate(marks)
+    ]
+
+
+def responses_of(label: str, problems: int = 24) -> list[dict[str, Any]]:
+    return [
+        {"model": label, "benchmark": "test", "problem_id": row.problem_id, "sample": n, "correct": row.correct[n],
+         "extracted": row.extracted[n], "length": 5, "truncated": False, "level": row.level,
+         "question": row.problem_id, "answers": ["1"], "response": "1"}
+        for row in rows_of(label, problems) for n in range(4)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["rl"], []),
+        (["sft", "rl"], [("sft", "rl")]),
+        (["base", "rl"], [("base", "rl")]),
+        (["sft", "dpo"], [("sft", "dpo")]),
+        (["base", "sft", "rl"], [("sft", "rl"), ("base", "rl")]),
+        (["teacher", "student", "alone"], [("student", "alone"), ("teacher", "student"), ("teacher", "alone")]),
+        (["base", "sft", "rl", "dpo"], [("rl", "dpo"), ("base", "sft"), ("base", "rl"), ("base", "dpo")]),
+        (LABELS, [("a", "third-try"), *(("cold_start", label) for label in LABELS[1:])]),
+    ],
+)
+def test_the_last_against_its_predecessor_and_all_against_the_first(labels: list[str], expected: object) -> None:
+    assert pairs(labels) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_models_of_any_name_are_compared_and_every_caller_agrees(count: int, params: Params, tmp_path: Path) -> None:
+    labels = LABELS[:count]
+    settings, seed = params.evaluate, params.run.seed
+    tests = compare_models({label: [rows_of(label)] for label in labels}, settings, seed)
+    assert list(tests) == [f"{before}_to_{after}" for before, after in pairs(labels)]
+
+    models = [EvaluatedModel(label, "test", rows_of(label), [], 0) for label in labels]
+    summary = evaluate.summary_of({"test": models}, params)
+    assert summary.comparisons == tests
+    assert summary.verdict == verdict_of(labels, tests)
+    if count == 1:
+        assert summary.verdict == "one model: nothing to compare"
+    else:
+        assert summary.verdict == tests[f"{labels[-2]}_to_{labels[-1]}"].verdict()
+
+    responses = tmp_path / "step" / "report" / "responses.jsonl"
+    write_jsonl(responses, (row for label in labels for row in responses_of(label)))
+    stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
+    summarise_recipe(stage, evaluated=[("final", str(tmp_path / "step"))], out=tmp_path / "recipe.json")
+    assert read_recipe_summary(tmp_path / "recipe.json")["final"]["test"].comparisons == tests
+    assert compared(responses, labels, "test", params) == summary.verdict
+    for before, after in pairs(labels):
+        runs = [read_run(responses, label, None) for label in (before, after)]
+        assert _compared(runs, params) == tests[f"{before}_to_{after}"]
+        sides = compare_sides(runs[:1], runs[1:], (before, after), "pass_at_1", settings, seed)
+        assert Comparison.from_row(sides["comparison"]) == tests[f"{before}_to_{after}"]
+
+    # The report shows the verdict of the file, also after the file's keys were sorted.
+    summary.write(tmp_path / "summary.json")
+    material = Material("x", tmp_path, [], EvaluationSummary.read(tmp_path / "summary.json"), responses, [], "")
+    page = page_of(material, params)
+    assert page["verdict"] == summary.verdict
+    assert {test.verdict() for test in tests.values()} == set(page["verdicts"])
+    if count > 1:
+        assert (page["before"], page["after"]) == labels[-2:]
+        assert page["cards"][1][:2] == ("difference", f"{tests[f'{labels[-2]}_to_{labels[-1]}'].difference:+.3f}")
+
+
+def test_several_seeds_are_compared_by_the_same_rule(params: Params, tmp_path: Path) -> None:
+    steps = []
+    for seed in range(2):
+        write_jsonl(
+            tmp_path / f"s{seed}/report/responses.jsonl",
+            (row | {"model": label} for label in LABELS[:3] for row in responses_of(f"{label}{seed}")),
+        )
+        steps.append(("final", str(tmp_path / f"s{seed}")))
+    stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
+    summarise_recipe(stage, evaluated=steps, out=tmp_path / "recipe.json")
+    results = read_recipe_summary(tmp_path / "recipe.json")["final"]["test"]
+    assert set(results.comparisons) == {"rl_1_to_sft_2", "cold_start_to_rl_1", "cold_start_to_sft_2"}
+    assert {test.before_runs for test in results.comparisons.values()} == {2}
+    assert results.models["rl_1"].seeds == 2 and results.models["rl_1"].by_level is None
+
+
+def test_one_problem_is_not_tested_and_nothing_fails(params: Params) -> None:
+    models = [EvaluatedModel(label, "test", rows_of(label, problems=1), [], 0) for label in ("sft", "dpo")]
+    summary = evaluate.summary_of({"test": models}, params)
+    assert not summary.comparisons
+    assert summary.verdict == "fewer than two problems in common: nothing to test"
