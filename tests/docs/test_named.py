@@ -63,7 +63,7 @@ def spoken(text: str) -> list[list[str]]:
     return [span.split()[1:] for span in SPAN.findall(FENCED.sub("\n", text)) if re.match(r"mathrl [a-z]", span)]
 
 
-def found_command(words: list[str]) -> tuple[Any, list[str]]:
+def resolve(words: list[str]) -> tuple[Any, list[str]]:
     command: Any = get_command(app)
     rest = list(words)
     while rest and hasattr(command, "commands"):
@@ -77,15 +77,15 @@ def found_command(words: list[str]) -> tuple[Any, list[str]]:
 def test_commands_in_blocks_parse(page: str) -> None:
     for block in blocks(PAGES[page]):
         for words in commands(block):
-            command, rest = found_command(words)
+            command, rest = resolve(words)
             if hasattr(command, "commands"):
                 continue
-            given = command.make_context(command.name, list(rest)).params
-            preset, overrides = given.get("preset"), given.get("overrides") or []
+            values = command.make_context(command.name, list(rest)).params
+            preset, overrides = values.get("preset"), values.get("overrides") or []
             if preset is not None and "PRESET" not in preset:
                 assert preset in preset_names(ROOT / "params"), words
-            if command.name == "recipe" and given["name"] is not None:
-                assert given["name"] in (*recipe_names(ROOT / "params"), "NAME"), words
+            if command.name == "recipe" and values["name"] is not None:
+                assert values["name"] in (*recipe_names(ROOT / "params"), "NAME"), words
             if command.name != "recipe" and preset != "PRESET":
                 try:
                     load_params(ROOT / "params", preset=preset, overrides=overrides)
@@ -104,30 +104,30 @@ def made_by(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_running_text_exist(page: str) -> None:
     for words in spoken(PAGES[page]):
-        command, rest = found_command(words)
-        options = {name for each in command.params for name in each.opts}
+        command, rest = resolve(words)
+        options = {name for parameter in command.params for name in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= options | {"--help"}, f"mathrl {words}"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_parameters_that_are_named_exist(page: str) -> None:
     code = [*SPAN.findall(PAGES[page]), *(code for _, _, code in FENCED.findall(PAGES[page])), *blocks(PAGES[page])]
-    for named in {each for text in code for each in PARAMETER.findall(text)}:
+    for named in {name for text in code for name in PARAMETER.findall(text)}:
         leaf = named.split(".")[-1]
         added = f"\n+    {leaf}: " in PAGES[page]  # by the page itself
         attribute = named.startswith("run.params.")  # of a StageRun
         if leaf not in FILES and not added and not attribute:
-            assert known(named), f"{page}: no parameter {named}"
+            assert exists(named), f"{page}: no parameter {named}"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_and_make_targets_that_are_named_exist(page: str) -> None:
     text = PAGES[page]
     code = [*SPAN.findall(text), *(code for _, _, code in FENCED.findall(text)), *blocks(text)]
-    made = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    for each in code:
-        assert set(re.findall(r"(?:^|&& |; )make ([a-z]+)", each, re.M)) <= made, f"{page}: {each}"
-    for named in {place for each in SPAN.findall(text) for place in PLACE.findall(each)}:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    for block in code:
+        assert set(re.findall(r"(?:^|&& |; )make ([a-z]+)", block, re.M)) <= targets, f"{page}: {block}"
+    for named in {place for span in SPAN.findall(text) for place in PLACE.findall(span)}:
         assert (ROOT / named).exists() or "NAME" in named, f"{page}: no file {named}"
 
 
@@ -142,26 +142,26 @@ def test_the_checks_see_what_is_wrong() -> None:
         ["plan", "--gpus", "2"],
     ]
     assert spoken(page) == [["lineage", "--dataset"]]
-    assert known("rl.critic.optimizer.adamw_scale") and known("curate.sources.0.path") and known("mix.components")
-    assert known("register.name") and not known("rl.learning_rate") and not known("sft.optimizer.lr")
+    assert exists("rl.critic.optimizer.adamw_scale") and exists("curate.sources.0.path") and exists("mix.components")
+    assert exists("register.name") and not exists("rl.learning_rate") and not exists("sft.optimizer.lr")
     with pytest.raises(AssertionError):
-        found_command(["runn", "rl"])
+        resolve(["runn", "rl"])
 
 
-def known(dotted: str) -> bool:
+def exists(dotted: str) -> bool:
     """Whether the schema has this parameter: in a section, within lists, mappings and choices of sections."""
     first, *rest = dotted.split(".")
-    kinds: list[Any] = [each.annotation for name, each in Params.model_fields.items() if (each.alias or name) == first]
+    kinds: list[Any] = [info.annotation for name, info in Params.model_fields.items() if (info.alias or name) == first]
     for name in rest:
         if not name.isdigit():
             inner = [section for kind in kinds for section in _sections(kind)]
             if not inner:
                 return any("dict" in str(kind) for kind in kinds)  # options, whose keys are free
-            kinds = [each.model_fields[name].annotation for each in inner if name in each.model_fields]
+            kinds = [section.model_fields[name].annotation for section in inner if name in section.model_fields]
     return bool(kinds)
 
 
 def _sections(kind: Any) -> list[type[Section]]:
     if isinstance(kind, type) and issubclass(kind, Section):
         return [kind]
-    return [each for inner in get_args(kind) for each in _sections(inner)]
+    return [section for inner in get_args(kind) for section in _sections(inner)]

@@ -57,7 +57,7 @@ def test_a_reader_fetches_nothing_from_elsewhere(site: Path) -> None:
         reader = Fetched()
         reader.feed(page.read_text(encoding="utf-8"))
         assert reader.addresses, page
-        assert [each for each in reader.addresses if each.startswith(("http:", "https:", "//"))] == [], page
+        assert [address for address in reader.addresses if address.startswith(("http:", "https:", "//"))] == [], page
     for style in site.rglob("*.css"):
         assert "url(http" not in style.read_text(encoding="utf-8"), style
 
@@ -93,26 +93,26 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 def sections(kind: Any) -> set[type[Section]]:
     """A section and all within it."""
-    found: set[type[Section]] = set()
+    classes: set[type[Section]] = set()
 
-    def walk(each: Any) -> None:
-        if isinstance(each, type) and issubclass(each, Section) and each not in found:
-            found.add(each)
-            for info in each.model_fields.values():
+    def walk(annotation: Any) -> None:
+        if isinstance(annotation, type) and issubclass(annotation, Section) and annotation not in classes:
+            classes.add(annotation)
+            for info in annotation.model_fields.values():
                 walk(info.annotation)
-        for inner in get_args(each):
+        for inner in get_args(annotation):
             walk(inner)
 
     walk(kind)
-    return found
+    return classes
 
 
-def test_every_parameter_says_what_it_is() -> None:
+def test_every_parameter_has_a_description() -> None:
     every = sections(Params) | sections(Recipe) | sections(Simulation)
     assert len(every) > 60
     for section in every:
         assert section.__doc__ and section.__doc__ != Section.__doc__, section
         for name, info in section.model_fields.items():
-            speaks = isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+            described = isinstance(info.annotation, type) and issubclass(info.annotation, Section)
             tag = name in ("type", "kind", "stage") and get_origin(info.annotation) is not None
-            assert info.description or speaks or tag, f"{section.__name__}.{name} has no description"
+            assert info.description or described or tag, f"{section.__name__}.{name} has no description"
