@@ -88,7 +88,7 @@ def evaluate_model(
         UserError: the folder is no model, or every prompt is too long.
     """
     # torch and transformers: seconds to import, and not needed for reading a finished evaluation.
-    from mathrl.evaluation.device import device_name
+    from mathrl.models.device import choose_device
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
@@ -96,7 +96,7 @@ def evaluate_model(
     from mathrl.rollout.sampler import Sampler
 
     how = params.evaluate
-    engine, tokenizer = open_engine(folder, params.model, params.rollout, device_name(params.run.device))
+    engine, tokenizer = open_engine(folder, params.model, params.rollout, choose_device(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(how.samples, how.temperature, how.max_tokens, how.top_p)
     samples = sample_problems(
