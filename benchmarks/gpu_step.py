@@ -137,7 +137,8 @@ def run(options: argparse.Namespace) -> None:
     from mathrl.core.metrics import JsonlSink
     from mathrl.core.types import Problem
     from mathrl.grading.verdict import Verdict
-    from mathrl.learners.distributed import Backend, choose_device
+    from mathrl.learners.distributed import Ranks
+    from mathrl.models.device import choose_device
     from mathrl.models.load import load_model, load_tokenizer
     from mathrl.params.load import load_params
     from mathrl.planning.memory import GIB, RUNTIME, plan_memory
@@ -146,6 +147,7 @@ def run(options: argparse.Namespace) -> None:
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.rl import train_rl
+    from mathrl.trainers.training_run import TrainingRun
 
     class Chance(RewardFunction):
         draw = random.Random(0)
@@ -189,18 +191,9 @@ def run(options: argparse.Namespace) -> None:
                 profiler.start()
 
     with tempfile.TemporaryDirectory() as state:
-        train_rl(
-            model,
-            sampler,
-            problems,
-            (),
-            Chance({}),
-            params.rl,
-            0,
-            Backend(device, params.training),
-            Path(state),
-            lambda resume_after: Sink(Path(state) / "metrics.jsonl"),
-        )
+        ranks = Ranks(device, params.training)
+        training = TrainingRun(ranks, Path(state), 0, lambda resume_after: Sink(Path(state) / "metrics.jsonl"))
+        train_rl(model, sampler, problems, (), Chance({}), params.rl, training)
     if profiler is not None:
         profiler.stop()
         profiler.export_chrome_trace(str(options.profile))

@@ -22,7 +22,7 @@ from mathrl.core.launch import rendezvous
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.export import export_model
 from mathrl.models.load import keep_freed_memory, load_model
@@ -38,6 +38,7 @@ from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
+from mathrl.trainers.training_run import TrainingRun
 
 SMALL = FreshModel(hidden_size=512, intermediate_size=1376, layers=8, heads=8, kv_heads=2)
 LARGE = FreshModel(hidden_size=768, intermediate_size=2048, layers=12, heads=12, kv_heads=4)
@@ -103,26 +104,27 @@ def run(case: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     keep_freed_memory()
     torch.set_num_threads(1)
-    state, backend = Path(tempfile.mkdtemp()), Backend(device, params.training)
+    state, ranks = Path(tempfile.mkdtemp()), Ranks(device, params.training)
     tokenizer, folder = character_tokenizer(base), (rendezvous() or state) / "base"
     export_model(fresh_network(base, tokenizer, seed=0), tokenizer, folder, "")
     gc.collect()
-    backend.gather(None)  # rank 0 has written it
-    model = load_model(folder, params.model, device, plain=backend.plain)
+    ranks.gather(None)  # rank 0 has written it
+    model = load_model(folder, params.model, device, plain=ranks.uses_deepspeed)
 
     def sink(resume_after: int | None) -> JsonlSink:
         return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
 
+    training = TrainingRun(ranks, state, 0, sink)
     if stage == "sft":
         shown = [Group([5] * PROMPT, [[6 + i % 80] * RESPONSE]) for i in range(512)]
-        train_sft(model, shown, (), params.sft, 0, backend, state, sink)
+        train_sft(model, shown, (), params.sft, training)
     else:
         engine = training_engine(model, folder, tokenizer, params.model, params.rollout, False)
         sampler = Sampler(engine, tokenizer, params.prompt)
         problems = [
             Problem(id=f"p{i}", question=f"{i:0{PROMPT}d}", answers=("1",), source="s", split="rl") for i in range(64)
         ]
-        train_rl(model, sampler, problems, (), Lengths({}), params.rl, 0, backend, state, sink)
+        train_rl(model, sampler, problems, (), Lengths({}), params.rl, training)
     planned = plan_memory(
         shape_of(AutoConfig.from_pretrained(folder)),
         params,

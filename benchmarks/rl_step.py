@@ -151,13 +151,16 @@ def run_mathrl(options: argparse.Namespace) -> None:
 
     import torch
 
-    from mathrl.learners.distributed import Backend, choose_device
+    from mathrl.core.metrics import JsonlSink
+    from mathrl.learners.distributed import Ranks
+    from mathrl.models.device import choose_device
     from mathrl.models.load import load_model, load_tokenizer
     from mathrl.params import load_params
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.sampler import Sampler
     from mathrl.rollout.torch_engine import TorchEngine
     from mathrl.trainers.rl import train_rl
+    from mathrl.trainers.training_run import TrainingRun
 
     optimizer = "{type: adamw, beta1: 0.9, beta2: 0.999, clip_norm: 1.0, warmup_steps: 0, schedule: constant}"
     params = load_params(
@@ -177,8 +180,8 @@ def run_mathrl(options: argparse.Namespace) -> None:
         ]
     )
     torch.set_num_threads(1)  # also with one process: --processes 1 compares on one core
-    backend = Backend(choose_device("cpu"))
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, params.model, backend.device)
+    ranks = Ranks(choose_device("cpu"))
+    tokenizer, model = load_tokenizer(options.model), load_model(options.model, params.model, ranks.device)
     problems = training_problems(options.steps)
     # The trainer shuffles the problems: permute them so that it takes them in this order.
     places: list[Any] = sorted(problems, key=lambda problem: problem.id)
@@ -186,7 +189,7 @@ def run_mathrl(options: argparse.Namespace) -> None:
     rows: list[dict[str, float]] = []
     used: list[float] = []
 
-    class Sink:
+    class Sink(JsonlSink):
         def log(self, step: int, metrics: Any) -> None:
             rows.append(dict(metrics))
 
@@ -202,19 +205,9 @@ def run_mathrl(options: argparse.Namespace) -> None:
 
     sampler.sample = sample_noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as state:
-        train_rl(
-            model,
-            sampler,
-            places,
-            [],
-            build_reward(params.reward),
-            params.rl,
-            0,
-            backend,
-            Path(state),
-            lambda resume_after: Sink(),
-        )
-    cpu_seconds = sum(backend.gather(cpu() - used[WARM_UP]))
+        run = TrainingRun(ranks, Path(state), 0, lambda resume_after: Sink(Path(state) / "metrics.jsonl"))
+        train_rl(model, sampler, places, [], build_reward(params.reward), params.rl, run)
+    cpu_seconds = sum(ranks.gather(cpu() - used[WARM_UP]))
     if rank() == 0:
         responses = PROMPTS * SAMPLES
         steps = [
@@ -233,7 +226,7 @@ def run_mathrl(options: argparse.Namespace) -> None:
         count = sum(weight.numel() for weight in model.parameters())
         result = {"steps": steps, "cpu_seconds": cpu_seconds, "greedy": greedy, "parameters": count}
         options.out.write_text(json.dumps(result))
-    backend.close()
+    ranks.close()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
+from mathrl.params.recipe import recipe_warnings
 from mathrl.params.recipe_graph import ROOT, bring_up_to_date
 from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
@@ -36,10 +37,11 @@ def run_recipe(
     Overrides go over those of every step, in a worktree of their own.
     """
     workspace = prepare_recipe(recipe, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    seeds = bring_up_to_date(recipe, workspace.folder).seeds or (workspace.params.run.seed,)
+    checked = bring_up_to_date(recipe, workspace.folder)
+    seeds = checked.seeds or (workspace.params.run.seed,)
     named = name_run("recipe", recipe, workspace, seeds)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = line_handler(recipe, workspace)
+    show = line_handler(recipe, workspace, recipe_warnings(checked, workspace.folder / "params"))
     steps = workspace.folder / ROOT / recipe
     with (
         tags(*named),

@@ -1,6 +1,7 @@
 """Where the lines of a running stage go: to the terminal as they come, or to the flow run's log."""
 
 import sys
+from collections.abc import Iterable
 
 from prefect import get_run_logger
 
@@ -9,13 +10,18 @@ from tasks.dvc_output import ADVICE
 from tasks.workspace import Workspace
 
 
-def line_handler(name: str, workspace: Workspace) -> "Console | FlowLog":
-    """What the output of a run goes to, piece by piece."""
+def line_handler(name: str, workspace: Workspace, warnings: Iterable[str] = ()) -> "Console | FlowLog":
+    """What the output of a run goes to, piece by piece; the warnings about its parameters go first."""
+    handler: Console | FlowLog
     if Variable.CONSOLE.get():
         if workspace.settings:
             print(f"{', '.join(workspace.settings)}: in {workspace.folder}", file=sys.stderr)
-        return Console()
-    return FlowLog(f"{name} in {workspace.folder}")
+        handler = Console()
+    else:
+        handler = FlowLog(f"{name} in {workspace.folder}")
+    for line in warnings:
+        handler(f"warning: {line}\n")
+    return handler
 
 
 class Console:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
+from mathrl.params.ignored import warnings
 from mathrl.params.schema import BESIDE, stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
@@ -43,7 +44,7 @@ def run_stages(
     run_tags = name_run("stage", target, workspace, [workspace.params.run.seed])
     chain = stages_until(target)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = line_handler(target, workspace)
+    show = line_handler(target, workspace, warnings(workspace.params))
     with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
         for stages in [chain, *([("controls",)] if controls else [])]:

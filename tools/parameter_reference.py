@@ -152,7 +152,7 @@ def _default(value: Any) -> str:
     if repr(value) == "PydanticUndefined":
         return "required"
     if value is None or value in ((), {}, ""):
-        return "default: empty"
+        return "default: null" if value is None else "default: empty"
     if isinstance(value, Section):
         return f"default: {type(value).__name__}, as follows"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

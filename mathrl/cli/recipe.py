@@ -12,7 +12,7 @@ from mathrl.cli.options import AllowDirty, Overrides, Preset
 from mathrl.cli.run import call_flow
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params import load_params
-from mathrl.params.recipe import load_recipe, recipe_names
+from mathrl.params.recipe import load_recipe, recipe_names, recipe_warnings
 from mathrl.params.recipe_graph import graph
 
 
@@ -55,6 +55,8 @@ def _print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> Non
     print(checked.description)
     for step, stage in graph(name, checked, Path()).items():
         print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
+    for line in recipe_warnings(checked):
+        print(f"warning: {line}")
 
 
 def _print(folder: Path, name: str, seconds: float) -> None:

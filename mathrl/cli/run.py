@@ -20,6 +20,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params, load_params
+from mathrl.params.ignored import warnings
 from mathrl.params.load import dump_yaml
 from mathrl.params.schema import TARGETS, stages_until
 from mathrl.stages import curate
@@ -113,6 +114,8 @@ def _print_plan(stage: str, params: Params) -> None:
     for line in curate.resolve(params):
         print(f"source: {line}")
     print(f"model: {_model(params)}")
+    for line in warnings(params):
+        print(f"warning: {line}")
 
 
 def _model(params: Params) -> str:

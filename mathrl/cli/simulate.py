@@ -5,7 +5,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.load import FOLDER, did_you_mean, read_yaml
+from mathrl.params.load import FOLDER, read_yaml
+from mathrl.params.messages import did_you_mean
 from mathrl.params.simulate import MODES, Simulation
 from mathrl.planning.simulate import simulate
 

@@ -58,7 +58,9 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
     if resolved.generated:
         generated = resolved.generated
         counts = {str(split): count for split, count in generated.counts.items()}
-        for problem in generate(generated.generator, counts, generated.options, seed=seed, name=generated.name):
+        for problem in generate(
+            generated.generator, counts, generated.options.model_dump(), seed=seed, name=generated.name
+        ):
             read.rows[generated.generator] += 1
             yield problem
         return
@@ -81,7 +83,7 @@ def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
         return row | {
             "generator": generated.generator,
             "version": VERSIONS[generated.generator],
-            "options": dict(generated.options),
+            "options": generated.options.model_dump(mode="json"),
             "counts": dict(generated.counts),
             "rows": read.rows[generated.generator],
         }

@@ -6,11 +6,11 @@ from pathlib import Path
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.data.generators import make_generator
 from mathrl.data.registry import REGISTRY, NamedSource, benchmark, find
 from mathrl.data.row_files import SUFFIXES, labels, list_files
 from mathrl.data.row_formats import RowShape
-from mathrl.params.data import FileSource, GeneratedSource, HubSource, RowSource, Source
+from mathrl.params.data import FileSource, HubSource, RowSource, Source
+from mathrl.params.generators import GeneratedSource
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
         UserError: the file or folder does not exist, or its format is unknown.
     """
     if isinstance(source, GeneratedSource):
-        make_generator(source.generator, source.options)
         return ResolvedSource(source.name, "", "made here (Apache-2.0)", generated=source)
     licence = source.licence or "not stated"
     if isinstance(source, FileSource):

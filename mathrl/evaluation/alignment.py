@@ -46,15 +46,15 @@ class Gap:
 @torch.no_grad()
 def plain_logprobs(network: Any, groups: Sequence[Group], temperature: float) -> Tensor:
     """[N], a forward pass for each response."""
-    found = []
+    logprobs = []
     for group in groups:
         for response in group.responses:
             ids = torch.tensor([[*group.prompt, *response]], device=network.device)
             logits = network(input_ids=ids, use_cache=False).logits[0].float() / temperature
             start = len(group.prompt) - 1
             rows = logits[start : start + len(response)].log_softmax(-1)
-            found.append(rows.gather(1, ids[0, len(group.prompt) :, None])[:, 0].cpu())
-    return torch.cat(found)
+            logprobs.append(rows.gather(1, ids[0, len(group.prompt) :, None])[:, 0].cpu())
+    return torch.cat(logprobs)
 
 
 def load_plain(folder: Path | str, model: Model, device: torch.device) -> Any:
@@ -73,21 +73,21 @@ def gaps(
     tolerances: tuple[float, float],
     limit: float,
 ) -> list[Gap]:
-    """Between each two; `tolerances` are of sampler and trainer, and of the trainer and the plain forward."""
-    sampler_N = torch.tensor([value for row in completions for each in row for value in each.logprobs])
-    lengths_S = torch.tensor([len(each.tokens) for row in completions for each in row])
-    own, other = tolerances
+    """The gaps between each two; `tolerances` are of sampler and trainer, and of the trainer and the plain forward."""
+    sampler_N = torch.tensor([value for group in completions for completion in group for value in completion.logprobs])
+    lengths_S = torch.tensor([len(completion.tokens) for group in completions for completion in group])
+    sampled, plain = tolerances
     pairs = [
-        (SAMPLER, TRAINER, sampler_N, trainer_N, own),
-        (TRAINER, PLAIN, trainer_N, plain_N, other),
-        (SAMPLER, PLAIN, sampler_N, plain_N, max(own, other)),
+        (SAMPLER, TRAINER, sampler_N, trainer_N, sampled),
+        (TRAINER, PLAIN, trainer_N, plain_N, plain),
+        (SAMPLER, PLAIN, sampler_N, plain_N, max(sampled, plain)),
     ]
-    found = []
+    result = []
     for first, second, first_N, second_N, tolerance in pairs:
         gap_N = (first_N - second_N).abs()
         ratio = float(logprob_alignment(first_N, second_N, lengths_S).mean())
-        found.append(Gap(first, second, float(gap_N.max()), float(gap_N.mean()), ratio, tolerance, limit))
-    return found
+        result.append(Gap(first, second, float(gap_N.max()), float(gap_N.mean()), ratio, tolerance, limit))
+    return result
 
 
 def trainer_logprobs(

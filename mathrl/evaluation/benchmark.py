@@ -84,7 +84,7 @@ def evaluate_model(
         UserError: the folder holds no model, or every prompt is too long.
     """
     # torch and transformers take seconds to import and are not needed to read a finished evaluation.
-    from mathrl.evaluation.device import device_name
+    from mathrl.models.device import choose_device
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
@@ -92,7 +92,7 @@ def evaluate_model(
     from mathrl.rollout.sampler import Sampler
 
     settings = params.evaluate
-    engine, tokenizer = open_engine(folder, params.model, params.rollout, device_name(params.run.device))
+    engine, tokenizer = open_engine(folder, params.model, params.rollout, choose_device(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p)
     samples = sample_problems(

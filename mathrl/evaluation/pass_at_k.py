@@ -28,7 +28,7 @@ def answer_classes(
     """Votes for the correct answer, votes of each class of equal wrong answers, and abstentions.
 
     All correct responses are one class, whatever their spelling; a response without an answer abstains.
-    Answers that equal one and the same third answer are one class, so the order of the samples is no matter.
+    Answers that equal one and the same third answer are one class, so the order of the samples does not matter.
 
     >>> marks = [True, False, False, False, False]
     >>> answer_classes(["4", ".5", "0.5", "7", None], marks, lambda a, b: float(a) == float(b))
@@ -45,10 +45,10 @@ def answer_classes(
             wrong[answer] = wrong.get(answer, 0) + 1
     classes: list[list[str]] = []
     for answer in wrong:
-        joined = [each for each in classes if any(equal(member, answer) for member in each)]
-        classes = [each for each in classes if each not in joined]
-        classes.append([*(member for each in joined for member in each), answer])
-    return right, [sum(wrong[member] for member in each) for each in classes], silent
+        joined = [members for members in classes if any(equal(member, answer) for member in members)]
+        classes = [members for members in classes if members not in joined]
+        classes.append([*(member for members in joined for member in members), answer])
+    return right, [sum(wrong[member] for member in members) for members in classes], silent
 
 
 def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:

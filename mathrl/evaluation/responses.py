@@ -1,4 +1,4 @@
-"""Kept responses (responses.jsonl) → what one model made of one benchmark, checked."""
+"""Kept responses (responses.jsonl) → the graded rows of one model on one benchmark, checked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ class ModelRun:
 
 
 def read_run(file: Path, model: str | None, benchmark: str | None) -> ModelRun:
-    """The responses of one model on one benchmark from a responses.jsonl, one `EvalRow` a problem.
+    """The responses of one model on one benchmark from a responses.jsonl, one `EvalRow` per problem.
 
     Raises:
         UserError: no such file, no response in it, a row without a field, several models or benchmarks to
             choose from, a response twice, or problems with different numbers of responses.
     """
-    found = _read(file)
-    benchmark = _one_of({b for _, b in found}, benchmark, f"{file}: benchmark", "choose one with --benchmark")
-    model = _one_of({m for m, b in found if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL")
-    return _run(file, model, benchmark, found[model, benchmark])
+    runs = _read(file)
+    benchmark = _one_of({b for _, b in runs}, benchmark, f"{file}: benchmark", "choose one with --benchmark")
+    model = _one_of({m for m, b in runs if b == benchmark}, model, f"{file}: model", f"name one as {file}:MODEL")
+    return _run(file, model, benchmark, runs[model, benchmark])
 
 
 def read_runs(file: Path) -> list[ModelRun]:
@@ -51,7 +51,7 @@ def read_runs(file: Path) -> list[ModelRun]:
 
 
 def _read(file: Path) -> dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]:
-    found: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
+    runs: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
     for number, row in read_numbered_jsonl(file):
         missing = [name for name in NEEDED if name not in row]
         if missing:
@@ -59,10 +59,10 @@ def _read(file: Path) -> dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]
                 f"{file}, line {number}: no field {missing[0]!r}; give the responses.jsonl that "
                 "`mathrl evaluate` or the evaluate stage wrote"
             )
-        found.setdefault((str(row["model"]), str(row["benchmark"])), []).append((number, row))
-    if not found:
+        runs.setdefault((str(row["model"]), str(row["benchmark"])), []).append((number, row))
+    if not runs:
         raise UserError(f"{file}: no response in it")
-    return found
+    return runs
 
 
 def _run(file: Path, model: str, benchmark: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> ModelRun:
@@ -75,15 +75,15 @@ def _run(file: Path, model: str, benchmark: str, rows: Sequence[tuple[int, dict[
     )
 
 
-def _one_of(there: set[str], wanted: str | None, what: str, remedy: str) -> str:
-    if wanted in there:
+def _one_of(names: set[str], wanted: str | None, what: str, remedy: str) -> str:
+    if wanted in names:
         return str(wanted)
-    known = ", ".join(sorted(there))
+    listed = ", ".join(sorted(names))
     if wanted is not None:
-        raise UserError(f"{what} {wanted!r} is not in it; there are: {known}")
-    if len(there) > 1:
-        raise UserError(f"{what} is one of {known}; {remedy}")
-    return next(iter(there))
+        raise UserError(f"{what} {wanted!r} is not in it; there are: {listed}")
+    if len(names) > 1:
+        raise UserError(f"{what} is one of {listed}; {remedy}")
+    return next(iter(names))
 
 
 def _eval_rows(file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[EvalRow]:
@@ -92,8 +92,8 @@ def _eval_rows(file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[E
         samples = problems.setdefault(str(row["problem_id"]), {})
         if row["sample"] in samples:
             raise UserError(
-                f"{file}, line {number}: sample {row['sample']} of {row['problem_id']} is there twice; "
-                "were two files put together?"
+                f"{file}, line {number}: sample {row['sample']} of {row['problem_id']} occurs twice; "
+                "were two files concatenated?"
             )
         samples[row["sample"]] = row
     counts = {len(samples) for samples in problems.values()}

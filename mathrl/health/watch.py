@@ -16,7 +16,6 @@ from typing import Any
 from tqdm import tqdm
 
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import JsonlSink
 from mathrl.health.rules import RULES, Row
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
@@ -96,24 +95,25 @@ def sentence(finding: Mapping[str, Any]) -> str:
     )
 
 
-class WatchedSink:
-    """A metrics file with a watch: new findings go to the log, the whole report to `on_report`."""
+class HealthMonitor:
+    """Judges the metrics of a run as they come: new findings go to the log, all of them to `report`."""
 
-    def __init__(
-        self, sink: JsonlSink, health: Health, rl: Rl | None, on_report: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self.sink, self.on_report, self.reported_colour = sink, on_report, ""
-        self.watch = examine(sink.rows(), health, rl)
+    def __init__(self, health: Health, rl: Rl | None, report: Callable[[dict[str, Any]], None]) -> None:
+        self.report, self.reported = report, ""
+        self.watch = Watch(health, rl)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises UserError: a new red finding, if health.action is stop."""
-        self.sink.log(step, metrics)
+    def resume(self, rows: Iterable[Row]) -> None:
+        """Take over the rows that the run has logged so far, without logging their findings again."""
+        self.watch = examine(rows, self.watch.health, self.watch.rl)
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises UserError: a new red finding, where health.action is stop."""
         new = self.watch.add({"step": step, **metrics})
         for finding in new:
             tqdm.write(f"health: {sentence(asdict(finding))}", file=sys.stderr)
-        if new or self.reported_colour != self.watch.colour:
-            self.reported_colour = self.watch.colour
-            self.on_report(self.watch.report())
+        if new or self.reported != self.watch.colour:
+            self.reported = self.watch.colour
+            self.report(self.watch.report())
         red = [finding for finding in new if finding.colour == "red"]
         if red and self.watch.health.action == "stop":
             raise UserError(f"stopped at step {step} since health.action is stop: {red[0].evidence}; {red[0].remedy}")

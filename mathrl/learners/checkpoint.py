@@ -1,7 +1,7 @@
-"""Resume points: files of tensors and one of values, whole or absent, checked by digest.
+"""Checkpoints: a file of tensors and a manifest of values, complete or absent, checked by digest.
 
-A kill at any moment leaves the last good one: tensors are written aside, flushed and renamed, and only then
-does the small JSON file that names them and their digests appear. What this module writes and reads holds no
+A kill at any moment leaves the last good checkpoint: tensors are written aside, flushed and renamed, and only
+then does the small JSON manifest with their digests appear. What this module writes and reads holds no
 pickles; DeepSpeed's own files, which do, are read only after their digests have been checked, and without
 running anything that they name.
 """
@@ -28,9 +28,9 @@ KEEP = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from: `step` steps are done; `values` is JSON (cursors, counters).
+    """What a run resumes from, after `step` steps; `values` is JSON (cursors, counters).
 
-    `parts` is the folder of what a training backend has written itself, if it did.
+    `parts` is the folder of the files that a training backend has written itself, if any.
     """
 
     step: int
@@ -40,19 +40,19 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The resume points of one run, the last `KEEP` of them."""
+    """The last `KEEP` checkpoints of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
     def parts(self, step: int) -> Path:
-        """Where a backend writes its own files of this step, before `save` is called."""
+        """The folder for a backend's own files of this step, written before `save` is called."""
         return self.folder / f"step-{step:08d}.parts"
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a resume point, then drop the oldest.
+        """Write a checkpoint, then remove the oldest.
 
-        On a CPU without a copy of the tensors; those of a GPU stand in the CPU's memory meanwhile.
+        Tensors of a GPU are copied to the CPU's memory meanwhile; those of a CPU are not copied.
         """
         name = f"step-{checkpoint.step:08d}"
         with written_aside(self.folder / f"{name}.safetensors") as aside:
@@ -73,22 +73,12 @@ class CheckpointFolder:
             shutil.rmtree(old.with_suffix(".parts"), ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
-        """The newest resume point that is whole; a damaged one is passed over with a warning."""
+        """The newest intact checkpoint; a damaged one is skipped with a warning."""
         for manifest in self._manifests():
             try:
-                told = json.loads(manifest.read_text(encoding="utf-8"))
-                tensors = manifest.with_suffix(".safetensors")
-                if _digest(tensors) != told["sha256"]:
-                    raise ValueError("its digest is not the one noted when it was written")
-                parts = manifest.with_suffix(".parts")
-                for name, digest in told["parts"].items():
-                    if _digest(parts / name) != digest:
-                        raise ValueError(f"{name}: its digest is not the one noted when it was written")
-                step = int(told["step"])
-                own = parts if told["parts"] else None
-                return Checkpoint(step, load_file(tensors), dict(told["values"]), own)
+                return _read(manifest)
             except (OSError, ValueError, KeyError) as error:
-                warnings.warn(f"{manifest}: damaged, the one before is used ({error})", stacklevel=2)
+                warnings.warn(f"{manifest}: damaged, the checkpoint before it is used ({error})", stacklevel=2)
         return None
 
     def _manifests(self) -> list[Path]:
@@ -96,7 +86,7 @@ class CheckpointFolder:
         return sorted(self.folder.glob("step-*.json"), reverse=True)
 
 
-class Saved(Protocol):
+class Checkpointed(Protocol):
     """A learner, as a checkpoint sees it (`mathrl.learners.learner.Learner`)."""
 
     def tensors(self) -> dict[str, Tensor]: ...
@@ -104,10 +94,10 @@ class Saved(Protocol):
     def write(self, folder: Path) -> None: ...
 
 
-def save_point(
-    folder: CheckpointFolder, step: int, learners: Sequence[Saved], values: Mapping[str, Any], rank: int
+def save_checkpoint(
+    folder: CheckpointFolder, step: int, learners: Sequence[Checkpointed], values: Mapping[str, Any], rank: int
 ) -> None:
-    """A resume point of the learners after `step` steps; called at every process."""
+    """Write a checkpoint of the learners after `step` steps; called at every rank."""
     for learner in learners:
         learner.write(folder.parts(step))
     if rank == 0:
@@ -115,14 +105,26 @@ def save_point(
         folder.save(Checkpoint(step, tensors, dict(values)))
 
 
+def _read(manifest: Path) -> Checkpoint:
+    written = json.loads(manifest.read_text(encoding="utf-8"))
+    tensors, parts = manifest.with_suffix(".safetensors"), manifest.with_suffix(".parts")
+    digests = {tensors: written["sha256"], **{parts / name: digest for name, digest in written["parts"].items()}}
+    for file, digest in digests.items():
+        if _digest(file) != digest:
+            raise ValueError(f"{file.name}: its digest differs from the one in the manifest")
+    return Checkpoint(
+        int(written["step"]), load_file(tensors), dict(written["values"]), parts if written["parts"] else None
+    )
+
+
 def _flushed_digests(folder: Path) -> dict[str, str]:
-    """Of every file in the folder, once it is on the disk."""
-    found = {}
+    """The digest of every file in the folder, once it is on the disk."""
+    digests = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        found[str(file.relative_to(folder))] = _digest(file)
-    return found
+        digests[str(file.relative_to(folder))] = _digest(file)
+    return digests
 
 
 def _digest(file: Path) -> str:

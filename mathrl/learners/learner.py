@@ -3,31 +3,32 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol
 
 from torch import Tensor
 
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.micro_batches import Figures
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.train import Optimizer
 
-Micro = TypeVar("Micro")
+P = ParamSpec("P")
 
 
 class Learner(Protocol):
-    """Takes one update after another, each the sum of the gradients of its micro-batches.
+    """Takes one update after another, each with the sum of the gradients of its micro-batches.
 
-    `updates` and `bad` count what was done and what was skipped since it was not a number; `norm` and
-    `factor` are the last update's gradient norm before clipping and factor of the schedule (0 if skipped).
-    All processes call the same methods in the same order.
+    `updates` counts the updates taken and `bad` those of them that were skipped for a non-finite loss or
+    gradient; `norm` and `factor` are the last update's gradient norm before clipping and learning-rate factor
+    (0 if skipped). All ranks call the same methods in the same order.
 
     Example:
-        for micro, counts in learner.rounds(micros, spare):
-            learner.descend(lambda: counts * loss_of(micro))
-        learner.reduce()
-        learner.update(loss)
+        for micro, counts in learner.micro_batches(sizes, tokens=4096):
+            loss, figures = learner.forward(loss_of, [items[i] for i in micro])
+            learner.backward(loss * counts)
+        learner.update(total_loss)
     """
 
     model: Any
@@ -36,47 +37,51 @@ class Learner(Protocol):
     norm: float
     factor: float
 
-    def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
-        """Begin an update: this process's micro-batches, each with 1.0.
+    def micro_batches(
+        self, sizes: Sequence[int], tokens: int, chosen: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[int], float]]:
+        """Begin an update: the micro-batches of this rank's share of the items, as numbers into `sizes`.
 
-        Where processes exchange weights or gradients within a pass, all of them make the same number: the
-        shorter ones are given `spare` with 0.0, the factor that its loss takes.
+        Each holds at most `tokens` packed tokens; `chosen` items only, where they are given. The factor
+        multiplies the loss: it is 1, or 0 for a pass that this rank only makes because others need it.
         """
         ...
 
-    def descend(self, compute: Callable[[], Tensor]) -> None:
-        """Forward and backward: add the gradient of the scalar that `compute` gives of `model`."""
+    def forward(
+        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Tensor, Figures]:
+        """What `loss_of`, which runs `model`, gives: a scalar loss and figures without a gradient."""
         ...
 
-    def reduce(self) -> None:
-        """Sum the gradient over the processes."""
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss that `forward` gave."""
         ...
 
     def update(self, loss: float) -> None:
-        """One step of the optimizer; none if the loss or the gradient is not a number.
+        """Sum the gradient over the ranks and take an optimizer step; none if it or the loss is non-finite.
 
         Raises:
-            UserError: that was so more than `training.most_bad_updates` times.
+            UserError: more than `training.most_bad_updates` updates were skipped.
         """
         ...
 
     def drop(self) -> None:
-        """Forget the gradient instead of an update."""
+        """Discard the gradient instead of an update."""
         ...
 
     def whole(self) -> AbstractContextManager[None]:
-        """Within it every process has all weights and samples from the model at its own pace."""
+        """Within it every rank has all weights and samples from the model at its own pace."""
         ...
 
     def scoring(self) -> AbstractContextManager[None]:
         """Within it the model runs without a gradient, where weights are divided layer by layer.
 
-        All processes make the same number of passes of it (see `Backend.evened`).
+        All ranks make the same number of passes (see `Ranks.evened`).
         """
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights as `full_weights` gives them, at every process, some at a time."""
+        """All weights as `full_weights` gives them, at every rank, some at a time."""
         ...
 
     def evaluated(self) -> AbstractContextManager[None]:
@@ -84,23 +89,23 @@ class Learner(Protocol):
         ...
 
     def keep_best(self) -> None:
-        """Remember the evaluated weights, for `finish`."""
+        """Keep a copy of the evaluated weights for `finish`."""
         ...
 
     def finish(self) -> None:
-        """The model is a plain one again, with the best weights if they were kept, or the evaluated."""
+        """End training: a torch model again, with the best weights if they were kept, else the evaluated ones."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it, by names that begin with its own."""
+        """Its tensors for a checkpoint, by names that begin with its own."""
         ...
 
     def write(self, folder: Path) -> None:
-        """What the backend itself writes into a checkpoint, by every process."""
+        """Write the files that the backend itself adds to a checkpoint; called at every rank."""
         ...
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
-        """Take over what `tensors`, `write` and `counts` gave; what belongs to others is passed over."""
+        """Restore what `tensors`, `write` and `counts` gave; tensors of other learners are ignored."""
         ...
 
     @property
@@ -108,15 +113,14 @@ class Learner(Protocol):
 
 
 def make_learner(
-    model: Any, params: Optimizer, lr: float, updates: int, backend: Backend, *, name: str, ema: float | None = None
+    model: Any, params: Optimizer, lr: float, updates: int, ranks: Ranks, *, name: str, ema: float | None = None
 ) -> Learner:
     """A learner of the backend that `training.backend` names, for `updates` updates.
 
-    `name` is the section's of `params`, for messages and checkpoints.
+    `name` is the section of `params`, for messages and checkpoints.
 
     Raises:
-        UserError: DeepSpeed is not there, or cannot do what the parameters ask for.
+        UserError: DeepSpeed is not installed, or does not support what the parameters ask for.
     """
-    if backend.training.backend == "deepspeed":
-        return DeepSpeedLearner(model, params, lr, updates, backend, name=name, ema=ema)
-    return TorchLearner(model, params, lr, updates, ema, name, backend)
+    backend = DeepSpeedLearner if ranks.uses_deepspeed else TorchLearner
+    return backend(model, params, lr, updates, ranks, name=name, ema=ema)

@@ -1,10 +1,10 @@
-"""The torch backend: every process holds all weights, as one buffer, and gradients are summed."""
+"""The torch backend: every rank holds all weights, as one buffer, and gradients are summed over the ranks."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -12,12 +12,13 @@ from torch import Tensor
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.checkpoint import Checkpoint
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.micro_batches import Figures, own_micro_batches
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.weights import full_weights
 from mathrl.params.train import Optimizer
 
-Micro = TypeVar("Micro")
+P = ParamSpec("P")
 
 
 class TorchLearner:
@@ -33,12 +34,13 @@ class TorchLearner:
         params: Optimizer,
         lr: float,
         updates: int,
-        ema: float | None = None,
+        ranks: Ranks | None = None,
+        *,
         name: str = "rl",
-        backend: Backend | None = None,
+        ema: float | None = None,
     ) -> None:
         self.model, self.ema, self.name = model, ema, name
-        self.backend = backend or Backend(torch.device("cpu"))
+        self.ranks = ranks or Ranks(torch.device("cpu"))
         with memory_part("gradients and averaged weights", self._advice()):
             self.flat = FlatParameters(model)
             self.averaged = self.flat.weights.clone() if ema else None
@@ -52,30 +54,39 @@ class TorchLearner:
             "or take a smaller model (model.base)"
         )
 
-    def rounds(self, micros: Sequence[Micro], spare: Micro) -> Iterator[tuple[Micro, float]]:
+    def micro_batches(
+        self, sizes: Sequence[int], tokens: int, chosen: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[int], float]]:
         self.flat.gradients.zero_()
-        yield from ((micro, 1.0) for micro in micros)
+        yield from ((micro, 1.0) for micro in own_micro_batches(sizes, tokens, self.ranks, chosen))
 
-    def descend(self, compute: Callable[[], Tensor]) -> None:
-        compute().backward()  # type: ignore[no-untyped-call]
+    def forward(
+        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Tensor, Figures]:
+        return loss_of(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def reduce(self) -> None:
-        self.backend.sum_(self.flat.gradients)
+        """Sum the gradient over the ranks."""
+        self.ranks.sum_(self.flat.gradients)
 
     def update(self, loss: float) -> None:
+        self.reduce()
         self.norm, self.factor = self.optimizer.clip(), 0.0
         if math.isfinite(self.norm) and math.isfinite(loss):
-            with memory_part("optimizer states", self._advice()):  # made at the first step
+            with memory_part("optimizer states", self._advice()):  # allocated at the first step
                 self.factor = self.optimizer.step(self.updates)
             if self.averaged is not None and self.ema:
                 self.averaged.lerp_(self.flat.weights, 1 - self.ema)
         else:
             self.bad += 1
-            check_bad(self.bad, self.backend.training.most_bad_updates, self.name)
+            check_bad(self.bad, self.ranks.training.most_bad_updates, self.name)
         self.updates += 1
 
     def drop(self) -> None:
-        """The next update begins with zeros anyway."""
+        """The next update starts from a zero gradient anyway."""
 
     def whole(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -90,12 +101,14 @@ class TorchLearner:
     def evaluated(self) -> Iterator[None]:
         with memory_part("trained weights, while the averaged ones are evaluated", self._advice()):
             trained = self.flat.weights.clone()
-        self.flat.set_weights(self.evaluated_weights())
-        yield
-        self.flat.set_weights(trained)
+        try:
+            self.flat.set_weights(self.evaluated_weights())
+            yield
+        finally:
+            self.flat.set_weights(trained)
 
     def evaluated_weights(self) -> Tensor:
-        """Those that are evaluated and exported: the averaged ones where there are any."""
+        """The weights that are evaluated and exported: the averaged ones where there are any."""
         return self.flat.weights if self.averaged is None else self.averaged
 
     def keep_best(self) -> None:
@@ -106,27 +119,26 @@ class TorchLearner:
         self.flat.set_weights(self.evaluated_weights() if self.best is None else self.best)
 
     def tensors(self) -> dict[str, Tensor]:
-        own = {"weights": self.flat.weights}
+        tensors = {"weights": self.flat.weights}
         if self.averaged is not None:
-            own["averaged"] = self.averaged
+            tensors["averaged"] = self.averaged
         if self.best is not None:
-            own["best"] = self.best
-        own |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
-        return {f"{self.name}/{name}": value for name, value in own.items()}
+            tensors["best"] = self.best
+        tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        return {f"{self.name}/{name}": value for name, value in tensors.items()}
 
     def write(self, folder: Path) -> None:
         """Rank 0's `tensors` are all there is."""
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
-        own = {
-            name.partition("/")[2]: value for name, value in saved.tensors.items() if name.startswith(f"{self.name}/")
-        }
-        self.flat.set_weights(own["weights"].to(self.flat.weights.device))
+        prefix = f"{self.name}/"
+        tensors = {name.removeprefix(prefix): value for name, value in saved.tensors.items() if name.startswith(prefix)}
+        self.flat.set_weights(tensors["weights"].to(self.flat.weights.device))
         if self.averaged is not None:
-            self.averaged.copy_(own["averaged"])
-        if "best" in own:
-            self.best = own["best"].to(self.flat.weights.device)
-        states = {name.removeprefix("optimizer."): own[name] for name in own if name.startswith("optimizer.")}
+            self.averaged.copy_(tensors["averaged"])
+        if "best" in tensors:
+            self.best = tensors["best"].to(self.flat.weights.device)
+        states = {name.removeprefix("optimizer."): tensors[name] for name in tensors if name.startswith("optimizer.")}
         self.optimizer.load_state(states)
         self.updates, self.bad = counts["updates"], counts["bad"]
 
@@ -136,8 +148,7 @@ class TorchLearner:
 
 
 def share_gradients(learners: Sequence[Any]) -> None:
-    """One buffer of gradients for the torch learners among these, each of which updates before the next
-    begins: the policy and its critic."""
+    """Give the torch learners among these one buffer of gradients: each updates before the next begins."""
     flats = [learner.flat for learner in learners if isinstance(learner, TorchLearner)]
     if len({(flat.weights.dtype, flat.weights.device) for flat in flats}) == 1:
         buffer = max((flat.gradients for flat in flats), key=len)

@@ -5,6 +5,7 @@ Shapes: T packed tokens; N response tokens, those that have a log-prob; R rows w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,26 @@ class Group:
     def long(self) -> bool:
         """Whether a response with its prompt is so long that the prompt is not shared."""
         return len(self.prompt) + max(len(response) for response in self.responses) > LONG
+
+    def cut_places(self, budget: int) -> list[int]:
+        """Where the responses are cut so that each part has at most `budget` packed tokens: 0, …, their number.
+
+        The prompt stands in each part; a response that is longer alone stands alone.
+
+        >>> Group((1, 2), ((3, 4), (5, 6), (7, 8))).cut_places(4)
+        [0, 2, 3]
+        """
+        places = [0]
+        if self.packed_tokens > budget:
+            for place in range(1, len(self.responses)):
+                if Group(self.prompt, self.responses[places[-1] : place + 1]).packed_tokens > budget:
+                    places.append(place)
+        return [*places, len(self.responses)]
+
+    def cut(self, budget: int) -> list["Group"]:
+        """The group in parts (see `cut_places`)."""
+        places = self.cut_places(budget)
+        return [Group(self.prompt, self.responses[start:end]) for start, end in pairwise(places)]
 
 
 @dataclass(frozen=True)

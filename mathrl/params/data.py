@@ -4,51 +4,42 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.generators import Generated, GeneratedSource, SplitName
 from mathrl.params.section import Section
-
-SplitName = Literal["sft", "rl", "dev", "test"]
-
-
-class GeneratedSource(Section):
-    """Problems made by a seeded generator: no file, no download."""
-
-    type: Literal["generated"] = "generated"
-    name: str = Field(min_length=1, description="Name in reports and mixtures.")
-    generator: str = Field("chain", description="chain, word_problem, linear_equation, countdown, …")
-    counts: dict[SplitName, Annotated[int, Field(ge=0)]] = Field(description="Problems in each split.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Levels, ranges: the generator's own.")
 
 
 class RowSource(Section):
     """What files and hub data sets share: which fields hold what."""
 
-    name: str = Field(min_length=1, description="Name in reports and mixtures.")
+    name: str = Field(min_length=1, description="Name of the source in reports and mixtures.")
     format: Literal["fields", "rlinf", "verl", "multiple_choice"] = Field(
-        "fields", description="fields: as the keys below say; rlinf, verl, multiple_choice: rows of that shape."
+        "fields",
+        description="fields: the keys below name the columns; rlinf, verl, multiple_choice: rows in that format.",
     )
     prompt_key: str = Field(
-        "question", description="Field with the problem's text; Body+Question joins two, 0.value goes inside."
+        "question", description="Field with the question; Body+Question joins two fields, 0.value reads inside one."
     )
-    answer_key: str | None = Field("answer", description="Field with the answer; empty: taken from the solution.")
+    answer_key: str | None = Field("answer", description="Field with the answer; null: taken from the solution.")
     solution_key: str | None = Field(None, description="Field with the worked solution.")
-    id_key: str | None = Field(None, description="Field with the row's id (file name and row number if empty).")
+    id_key: str | None = Field(None, description="Field with the row's id; null: file name and row number.")
     level_key: str | None = Field(None, description="Field with the difficulty level.")
     subject_key: str | None = Field(None, description="Field with the subject.")
     answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
-        "field", description="field: as it stands; else taken from the answer or solution text."
+        "field",
+        description="field: the answer as it is; hash, boxed, answer_tag: extracted from the answer or solution text.",
     )
     keep: dict[str, Any] = Field(
-        default_factory=dict, description="Only rows with this value in this field, such as has_image: false."
+        default_factory=dict, description="Keep only rows with these values, such as has_image: false."
     )
-    limit: int | None = Field(None, ge=1, description="At most so many rows, seeded choice.")
-    licence: str | None = Field(None, description="Shown in the curation report.")
+    limit: int | None = Field(None, ge=1, description="Maximum number of rows (seeded choice).")
+    licence: str | None = Field(None, description="Licence, for the curation report.")
 
 
 class FileSource(RowSource):
     """Rows from local files: jsonl, json, csv, parquet, and .gz of the first three."""
 
     type: Literal["file"] = "file"
-    split: SplitName = Field(description="Where the rows go.")
+    split: SplitName = Field(description="Split that the rows go to.")
     path: str = Field(min_length=1, description="A file, or a folder of such files.")
 
 
@@ -56,25 +47,25 @@ class HubSource(RowSource):
     """A Hugging Face data set, or a named one of the registry; local files are looked for first."""
 
     type: Literal["hub"] = "hub"
-    split: SplitName = Field(description="Where the rows go.")
+    split: SplitName = Field(description="Split that the rows go to.")
     id: str = Field(min_length=1, description="Hub id, or a registry name: gsm8k, math, dapo_17k, …")
     subset: str | None = Field(None, description="The hub's configuration name.")
     hub_split: str = Field("train", description="The hub's split.")
     revision: str | None = Field(None, description="Branch, tag or commit.")
 
 
-Source = Annotated[GeneratedSource | FileSource | HubSource, Field(discriminator="type")]
+Source = Annotated[Generated | FileSource | HubSource, Field(discriminator="type")]
 
 
 class NearDuplicates(Section):
-    """MinHash LSH."""
+    """Near-duplicates by MinHash LSH."""
 
-    ngram: int = Field(5, ge=1, description="Grams a shingle.")
-    permutations: int = Field(128, ge=16, description="Hash functions a signature.")
-    threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which two are one.")
-    same_numbers: bool = Field(
-        True, description="Only texts with the same numbers are near-duplicates: other numbers, other problem."
+    ngram: int = Field(5, ge=1, description="Words per shingle.")
+    permutations: int = Field(128, ge=16, description="Hash functions per signature.")
+    threshold: float = Field(
+        0.8, gt=0, le=1, description="Jaccard similarity from which two questions are near-duplicates."
     )
+    same_numbers: bool = Field(True, description="Questions with different numbers are never near-duplicates.")
 
 
 class Deduplicate(Section):
@@ -88,27 +79,31 @@ class Decontaminate(Section):
     """DeepSeekMath's rule: a training text that shares an n-gram with an evaluation text is dropped."""
 
     against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that must stay unseen.")
-    benchmarks: tuple[str, ...] = Field((), description="Further evaluation sets by name: math, aime24, ….")
+    benchmarks: tuple[str, ...] = Field((), description="Further evaluation sets, by name: math, aime24, ….")
     files: tuple[str, ...] = Field((), description="Further evaluation files (jsonl, question and answer).")
-    ngram: int = Field(10, ge=3, description="Grams in a row that count as a hit.")
-    min_share: float = Field(0.0, ge=0, le=1, description="Shared grams over the smaller text's, at least.")
+    ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")
+    min_share: float = Field(
+        0.0, ge=0, le=1, description="Minimum share of the smaller text's n-grams that are shared."
+    )
     within_generator: bool = Field(
-        False, description="Also between problems of one generator, which share its phrases and are all different."
+        False, description="Also compare problems of one generator, which share phrases and are all different."
     )
 
 
 class Curate(Section):
-    """From sources to disjoint splits."""
+    """Problems from sources to disjoint splits."""
 
     data_folder: str | None = Field(None, description="Local folder with the files of named sources (or $MATHRL_DATA).")
     sources: tuple[Source, ...] = Field(min_length=1, description="Where problems come from.")
-    on_bad_row: Literal["stop", "reject"] = Field("stop", description="reject: to rejected.jsonl, with why.")
+    on_bad_row: Literal["stop", "reject"] = Field(
+        "stop", description="stop: a bad row is an error; reject: it goes to rejected.jsonl with the reason."
+    )
     deduplicate: Deduplicate = Deduplicate()
     decontaminate: Decontaminate | None = Field(
-        Decontaminate(), description="Drop training texts that evaluation texts share; empty: none."
+        Decontaminate(), description="Drop training texts that share n-grams with evaluation texts; null: keep all."
     )
-    dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when dev is empty.")
-    sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when sft is empty.")
+    dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when no source fills dev.")
+    sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when no source fills sft.")
 
     @model_validator(mode="after")
     def _unique_names(self) -> "Curate":
@@ -119,25 +114,32 @@ class Curate(Section):
 
 
 class Difficulty(Section):
-    """Pass rate of the SFT model on the rl split."""
+    """Pass rates of the SFT model on the rl split."""
 
-    samples: int = Field(8, ge=8, description="Responses a problem; rl asks for pass@8 before it starts.")
-    temperature: float = Field(1.0, gt=0, description="As in training.")
-    max_problems: int | None = Field(None, ge=1, description="Measure a seeded choice of so many problems.")
-    max_tokens: int = Field(64, ge=1, description="Longest response.")
+    samples: int = Field(8, ge=8, description="Responses per problem; rl needs pass@8 before it starts.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature, as in rl.")
+    max_problems: int | None = Field(
+        None, ge=1, description="Maximum number of problems to measure (seeded choice); null: all."
+    )
+    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
 
 
 class Component(Section):
-    """A part of the mixture."""
+    """A component of the mixture."""
 
     source: str = Field(description="Name of a source, or * for all.")
-    weight: float | None = Field(None, gt=0, description="Its share, relative to the others.")
-    count: int | None = Field(None, ge=1, description="Exactly so many rows instead.")
+    weight: float | None = Field(None, gt=0, description="Share of the mixture, relative to the other components.")
+    count: int | None = Field(None, ge=1, description="Exact number of rows, instead of a weight.")
     epochs: int | None = Field(
-        None, ge=1, description="No problem more often than so (empty: once); without weight and count each so often."
+        None,
+        ge=1,
+        description="Maximum repetitions per problem (default 1). Without weight or count: repeat every problem this "
+        "often.",
     )
-    cap: int | None = Field(None, ge=1, description="At most so many different problems a source, seeded choice.")
-    band: tuple[float, float] | None = Field(None, description="Only pass rates within [low, high].")
+    cap: int | None = Field(None, ge=1, description="Maximum number of different problems per source (seeded choice).")
+    band: tuple[float, float] | None = Field(
+        None, description="Keep only problems with a pass rate within [low, high]."
+    )
 
     @model_validator(mode="after")
     def _one_size(self) -> "Component":
@@ -153,6 +155,6 @@ class Component(Section):
 class Mix(Section):
     """The RL training set."""
 
-    components: tuple[Component, ...] = Field(min_length=1, description="What goes in.")
-    size: int | None = Field(None, ge=1, description="Total number; empty: as many as the shares allow.")
-    order: Literal["shuffled", "easy_to_hard"] = Field("shuffled", description="Curriculum.")
+    components: tuple[Component, ...] = Field(min_length=1, description="Components of the mixture.")
+    size: int | None = Field(None, ge=1, description="Number of rows; null: as many as the weights allow.")
+    order: Literal["shuffled", "easy_to_hard"] = Field("shuffled", description="Order of the rows.")

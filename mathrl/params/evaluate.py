@@ -19,16 +19,18 @@ class Evaluate(Section):
     data_folder: str | None = Field(
         None, description="Local folder with the benchmarks' files (or $MATHRL_DATA); the hub otherwise."
     )
-    limit: int | None = Field(None, ge=1, description="Only so many problems a benchmark, seeded choice.")
-    samples: int = Field(8, ge=1, description="Responses a problem.")
-    ks: tuple[int, ...] = Field((1, 2, 4, 8), description="For pass@k and maj@k; none above samples.")
-    temperature: float = Field(0.7, ge=0, description="0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; 0.95 with chat models.")
-    max_tokens: int = Field(64, ge=1, description="Longest response.")
+    limit: int | None = Field(
+        None, ge=1, description="Maximum number of problems per benchmark (seeded choice); null: all."
+    )
+    samples: int = Field(8, ge=1, description="Responses per problem.")
+    ks: tuple[int, ...] = Field((1, 2, 4, 8), description="Values of k for pass@k and maj@k; at most samples.")
+    temperature: float = Field(0.7, ge=0, description="Sampling temperature; 0: greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling (top-p); 0.95 is usual for chat models.")
+    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
     extraction: Literal["strict", "lenient"] = Field("strict", description="As in reward.extraction.")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="Of the intervals.")
-    resamples: int = Field(10_000, ge=100, description="Of the bootstrap and of the permutation test.")
-    examples: int = Field(20, ge=0, description="Responses shown side by side.")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Confidence level of the intervals.")
+    resamples: int = Field(10_000, ge=100, description="Resamples of the bootstrap and of the permutation test.")
+    examples: int = Field(20, ge=0, description="Number of examples shown side by side in the report.")
 
     @field_validator("ks")
     @classmethod
@@ -44,7 +46,7 @@ class Register(Section):
     name: str = Field(
         "mathrl-chain", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model."
     )
-    alias: str = Field("candidate", min_length=1, description="Alias that the new version gets.")
+    alias: str = Field("candidate", min_length=1, description="Alias of the new version.")
 
     @field_validator("alias")
     @classmethod
@@ -69,6 +71,6 @@ class Suite(Section):
     """What `dvc repro pipelines/suite/dvc.yaml` evaluates, a stage for each model and benchmark."""
 
     benchmarks: tuple[Word, ...] = Field(
-        ("test",), min_length=1, description="As in evaluate.benchmarks, each in a stage of its own."
+        ("test",), min_length=1, description="Benchmarks, as in evaluate.benchmarks, a stage each."
     )
-    models: tuple[Word, ...] = Field(("sft", "rl"), min_length=1, description="Folders of models/.")
+    models: tuple[Word, ...] = Field(("sft", "rl"), min_length=1, description="Folders below models/ to evaluate.")

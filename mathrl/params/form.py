@@ -90,8 +90,7 @@ def _about(info: FieldInfo) -> str:
         for name, text in words.items()
         if getattr(bound, name, None) is not None
     ]
-    # What is empty in params/ is null in an override; an empty field of the form means "as in params/".
-    about = (info.description or "").rstrip(".").replace("empty:", "null, by an override:")
+    about = (info.description or "").rstrip(".")
     return "; ".join(part for part in (about, ", ".join(said)) if part) + "." * bool(about or said)
 
 

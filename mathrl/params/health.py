@@ -13,27 +13,37 @@ RuleName = Literal[
 
 
 class Health(Section):
-    """Limits of the rules that watch the metrics of sft and rl (docs/health.md)."""
+    """Limits of the health rules on the metrics of sft and rl (docs/health.md)."""
 
-    action: Literal["warn", "stop"] = Field("warn", description="stop: the first red finding ends the run.")
-    without: tuple[RuleName, ...] = Field((), description="Rules that are left out.")
-    window: int = Field(5, ge=2, description="Steps whose mean counts as now.")
+    action: Literal["warn", "stop"] = Field(
+        "warn", description="warn: report findings; stop: the first red finding stops the run."
+    )
+    without: tuple[RuleName, ...] = Field((), description="Rules that are switched off.")
+    window: int = Field(5, ge=2, description="Number of latest steps that are averaged to the current value.")
     patience: int = Field(
-        40, ge=4, description="Steps without progress that count as none; also how far back a trend looks."
+        40,
+        ge=4,
+        description="Steps without improvement before a run counts as flat; also the look-back of trend rules.",
     )
-    progress: float = Field(0.02, ge=0, le=1, description="A smaller gain in accuracy is none.")
+    progress: float = Field(0.02, ge=0, le=1, description="Smallest gain in accuracy that counts as progress.")
     solved: float = Field(
-        0.9, gt=0, le=1, description="Accuracy from which low entropy and groups without difference are fine."
+        0.9, gt=0, le=1, description="Accuracy from which low entropy and zero-variance groups are accepted."
     )
-    loss: float = Field(10.0, gt=0, description="Largest loss, in absolute value.")
-    lr: float = Field(0.1, gt=0, description="Learning rates above this are named as the cause.")
-    kl: float = Field(1.0, gt=0, description="Largest KL a token, unless accuracy rises with it.")
-    entropy: float = Field(0.005, ge=0, description="Least entropy a token, while accuracy is below solved.")
-    length_rise: float = Field(1.3, gt=1, description="Growth of responses that must come with accuracy.")
-    repetition: float = Field(0.1, ge=0, le=1, description="Largest share of 16-grams said before.")
-    truncated: float = Field(0.05, ge=0, le=1, description="Largest share of responses that are cut off.")
-    zero_variance: float = Field(0.9, gt=0, le=1, description="Largest share of groups without difference.")
-    drop: float = Field(0.2, gt=0, le=1, description="Fall of the accuracy from its best that is a collapse.")
-    alignment: float = Field(1.05, gt=1, description="Of the mean exp |log-prob difference|, with sampler.")
-    importance: float = Field(0.1, gt=0, description="Distance from 1 of mean ratios and weights.")
-    timeouts: float = Field(0.01, ge=0, le=1, description="Largest share of verifications that time out.")
+    loss: float = Field(10.0, gt=0, description="Maximum absolute loss.")
+    lr: float = Field(0.1, gt=0, description="Learning rates above this are reported as the likely cause.")
+    kl: float = Field(1.0, gt=0, description="Maximum KL per token, unless accuracy rises with it.")
+    entropy: float = Field(0.005, ge=0, description="Minimum entropy per token while accuracy is below solved.")
+    length_rise: float = Field(
+        1.3, gt=1, description="Growth factor of the response length from which accuracy must grow too."
+    )
+    repetition: float = Field(0.1, ge=0, le=1, description="Maximum share of repeated 16-grams.")
+    truncated: float = Field(0.05, ge=0, le=1, description="Maximum share of truncated responses.")
+    zero_variance: float = Field(0.9, gt=0, le=1, description="Maximum share of zero-variance groups.")
+    drop: float = Field(0.2, gt=0, le=1, description="Drop of the accuracy from its best that counts as a collapse.")
+    alignment: float = Field(
+        1.05, gt=1, description="Maximum mean of exp(|log-prob difference|) between trainer and sampler."
+    )
+    importance: float = Field(
+        0.1, gt=0, description="Maximum distance from 1 of the mean ratio and the mean importance weight."
+    )
+    timeouts: float = Field(0.01, ge=0, le=1, description="Maximum share of verifications that time out.")

@@ -3,7 +3,6 @@
 Later wins: the section files, then the preset (params/presets/<name>.yaml), then the overrides.
 """
 
-import difflib
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,16 +14,12 @@ from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
+from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET
+from mathrl.params.user_function import function_problems
 
 FOLDER = Path("params")
-# Former parameters: what to write instead.
-REPLACED = {
-    "muon_lr": "lr beside it for the matrices that Muon trains, and optimizer.adamw_scale (AdamW's rate / lr) for the "
-    "rest: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
-    "rollout_ahead": "prefetch: true or false",
-}
 
 
 def load_params(
@@ -196,35 +191,14 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
     try:
-        return Params.model_validate(values)
+        params = Params.model_validate(values)
     except ValidationError as error:
         lines = []
-        for item in error.errors():
-            section, *rest = (str(part) for part in item["loc"])
-            silent = item["type"] in ("missing", "extra_forbidden", SECRET)
-            given = "" if silent else f", found {item['input']!r}"
-            where = origin.get(section, section)
-            where = where.split(" + ")[0] if item["type"] == SECRET else where  # an override has it in it
-            message = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "extra_forbidden":
-                message = f"unknown parameter{unknown_hint(rest[-1], _known_keys(item['loc']))}"
-            lines.append(f"{where}: {'.'.join(rest) or section}: {message}{given}")
+        for kind, (section, *rest), message in messages(error, Params):
+            where = origin.get(str(section), str(section))
+            where = where.split(" + ")[0] if kind == SECRET else where  # an override contains the secret
+            lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
         raise UserError("; ".join(lines)) from None
-
-
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    """Names that the schema knows in the section of a wrong key (its first level is enough for a hint)."""
-    for name, field in Params.model_fields.items():
-        if (field.alias or name) == location[0] and len(location) == 2:
-            return list(getattr(field.annotation, "model_fields", {}))
-    return []
-
-
-def unknown_hint(key: str, known: Iterable[str]) -> str:
-    """What to write instead of an unknown parameter: its successor, else the nearest name."""
-    return f": write {REPLACED[key]}" if key in REPLACED else did_you_mean(key, known)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    if problems := [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]:
+        raise UserError("; ".join(problems))
+    return params

@@ -10,11 +10,11 @@ class Lora(Section):
 
     r: int = Field(16, ge=1, description="Rank of an adapter.")
     alpha: float = Field(32.0, gt=0, description="The adapter's output is scaled by alpha / r.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Of an adapter's input while training.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on an adapter's input during training.")
     targets: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="Linear layers by the end of their name, such as q_proj; empty: all but the output head.",
+        description="Linear layers to adapt, by the end of their names, such as q_proj; null: all but the output head.",
     )
     keep_adapter: bool = Field(
         False, description="Export the adapter too, in adapter/ of the model folder, in peft's format."

@@ -10,7 +10,7 @@ class Seeds(Section):
 
     files: tuple[str, ...] = Field((), description="Files; relative paths start at the checkout's top.")
     text_key: str = Field("text", description="Field with the text; solution for a problem set's solutions.")
-    limit: int | None = Field(None, ge=1, description="At most so many, seeded choice.")
+    limit: int | None = Field(None, ge=1, description="Maximum number of texts (seeded choice).")
 
 
 class PagesClean(Section):
@@ -19,8 +19,10 @@ class PagesClean(Section):
     benchmarks: tuple[str, ...] = Field((), description="Evaluation sets by name: gsm8k, math, ….")
     files: tuple[str, ...] = Field((), description="Further evaluation files (question, answer, solution).")
     data_folder: str | None = Field(None, description="Folder of the named sets' files (or $MATHRL_DATA).")
-    ngram: int = Field(10, ge=3, description="Grams in a row that count as a hit.")
-    min_share: float = Field(0.0, ge=0, le=1, description="Shared grams over the smaller text's, at least.")
+    ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")
+    min_share: float = Field(
+        0.0, ge=0, le=1, description="Minimum share of the smaller text's n-grams that are shared."
+    )
 
 
 class Pages(Section):
@@ -32,11 +34,11 @@ class Pages(Section):
     label_key: str | None = Field(
         None, description="Field that says whether it is mathematics (true, false, or empty), for measuring."
     )
-    positives: Seeds = Field(default=Seeds(), description="Texts of mathematics.")
-    negatives: Seeds = Field(default=Seeds(), description="Other texts.")
-    random_negatives: int = Field(0, ge=0, description="So many pages, by chance, as negatives too.")
+    positives: Seeds = Field(default=Seeds(), description="Mathematical texts.")
+    negatives: Seeds = Field(default=Seeds(), description="Texts that are not mathematics.")
+    random_negatives: int = Field(0, ge=0, description="Number of random pages used as additional negatives.")
     top_share: float = Field(0.1, gt=0, lt=1, description="Share of all pages that a round keeps.")
-    rounds: int = Field(4, ge=1, description="At most so many rounds.")
+    rounds: int = Field(4, ge=1, description="Maximum number of rounds.")
     stop_new_share: float = Field(
         0.02, ge=0, lt=1, description="Stop when less than this share of a round's pages is new."
     )
@@ -44,14 +46,13 @@ class Pages(Section):
         0.1, ge=0, lt=1, description="A domain is promoted when more than this share of it was collected."
     )
     path_prefixes: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="Of a promoted domain only pages under these paths become positives: {host: [/maths]}.",
+        default_factory=dict, description="Paths to which a promoted domain is restricted, by host: {host: [/maths]}."
     )
     held_out_share: float = Field(
-        0.2, gt=0, lt=1, description="Share of the labelled pages that is never trained on, only measured."
+        0.2, gt=0, lt=1, description="Share of labelled pages held out to measure the classifier."
     )
-    ngram: int = Field(2, ge=1, le=3, description="The classifier sees 1 to so many grams in a row.")
-    epochs: int = Field(20, ge=1, description="Passes of the classifier over its texts.")
+    ngram: int = Field(2, ge=1, le=3, description="Longest n-gram that the classifier uses, in words.")
+    epochs: int = Field(20, ge=1, description="Training epochs of the classifier.")
     decontaminate: PagesClean | None = Field(
-        PagesClean(), description="Drop pages that evaluation texts share; empty: none."
+        PagesClean(), description="Drop pages that share n-grams with evaluation texts; null: keep all."
     )

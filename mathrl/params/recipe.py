@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.load import FOLDER, did_you_mean, load_params, read_yaml
+from mathrl.params.ignored import warnings
+from mathrl.params.load import FOLDER, load_params, read_yaml
+from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section
 
 SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
-START = "The step whose model it starts from, or base."
+START = "Step whose model this step starts from, or base."
 
 
 class _Step(Section):
@@ -24,7 +26,7 @@ class _Step(Section):
 
 class _OnProblems(_Step):
     curated: str | None = Field(
-        None, description="The curate step whose splits it reads; empty: the recipe's, else data/curated."
+        None, description="The curate step whose splits it reads; null: the recipe's, else data/curated."
     )
 
 
@@ -71,11 +73,13 @@ class RlStep(_OnProblems):
     start: str = Field(description=START)
     data: Names = Field(("rl",), min_length=1, description="Splits, or mix steps.")
     difficulty: str | None = Field(None, description="Refuse to start below rl.min_pass_at_8 of this step.")
-    reward_model: str | None = Field(None, description="Its scores take the place of the rule's rewards.")
-    process_reward_model: str | None = Field(None, description="Scores every step of a response.")
-    critic: str | None = Field(None, description="What the critic starts from (rl.critic.path).")
-    reference: str | None = Field(None, description="The model of the KL; empty: the start.")
-    teacher: str | None = Field(None, description="The model of on-policy distillation.")
+    reward_model: str | None = Field(None, description="Reward model step whose scores replace the rule-based rewards.")
+    process_reward_model: str | None = Field(
+        None, description="Process reward model step that scores every reasoning step."
+    )
+    critic: str | None = Field(None, description="Step whose model initialises the critic (rl.critic.path).")
+    reference: str | None = Field(None, description="The model of the KL; null: the start.")
+    teacher: str | None = Field(None, description="Step whose model is the teacher of on-policy distillation.")
 
 
 class SampleStep(_OnProblems):
@@ -107,7 +111,7 @@ class EvaluateStep(_OnProblems):
     """Models on held-out problems."""
 
     stage: Literal["evaluate"]
-    models: Names = Field(min_length=1, description="Steps; base among them if wanted.")
+    models: Names = Field(min_length=1, description="Steps whose models are evaluated; base may be one of them.")
 
 
 Step = Annotated[
@@ -145,13 +149,15 @@ class Recipe(Section):
 
     description: str = Field(min_length=1, description="One line for the list of recipes.")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="Every step is run once a seed; empty: once, with run.seed of params/."
+        (), description="Seeds; every step runs once per seed. Empty: once, with run.seed of params/."
     )
     set: Names = Field((), description="Dotted overrides of params/ for every step.")
-    overrides: Names = Field((), description="Over the steps' own: what a run was started with (--set).")
+    overrides: Names = Field(
+        (), description="Overrides that a run was started with (--set); they win over those of the steps."
+    )
     curated: str | None = Field(None, description="The curate step whose splits the steps read.")
     steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
-        min_length=1, description="By name; each begins with its stage."
+        min_length=1, description="Steps by name, each with its stage."
     )
 
 
@@ -177,7 +183,9 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Reci
     try:
         recipe = TypeAdapter(Recipe).validate_python(values)
     except ValidationError as error:
-        raise UserError("; ".join(f"{file}: {line}" for line in _said(error))) from None
+        raise UserError(
+            "; ".join(f"{file}: {'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Recipe))
+        ) from None
     if "base" not in recipe.steps and any(
         other == "base" for step in recipe.steps.values() for _, other, _ in references(step)
     ):
@@ -308,18 +316,13 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     return done
 
 
-def _said(error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        place = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "union_tag_invalid":
-            given = str(item.get("ctx", {}).get("tag"))
-            message = f"no stage {given!r}{did_you_mean(given, STEP_STAGES)}; stages: {', '.join(STEP_STAGES)}"
-        elif item["type"] == "union_tag_not_found":
-            message = f"stage is missing; stages: {', '.join(STEP_STAGES)}"
-        elif item["type"] == "extra_forbidden":
-            message = "no such field here"
-        yield f"{place}: {message}"
+def recipe_warnings(recipe: Recipe, folder: Path = FOLDER) -> list[str]:
+    """Settings without effect (mathrl/params/ignored.py), each with the first step that has it."""
+    steps: dict[str, str] = {}
+    for step in recipe.steps:
+        for line in warnings(load_params(folder, overrides=step_overrides(recipe, step))):
+            steps.setdefault(line, step)
+    return [f"{step}: {line}" for line, step in steps.items()]
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:

@@ -11,60 +11,56 @@ class Vllm(Section):
     """A vLLM engine: in the stage's own processes, and what `mathrl serve` starts a server with."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and cache; auto: model.precision."
+        "auto", description="Precision of weights and cache; auto: model.precision."
     )
     max_model_length: int | None = Field(
-        None, ge=1, description="Longest prompt plus response, in tokens; empty: the model's."
+        None, ge=1, description="Maximum length of prompt plus response, in tokens; null: the model's."
     )
     tensor_parallel: int = Field(
-        1, ge=1, description="Processes (GPUs) that share one engine; run.processes is a multiple of it."
+        1, ge=1, description="Tensor-parallel ranks (GPUs) per engine; run.processes must be a multiple."
     )
-    memory_share: float = Field(0.4, gt=0, lt=1, description="Of a GPU's memory, for weights and cache.")
-    cache_gib: int | None = Field(
-        None, ge=1, description="Size of the key-value cache; empty: from memory_share, on a CPU 1 GiB."
-    )
-    sleep: bool = Field(
-        False, description="Give weights and cache back to the GPU during the update (no effect on a CPU)."
-    )
-    eager: bool | None = Field(
-        None, description="Neither torch.compile nor CUDA graphs; empty: so on a CPU, not on a GPU."
-    )
+    memory_share: float = Field(0.4, gt=0, lt=1, description="Share of the GPU's memory for weights and KV cache.")
+    cache_gib: int | None = Field(None, ge=1, description="KV cache, in GiB; null: from memory_share; on a CPU 1 GiB.")
+    sleep: bool = Field(False, description="Free the engine's GPU memory during the update (no effect on a CPU).")
+    eager: bool | None = Field(None, description="Disable torch.compile and CUDA graphs; null: on a CPU only.")
 
 
 class Servers(Section):
     """vLLM servers, each started by `mathrl serve`, on this machine or on others."""
 
     urls: tuple[Annotated[str, AfterValidator(without_login)], ...] = Field(
-        (), description="Such as http://127.0.0.1:8001; requests go to the idlest."
+        (), description="Addresses, such as http://127.0.0.1:8001; requests go to the least loaded server."
     )
-    at_a_time: int = Field(64, ge=1, description="Requests (prompts) in flight at a server, from a process.")
-    timeout_seconds: float = Field(600.0, gt=0, description="A server that takes longer for a request counts as dead.")
-    wait_seconds: float = Field(300.0, ge=0, description="How long to wait when no server is alive.")
+    at_a_time: int = Field(64, ge=1, description="Maximum requests (prompts) in flight per server and rank.")
+    timeout_seconds: float = Field(
+        600.0, gt=0, description="Seconds after which an unanswered request marks the server as dead."
+    )
+    wait_seconds: float = Field(300.0, ge=0, description="Seconds to wait when no server is alive.")
     folder: str | None = Field(
-        None, description="A folder that trainer and servers share, for the weights; empty: in /tmp."
+        None, description="Folder shared by trainer and servers for weight sync; null: below /tmp."
     )
-    bucket_mb: int = Field(512, ge=1, description="Size of a file of weights.")
+    bucket_mb: int = Field(512, ge=1, description="Size of a weight file, in MB.")
 
 
 class Rollout(Section):
     """The engine that samples responses."""
 
     engine: Literal["torch", "vllm", "vllm_server"] = Field(
-        "torch", description="torch: the trainer's own model; vllm: in this process; vllm_server: over HTTP."
+        "torch", description="torch: the trainer's own model; vllm: vLLM in this process; vllm_server: vLLM over HTTP."
     )
-    max_sequences: int = Field(1024, ge=1, description="Responses generated at a time in one process.")
+    max_sequences: int = Field(1024, ge=1, description="Maximum number of responses generated at a time per rank.")
     vllm: Vllm = Vllm()
     servers: Servers = Servers()
     canary_tolerance: float | None = Field(
         None,
         gt=0,
-        description="Mean difference of a probe's log-probs between sampler and trainer, after a sync, that "
-        "stops the run; empty: 0.0001 in float32, 0.05 in less.",
+        description="Maximum mean difference of the probe's log-probs between sampler and trainer after a weight sync; "
+        "above it the run stops. Null: 0.0001 in float32, 0.05 in lower precision.",
     )
     mismatch_limit: float = Field(
-        1.05, gt=1, description="Of the mean of exp |log-prob difference| between sampler and trainer."
+        1.05, gt=1, description="Limit of the mean of exp(|log-prob difference|) between sampler and trainer."
     )
-    on_mismatch: Literal["warn", "stop"] = Field("warn", description="What happens above mismatch_limit.")
+    on_mismatch: Literal["warn", "stop"] = Field("warn", description="Action when mismatch_limit is exceeded.")
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> "Rollout":

@@ -1,22 +1,23 @@
 """Sections shared by several stages: run, model, prompt, reward."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from mathrl.params.reward_parts import AccuracyPart, RewardPart
 from mathrl.params.section import Section, without_login
 
 
 class Run(Section):
     """The seed and the machine."""
 
-    seed: int = Field(0, ge=0, lt=2**31, description="One seed for data, weights, sampling and evaluation.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of data, weights, sampling and evaluation.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if this machine has one.")
     processes: int = Field(
         2,
         ge=1,
         le=1024,
-        description="Data-parallel processes of a stage: one a CPU core (one thread each) or one a GPU.",
+        description="Data-parallel ranks (processes) per stage: one per GPU, or one per CPU core with one thread each.",
     )
 
 
@@ -30,12 +31,12 @@ class FreshModel(Section):
     layers: int = Field(3, ge=1, description="Number of decoder layers.")
     heads: int = Field(4, ge=1, description="Attention heads.")
     kv_heads: int = Field(1, ge=1, description="Key/value heads (grouped-query attention).")
-    max_positions: int = Field(2048, ge=16, description="Longest prompt plus response, in tokens.")
+    max_positions: int = Field(2048, ge=16, description="Maximum length of prompt plus response, in tokens.")
     alphabet: Literal["ascii", "arithmetic"] = Field(
         "ascii", description="Characters of the tokenizer: printable ASCII, or digits and operators."
     )
     marks: tuple[str, ...] = Field(
-        ("<think>", "</think>", "<answer>", "</answer>"), description="Strings that are one token each."
+        ("<think>", "</think>", "<answer>", "</answer>"), description="Strings that become one token each."
     )
 
     @model_validator(mode="after")
@@ -62,7 +63,7 @@ class Model(Section):
 
     base: Base = Field(default_factory=FreshModel, description="Where the weights come from.")
     precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="Of matrix products; weights and optimizer states stay float32."
+        "bfloat16", description="Precision of matrix products; weights and optimizer states stay float32."
     )
 
 
@@ -70,7 +71,7 @@ Template = Literal["plain", "r1_zero", "boxed", "chat"]
 
 
 class PromptRoute(Section):
-    """What the prompts of one task or source have instead; empty: as the others."""
+    """Prompt settings of one task or source; null: as in prompt."""
 
     template: Template | None = Field(None, description="As prompt.template.")
     system: str | None = Field(None, description="As prompt.system.")
@@ -87,67 +88,70 @@ class Prompt(Section):
     instruction: str | None = Field(
         None, description="Text after the question, such as: Reason step by step, answer in \\boxed{}."
     )
-    response_prefix: str = Field("", description="Text that every response begins with, such as <think>.")
+    response_prefix: str = Field("", description="Text that every response starts with, such as <think>.")
     few_shot: int = Field(0, ge=0, le=64, description="Worked examples from the sft split before the question.")
-    max_tokens: int = Field(64, ge=1, description="Longer prompts are dropped and counted.")
+    max_tokens: int = Field(
+        64, ge=1, description="Maximum prompt length, in tokens; longer prompts are dropped and counted."
+    )
     routes: dict[str, PromptRoute] = Field(
         default_factory=dict,
-        description="Other templates for a row's task, data_source or source: {gsm8k: {template: boxed}}.",
+        description="Prompt settings per task, data_source or source of a row: {gsm8k: {template: boxed}}.",
     )
 
 
-class RewardPart(Section):
-    """One summand of the reward; `options` are the keyword arguments of that part."""
-
-    type: Literal[
-        "accuracy", "format_lines", "r1_tags", "countdown", "language", "overlong", "repetition", "function"
-    ] = Field("accuracy", description="Which reward function.")
-    weight: float = Field(1.0, description="Its factor in the sum.")
-    name: str | None = Field(None, description="Name in the metrics (the type if empty).")
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-
-
 class SecondGrader(Section):
-    """Another grader that runs beside the first on a sample of responses."""
+    """A second grader that checks the first on a sample of responses."""
 
     type: Literal["math_verify", "llm"] = Field(
         "math_verify", description="math_verify: Math-Verify; llm: a model behind the endpoint."
     )
-    share: float = Field(0.01, ge=0, le=1, description="Share of the responses that it judges too.")
+    share: float = Field(0.01, ge=0, le=1, description="Share of responses that it grades too.")
     endpoint: Annotated[str, AfterValidator(without_login)] | None = Field(
         None, description="OpenAI-compatible URL, for the type llm."
     )
     model: str | None = Field(None, description="Model name at the endpoint.")
 
+    @model_validator(mode="after")
+    def _has_endpoint(self) -> "SecondGrader":
+        if self.type == "llm" and not (self.endpoint or "").startswith(("http://", "https://")):
+            raise ValueError(f"endpoint {self.endpoint!r} is no URL; write http://host:port/v1 for type llm")
+        return self
+
 
 class Judge(Section):
-    """How the scores of a reward model, or of steps, are put in the place of the rule's rewards."""
+    """How scores of a reward model, or of reasoning steps, replace the rule-based rewards."""
 
     scale: Literal["sigmoid", "standard", "raw"] = Field(
         "sigmoid",
-        description="Of a score: standard: to mean 0 and deviation 1 over the pairs it was trained on; "
-        "sigmoid: that between 0 and 1, so that a truncated response's 0 is the least; raw: as it is.",
+        description="Scale of a score: standard: mean 0 and std 1 over its training pairs; sigmoid: the sigmoid of "
+        "that, so"
+        "that the 0 of a truncated response is the lowest; raw: unchanged.",
     )
-    rule_weight: float = Field(0.0, ge=0, description="The rule's reward is added with this weight.")
+    rule_weight: float = Field(0.0, ge=0, description="Weight of the rule-based reward that is added.")
     continuations: int = Field(
-        0, ge=0, description="Rewards of steps by so many continuations from the end of each; 0: none."
+        0, ge=0, description="Monte-Carlo rewards of steps: continuations sampled from the end of each step; 0: off."
     )
 
 
 class Reward(Section):
-    """How a response is turned into a number."""
+    """How a response is scored."""
 
     extraction: Literal["strict", "lenient"] = Field(
-        "strict", description="strict: a marked answer is required; lenient: the last number will do."
+        "strict", description="strict: the answer must be marked; lenient: else the last number is taken."
     )
     correct: float = Field(1.0, description="Accuracy reward of a correct answer.")
-    incorrect: float = Field(0.0, description="Accuracy reward of a wrong one.")
-    parts: tuple[RewardPart, ...] = Field((RewardPart(),), min_length=1, description="Summed by weight.")
-    routes: dict[str, tuple[RewardPart, ...]] = Field(
-        default_factory=dict, description="Other parts for a row's task or data_source."
+    incorrect: float = Field(0.0, description="Accuracy reward of a wrong answer.")
+    parts: tuple[RewardPart, ...] = Field(
+        (AccuracyPart(),), min_length=1, description="Weighted summands of the reward."
     )
-    second_grader: SecondGrader | None = Field(None, description="For the disagreement rate.")
+    routes: dict[str, tuple[RewardPart, ...]] = Field(
+        default_factory=dict, description="Parts for rows of a task, data_source or source, instead of parts."
+    )
+    second_grader: SecondGrader | None = Field(
+        None, description="A second grader on a sample of responses, for the disagreement rate; null: none."
+    )
     steps: Literal["semicolon", "line", "sentence"] = Field(
-        "semicolon", description="What ends a step of the reasoning; also at its end and at the response's."
+        "semicolon",
+        description="Separator of reasoning steps; the end of the reasoning and of the response end a step too.",
     )
     judge: Judge = Judge()

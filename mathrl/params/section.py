@@ -1,6 +1,8 @@
 """What every section of the parameters is, and a check that several have."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 SECRET = "secret"  # the type of an error whose input is not shown
@@ -10,6 +12,19 @@ class Section(BaseModel):
     """A frozen group of parameters in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_defaults(cls, values: Any) -> Any:
+        """A section that is given in part keeps the rest of the field's default, not of the section's class."""
+        if not isinstance(values, dict):
+            return values
+        merged = dict(values)
+        for name, info in cls.model_fields.items():
+            part = values.get(name)
+            if isinstance(info.default, Section) and isinstance(part, dict):
+                merged[name] = {key: getattr(info.default, key) for key in info.default.model_fields_set} | part
+        return merged
 
 
 def without_login(url: str) -> str:

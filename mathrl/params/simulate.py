@@ -30,7 +30,7 @@ class Trainer(Section):
 
     tokens_per_second: float = Field(gt=0, description="Of a GPU, forward and backward.")
     logprob_tokens_per_second: float | None = Field(
-        None, gt=0, description="Of a GPU, old log-probs again, where colocated; empty: the sampler's are taken."
+        None, gt=0, description="Of a GPU, old log-probs again, where colocated; null: the sampler's are taken."
     )
     fixed_seconds: float = Field(0.0, ge=0, description="Of a step, however many GPUs (optimizer, waiting).")
 
@@ -61,7 +61,7 @@ class Simulation(Section):
     nodes: int = Field(1, ge=1, description="Machines; weights cross their network where there are several.")
     gpus_per_node: int = Field(8, ge=1, description="GPUs of each.")
     sampler_gpus: int | None = Field(
-        None, ge=1, description="Of them for sampling, where sampling and training are apart; empty: half."
+        None, ge=1, description="Of them for sampling, where sampling and training are apart; null: half."
     )
     responses: int = Field(ge=1, description="Responses a training step.")
     lengths: Lengths

@@ -23,7 +23,7 @@ class LogUniform(_Range):
     """A number on a logarithmic scale, such as a learning rate."""
 
     kind: Literal["log"]
-    low: float = Field(gt=0, description="Least value.")
+    low: float = Field(gt=0, description="Smallest value.")
     high: float = Field(gt=0, description="Largest value.")
 
 
@@ -31,7 +31,7 @@ class Uniform(_Range):
     """A number."""
 
     kind: Literal["uniform"]
-    low: float = Field(description="Least value.")
+    low: float = Field(description="Smallest value.")
     high: float = Field(description="Largest value.")
 
 
@@ -39,65 +39,65 @@ class Integer(_Range):
     """A whole number; both ends are possible."""
 
     kind: Literal["int"]
-    low: int = Field(description="Least value.")
+    low: int = Field(description="Smallest value.")
     high: int = Field(description="Largest value.")
-    step: int = Field(1, ge=1, description="From one value to the next.")
+    step: int = Field(1, ge=1, description="Step between values.")
 
 
 class Categorical(Section):
     """One of several values."""
 
     kind: Literal["choice"]
-    values: tuple[Choice, ...] = Field(min_length=2, description="Two or more of them.")
+    values: tuple[Choice, ...] = Field(min_length=2, description="Two or more values.")
 
 
 class ZeroOrLog(_Range):
     """Exactly 0, or a number on a logarithmic scale, such as the weight of the KL."""
 
     kind: Literal["zero_or_log"]
-    low: float = Field(gt=0, description="Least value above 0.")
+    low: float = Field(gt=0, description="Smallest value above 0.")
     high: float = Field(gt=0, description="Largest value.")
-    zero_share: float = Field(0.25, gt=0, lt=1, description="Share of the random trials that have 0.")
+    zero_share: float = Field(0.25, gt=0, lt=1, description="Share of random trials with 0.")
 
 
 Axis = Annotated[LogUniform | Uniform | Integer | Categorical | ZeroOrLog, Field(discriminator="kind")]
 
 
 class Sweep(Section):
-    """RL runs from one model, told apart by their accuracy on the dev problems alone."""
+    """RL runs from one model, ranked by their dev accuracy alone."""
 
-    study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name; its folder bears it.")
+    study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name of the study and of its folder.")
     space: dict[str, Axis] = Field(
         default_factory=dict,
         description="What is varied, by dotted key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}; "
         "null leaves one out.",
     )
     set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
-    trials: int | None = Field(12, ge=1, description="Trials in all, the first included; empty: no end.")
-    hours: float | None = Field(None, gt=0, description="No trial is begun so long after the sweep's start.")
-    seeds: int = Field(1, ge=1, le=100, description="Runs a trial, with the seeds run.seed, run.seed + 1, …")
+    trials: int | None = Field(12, ge=1, description="Total number of trials, including the first; null: no limit.")
+    hours: float | None = Field(None, gt=0, description="Stop starting trials after this many hours; null: no limit.")
+    seeds: int = Field(1, ge=1, le=100, description="Runs per trial, with seeds run.seed, run.seed + 1, …")
     evaluations: int = Field(1, ge=1, description="A run's score is the mean of its last n dev evaluations.")
     pruner: Literal["median", "hyperband", "none"] = Field(
-        "median", description="Ends trials whose dev curve is behind that of the others."
+        "median", description="Rule that stops trials whose dev curve falls behind the others."
     )
-    startup_trials: int = Field(
-        4, ge=1, description="Trials drawn at random, and never ended early, before the sampler has a view."
-    )
-    warmup_steps: int = Field(0, ge=0, description="No trial is ended before so many steps of its first run.")
-    sampler_seed: int = Field(0, ge=0, description="Of the sampler.")
+    startup_trials: int = Field(4, ge=1, description="Random trials, never pruned, before the sampler takes over.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of its first run before a trial can be pruned.")
+    sampler_seed: int = Field(0, ge=0, description="Seed of the sampler.")
     storage: Literal["journal", "environment"] = Field(
         "journal",
         description="journal: a file in the study's folder; environment: the postgresql:// URL in "
         "$MATHRL_SWEEP_STORAGE.",
     )
-    workers: int = Field(1, ge=1, le=64, description="Trials at a time on this machine.")
-    keep_models: bool = Field(False, description="Keep every trial's model; else only its figures.")
+    workers: int = Field(1, ge=1, le=64, description="Concurrent trials on this machine.")
+    keep_models: bool = Field(False, description="Keep the model of every trial, not only its metrics.")
     start: str = Field("models/sft", min_length=1, description="The model that every trial starts from.")
     data: tuple[str, ...] = Field(("data/mixture/train.jsonl",), min_length=1, description="Problems to train on.")
-    dev: str = Field("data/curated/dev.jsonl", min_length=1, description="Problems that trials are judged by.")
+    dev: str = Field("data/curated/dev.jsonl", min_length=1, description="Problems on which trials are scored.")
     examples: str = Field("data/curated/sft.jsonl", min_length=1, description="Worked examples of prompts.")
     test: str = Field("data/curated/test.jsonl", min_length=1, description="Only for the comparison with the winner.")
-    fresh_seeds: int = Field(3, ge=1, description="New runs of winner and present parameters each, on test.")
+    fresh_seeds: int = Field(
+        3, ge=1, description="New runs of the winner and of the present parameters, compared on test."
+    )
 
     @field_validator("space", mode="before")
     @classmethod

@@ -7,29 +7,27 @@ from pydantic import Field, model_validator
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
 
+OptimizerType = Literal["adamw", "muon"]
+Schedule = Literal["constant", "linear", "flat_linear", "cosine"]
+OPTIMIZER = "adamw: AdamW on every weight; muon: Muon on the hidden matrices, AdamW on the rest."
+ADAMW_SCALE = "With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr."
+SCHEDULE = "Decay of the learning rate after warm-up; flat_linear: constant for the first half, then linear to zero."
+WARMUP = "Optimizer steps of linear warm-up."
 LEARNING_RATE = "Peak learning rate of every weight; with optimizer.type muon AdamW's is this times adamw_scale."
 
 
 class Optimizer(Section):
     """AdamW on every weight, or Muon on the hidden matrices and AdamW on embeddings, norms, biases and adapters."""
 
-    type: Literal["adamw", "muon"] = Field(
-        "muon", description="adamw: AdamW on every weight; muon: Muon on the hidden matrices, AdamW on the rest."
-    )
-    adamw_scale: float = Field(
-        0.05,
-        ge=0,
-        description="With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr.",
-    )
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the mean of gradients.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW: decay of the mean of their squares.")
-    eps: float = Field(1e-8, gt=0, description="AdamW: added to the root of that mean.")
-    weight_decay: float = Field(0.0, ge=0, description="Times the learning rate, taken off the weights a step.")
-    clip_norm: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty: no clipping.")
-    warmup_steps: int = Field(10, ge=0, description="Linear warm-up.")
-    schedule: Literal["constant", "linear", "flat_linear", "cosine"] = Field(
-        "linear", description="flat_linear: constant for the first half, then linear to zero."
-    )
+    type: OptimizerType = Field("muon", description=OPTIMIZER)
+    adamw_scale: float = Field(0.05, ge=0, description=ADAMW_SCALE)
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1: decay of the first moment.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW beta2: decay of the second moment.")
+    eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW, Muon).")
+    clip_norm: float | None = Field(1.0, gt=0, description="Maximum gradient norm; null: no clipping.")
+    warmup_steps: int = Field(10, ge=0, description=WARMUP)
+    schedule: Schedule = Field("linear", description=SCHEDULE)
 
     def adamw_lr(self, lr: float) -> float:
         """Learning rate of the weights that AdamW trains, where that of the section is `lr`."""
@@ -40,60 +38,64 @@ class Sft(Section):
     """Supervised fine-tuning on worked solutions of the sft split."""
 
     steps: int = Field(900, ge=0, description="Optimizer steps; 0 keeps the base model.")
-    tokens_per_step: int = Field(2048, ge=16, description="Tokens of a global batch.")
+    tokens_per_step: int = Field(2048, ge=16, description="Tokens per global batch.")
     terse_share: float = Field(
-        0.5, ge=0, le=1, description="Share of demonstrations that give the answer without the steps."
+        0.5, ge=0, le=1, description="Share of demonstrations that give the answer without reasoning steps."
     )
     lr: float = Field(0.02, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(schedule="flat_linear", adamw_scale=0.15)
-    lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
-    tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
-    eval_every: int = Field(100, ge=0, description="Loss on dev demonstrations every n steps; 0: at the end.")
-    checkpoint_every: int = Field(100, ge=1, description="Steps between resume points.")
-
-
-class CriticOptimizer(Optimizer):
-    """AdamW, unless said otherwise."""
-
-    type: Literal["adamw", "muon"] = Field("adamw", description="muon: on hidden matrices, AdamW elsewhere.")
-    warmup_steps: int = Field(0, ge=0, description="Linear warm-up.")
+    lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass to save memory."
+    )
+    tokens_per_microbatch: int = Field(
+        8192, ge=16, description="Tokens per micro-batch: the memory budget of a forward pass."
+    )
+    eval_every: int = Field(
+        100, ge=0, description="Steps between evaluations of the loss on dev demonstrations; 0: only at the end."
+    )
+    checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints.")
 
 
 class Critic(Section):
-    """The value model of PPO: the policy's architecture with one output a token."""
+    """The value model of PPO: the policy's architecture with one output per token."""
 
     path: str | None = Field(
         None,
         min_length=1,
-        description="Model folder that it starts from (a reward model, or a causal LM); empty: the policy. "
-        "DVC does not watch it: in a recipe name a step as the critic instead.",
+        description="Folder of the model that initialises the critic (a reward model or a causal LM); null: the "
+        "policy."
+        "DVC does not watch it; in a recipe, name a step as the critic instead.",
     )
     lr: float = Field(1e-3, ge=0, le=1, description=LEARNING_RATE)
-    optimizer: CriticOptimizer = CriticOptimizer()
-    lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
+    optimizer: Optimizer = Optimizer(type="adamw", warmup_steps=0)
+    lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     clip: float | None = Field(
-        0.5, gt=0, description="A value counts as at most this far from the old one; empty: no clipping."
+        0.5, gt=0, description="Value clipping: maximum distance of a value from the old value; null: no clipping."
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps at the start in which only the critic learns.")
+    warmup_steps: int = Field(0, ge=0, description="Steps at the start in which only the critic is trained.")
 
 
 class KlController(Section):
-    """The weight of the KL follows the measured KL (Ziegler et al.): up above the target, down below it."""
+    """Adaptive KL coefficient (Ziegler et al.): it rises while the KL is above the target, else it falls."""
 
-    target: float = Field(0.1, gt=0, description="The KL a token (the metric kl) that is wanted.")
-    horizon: float = Field(10_000, gt=0, description="Responses in which the weight changes by up to 1.2 fold.")
+    target: float = Field(0.1, gt=0, description="Target KL per token (the metric kl).")
+    horizon: float = Field(
+        10_000,
+        gt=0,
+        description="Number of responses over which the coefficient changes by a factor of at most about 1.2.",
+    )
 
 
 class Importance(Section):
-    """Old log-probs from the trainer, and weights for their distance from the sampler's."""
+    """Importance sampling between trainer and sampler: old log-probs from the trainer, weights for the mismatch."""
 
     kind: Literal["truncated", "masked"] = Field(
-        "truncated", description="truncated: the ratio, at most high; masked: no loss outside [low, high]."
+        "truncated", description="truncated: the ratio is capped at high; masked: no loss outside [low, high]."
     )
-    level: Literal["token", "sequence"] = Field("token", description="Ratio of a token, or of a response.")
-    low: float = Field(0.5, ge=0, description="Lower bound, for masked.")
-    high: float = Field(2.0, gt=0, description="Upper bound.")
+    level: Literal["token", "sequence"] = Field("token", description="Ratio per token, or per response.")
+    low: float = Field(0.5, ge=0, description="Lower bound of the ratio, with kind masked.")
+    high: float = Field(2.0, gt=0, description="Upper bound of the ratio.")
 
     @model_validator(mode="after")
     def _bounds(self) -> "Importance":
@@ -103,15 +105,17 @@ class Importance(Section):
 
 
 class Curriculum(Section):
-    """The order in which the problems are trained on."""
+    """Order in which problems are sampled for training."""
 
     order: Literal["shuffled", "as_given", "easy_to_hard", "pass_rate"] = Field(
         "shuffled",
-        description="shuffled: anew each pass; as_given: as the mixture stands; easy_to_hard: by measured "
-        "pass rate, else by level; pass_rate: drawn with weight p (1 - p) of the pass rate in training.",
+        description="shuffled: reshuffled every pass; as_given: order of the mixture; easy_to_hard: by measured "
+        "pass rate, else by level; pass_rate: sampled with weight p (1 - p), p the pass rate in training.",
     )
-    floor: float = Field(0.02, ge=0, le=0.25, description="Added to p (1 - p), so that no problem is lost.")
-    memory: float = Field(0.5, ge=0, lt=1, description="Share of the old estimate in a new p.")
+    floor: float = Field(
+        0.02, ge=0, le=0.25, description="Added to p (1 - p), so that every problem can still be sampled."
+    )
+    memory: float = Field(0.5, ge=0, lt=1, description="Weight of the old estimate when p is updated.")
 
 
 GROUP_RELATIVE = ("group_std", "group_mean", "leave_one_out")
@@ -121,80 +125,107 @@ OUTCOME_FREE = ("correct", "process", "distillation")
 class Rl(Section):
     """Reinforcement learning with verifiable rewards: GRPO and its relatives, REINFORCE, PPO."""
 
-    steps: int = Field(60, ge=1, description="Roll-out and update rounds.")
-    prompts_per_step: int = Field(32, ge=1, description="Problems a step.")
-    group_size: int = Field(16, ge=1, description="Responses a problem.")
+    steps: int = Field(60, ge=1, description="Number of training steps, each a rollout and an update.")
+    prompts_per_step: int = Field(32, ge=1, description="Prompts per step.")
+    group_size: int = Field(16, ge=1, description="Responses per prompt (group size).")
     lr: float = Field(0.01, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer()
-    lora: Lora | None = Field(None, description="Train low-rank adapters; empty: all weights.")
-    temperature: float = Field(1.0, gt=0, description="Of the roll-outs.")
-    max_tokens: int = Field(64, ge=1, description="Longest response.")
+    lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature of the rollouts.")
+    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
     advantage: Literal[
         "group_std", "group_mean", "leave_one_out", "none", "greedy", "correct", "process", "gae", "distillation"
     ] = Field(
         "group_std",
-        description="group_std: GRPO; group_mean: Dr.GRPO; leave_one_out: RLOO; none: the reward "
-        "(REINFORCE); greedy: minus the greedy response's (ReMax); correct: 1 or 0 (online RFT); process: "
-        "rewards of steps (GRPO); gae: with a critic (PPO); distillation: teacher - policy log-prob.",
+        description="group_std: GRPO; group_mean: Dr.GRPO (no division by the std); leave_one_out: RLOO; none: "
+        "REINFORCE (the return); greedy: ReMax (baseline: the greedy response's reward); correct: online RFT (1 or "
+        "0); process: GRPO with process supervision; gae: PPO (needs a critic); distillation: on-policy "
+        "distillation (teacher minus policy log-prob).",
     )
-    std_ddof: Literal[0, 1] = Field(1, description="1: the unbiased standard deviation.")
-    std_eps: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
+    std_ddof: Literal[0, 1] = Field(
+        1, description="Delta degrees of freedom of the group std; 1: unbiased. Only for group_std and process."
+    )
+    std_eps: float = Field(1e-6, ge=0, description="Added to the group std. Only for group_std and process.")
     whiten: bool = Field(
-        False, description="Advantages to mean 0 and variance 1 over all tokens of the batch (REINFORCE++)."
+        False, description="Normalise advantages to mean 0 and variance 1 over all tokens of the batch (REINFORCE++)."
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="Discount a token, for none, greedy and gae.")
-    gae_lambda: float = Field(1.0, ge=0, le=1, description="Of the generalised advantage estimate.")
-    critic: Critic | None = Field(None, description="The value model, for the advantage gae.")
+    gamma: float = Field(1.0, ge=0, le=1, description="Per-token discount; only for advantage none, greedy and gae.")
+    gae_lambda: float = Field(
+        1.0, ge=0, le=1, description="Lambda of generalised advantage estimation; only for advantage gae."
+    )
+    critic: Critic | None = Field(None, description="The value model; needed by advantage gae.")
     policy_loss: Literal["clip", "gspo", "cispo", "reinforce"] = Field(
-        "clip", description="clip: PPO's, a token; gspo: a sequence; cispo: clipped weight; reinforce: no ratio."
+        "clip",
+        description="clip: per-token PPO clipping; gspo: sequence-level ratio; cispo: clipped importance weight; "
+        "reinforce: no ratio.",
     )
-    clip_low: float = Field(0.2, gt=0, le=1, description="Ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(0.28, gt=0, description="Ratio is clipped above at 1 + clip_high.")
+    clip_low: float = Field(0.2, gt=0, le=1, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(0.28, gt=0, description="The ratio is clipped above at 1 + clip_high.")
     dual_clip: float | None = Field(
-        None, gt=1, description="Bound of the ratio where the advantage is negative (verl: 3); empty: none."
+        None, gt=1, description="Upper bound of the ratio for negative advantages (verl: 3); null: no bound."
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = Field(
-        "token_mean", description="Over the global batch; sequence_sum is divided by max_tokens."
+        "token_mean",
+        description="How token losses of the global batch are averaged; sequence_sum: sums divided by max_tokens.",
     )
-    kl_coef: float = Field(0.0, ge=0, description="Weight of the KL to the reference; 0: no reference.")
+    kl_coef: float = Field(0.0, ge=0, description="KL coefficient (to the reference); 0: no reference.")
     kl_probe: int = Field(
-        0, ge=0, description="With kl_coef 0: groups a step on which the KL is measured nevertheless."
+        0, ge=0, description="With kl_coef 0: groups per step on which the KL to the reference is still measured."
     )
-    kl_in: Literal["loss", "reward"] = Field("loss", description="reward: minus kl_coef times k1 at each token.")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="loss: a term of the loss; reward: minus kl_coef times k1 at each token."
+    )
     kl_estimator: Literal["k1", "k2", "k3", "k3+"] = Field(
-        "k3", description="Schulman's estimators; k3+: k3's value with k2's gradient. In the reward: k1."
+        "k3", description="KL estimator of Schulman; k3+: value of k3, gradient of k2. With kl_in reward: k1."
     )
-    kl_controller: KlController | None = Field(None, description="Adapts kl_coef; empty: it is fixed.")
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    kl_controller: KlController | None = Field(None, description="Adaptive kl_coef; null: fixed.")
+    entropy_coef: float = Field(0.0, ge=0, description="Coefficient of the entropy bonus.")
     importance: Importance | None = Field(
-        None, description="Correction of the sampler's log-probs; empty: they are the old ones."
+        None,
+        description="Importance weights for the sampler-trainer mismatch; null: the sampler's log-probs are the old "
+        "log-probs.",
     )
     drop_ratio: float | None = Field(
-        None, gt=1, description="An update whose mean ratio is above this is dropped (RLinf: 5); empty: none."
+        None, gt=1, description="Skip updates whose mean ratio is above this (RLinf: 5); null: skip none."
     )
-    epochs: int = Field(1, ge=1, description="Passes over a batch of roll-outs.")
-    minibatches: int = Field(1, ge=1, description="Updates a pass.")
-    tokens_per_microbatch: int = Field(8192, ge=16, description="Memory budget of a forward pass, in tokens.")
-    skip_zero_variance: bool = Field(True, description="No forward pass for groups in which every advantage is 0.")
-    truncated: Literal["keep", "mask"] = Field("keep", description="mask: responses cut off have no loss.")
+    epochs: int = Field(1, ge=1, description="Epochs over the rollouts of a step.")
+    minibatches: int = Field(1, ge=1, description="Mini-batches (optimizer steps) per epoch over the rollouts.")
+    tokens_per_microbatch: int = Field(
+        8192, ge=16, description="Tokens per micro-batch: the memory budget of a forward pass."
+    )
+    skip_zero_variance: bool = Field(True, description="Skip the forward pass for groups whose advantages are all 0.")
+    truncated: Literal["keep", "mask"] = Field(
+        "keep", description="Truncated responses: keep: trained on; mask: excluded from the loss."
+    )
     dynamic_sampling: int = Field(
         0,
         ge=0,
         le=64,
-        description="Most rounds of sampling until all groups hold right and wrong answers (DAPO); 0: off.",
+        description="Maximum sampling rounds per step until every group has correct and incorrect responses (DAPO); "
+        "0: off.",
     )
-    rollout_ahead: Literal[0, 1] = Field(
-        0, description="1: the next step's roll-outs are sampled during the update, by the weights before it."
+    prefetch: bool = Field(
+        False, description="Sample the next step's rollouts during the update, with the weights from before it."
     )
     curriculum: Curriculum = Curriculum()
-    ema: float | None = Field(0.9, gt=0, lt=1, description="Decay of the averaged weights that are evaluated.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
-    min_pass_at_8: float = Field(0.3, ge=0, le=1, description="The SFT model's pass@8 must reach this first.")
-    eval_every: int = Field(10, ge=0, description="Dev pass@1 every n steps; 0: only at the end.")
-    eval_samples: int = Field(4, ge=1, description="Responses a dev problem.")
-    eval_temperature: float = Field(0.7, ge=0, description="Of the dev responses; 0 is greedy.")
-    export: Literal["last", "best"] = Field("last", description="best: the weights of the best dev accuracy.")
-    checkpoint_every: int = Field(10, ge=1, description="Steps between resume points.")
+    ema: float | None = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="Decay of the exponential moving average of the weights, which is evaluated and exported; null: "
+        "none.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass to save memory."
+    )
+    min_pass_at_8: float = Field(
+        0.3, ge=0, le=1, description="Minimum pass@8 of the start model (stage difficulty); below it RL does not start."
+    )
+    eval_every: int = Field(10, ge=0, description="Steps between dev evaluations (pass@1); 0: only at the end.")
+    eval_samples: int = Field(4, ge=1, description="Responses per dev problem.")
+    eval_temperature: float = Field(0.7, ge=0, description="Sampling temperature of dev responses; 0: greedy.")
+    export: Literal["last", "best"] = Field("last", description="Weights to export: last, or best by dev accuracy.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
 
     @model_validator(mode="after")
     def _fit(self) -> "Rl":
@@ -208,9 +239,9 @@ class Rl(Section):
             raise ValueError("advantage gae and a critic go together: set both, such as critic: {}, or neither")
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError("critic.warmup_steps must be below steps: the policy would never learn")
-        if self.rollout_ahead and self.policy_loss == "reinforce" and self.importance is None:
+        if self.prefetch and self.policy_loss == "reinforce" and self.importance is None:
             raise ValueError(
-                "rollout_ahead with policy_loss reinforce needs importance, such as importance: {}: without "
+                "prefetch with policy_loss reinforce needs importance, such as importance: {}: without "
                 "a ratio nothing corrects for roll-outs of older weights"
             )
         if self.kl_controller is not None and not self.kl_coef:
@@ -226,8 +257,10 @@ class Rl(Section):
 
 
 class Controls(Section):
-    """Three comparisons that say what RL did."""
+    """Control runs that RL is compared with."""
 
-    more_sft: bool = Field(True, description="As much time again on more SFT.")
-    forced_prefix: str | None = Field("<think>", description="The SFT model's response begun with this.")
-    worked_only: bool = Field(True, description="SFT on worked demonstrations alone.")
+    more_sft: bool = Field(True, description="SFT for as long as RL took.")
+    forced_prefix: str | None = Field(
+        "<think>", description="Text that the SFT model's responses are made to start with; null: no such control."
+    )
+    worked_only: bool = Field(True, description="SFT on demonstrations with reasoning steps only.")

@@ -8,11 +8,15 @@ from mathrl.params.section import Section
 
 
 class DeepSpeed(Section):
-    """ZeRO (arXiv:1910.02054): optimizer states, gradients and weights divided among the processes."""
+    """ZeRO (arXiv:1910.02054): optimizer states, gradients and weights partitioned over the ranks."""
 
-    stage: Literal[1, 2, 3] = Field(2, description="Divided: 1: optimizer states; 2: and gradients; 3: and weights.")
-    offload_optimizer: bool = Field(False, description="Optimizer states and its step on the CPU.")
-    offload_parameters: bool = Field(False, description="Weights wait in the CPU's memory; needs stage 3.")
+    stage: Literal[1, 2, 3] = Field(
+        2, description="ZeRO stage; partitioned: 1: optimizer states; 2: also gradients; 3: also weights."
+    )
+    offload_optimizer: bool = Field(False, description="Keep optimizer states, and run the optimizer step, on the CPU.")
+    offload_parameters: bool = Field(
+        False, description="Keep weights in CPU memory until they are used; needs stage 3."
+    )
     hostfile: str | None = Field(
         None,
         min_length=1,
@@ -23,28 +27,30 @@ class DeepSpeed(Section):
     @model_validator(mode="after")
     def _offload(self) -> "DeepSpeed":
         if self.offload_parameters and self.stage != 3:
-            raise ValueError("offload_parameters needs stage 3: only then are weights divided")
+            raise ValueError("offload_parameters needs stage 3: only then are weights partitioned")
         return self
 
 
 class Training(Section):
-    """Of every stage that trains a model."""
+    """Settings of every stage that trains a model."""
 
     backend: Literal["torch", "deepspeed"] = Field(
-        "torch", description="torch: every process holds all weights; deepspeed: divided by ZeRO."
+        "torch", description="torch: every rank holds all weights; deepspeed: partitioned by ZeRO."
     )
     deepspeed: DeepSpeed = DeepSpeed()
     most_bad_updates: int = Field(
-        10, ge=0, description="Updates whose loss or gradient is no number are skipped; after so many: an end."
+        10,
+        ge=0,
+        description="Maximum number of updates skipped for a non-finite loss or gradient; one more stops the run.",
     )
     checkpoint_minutes: float | None = Field(
         10.0,
         gt=0,
-        description="A resume point at the end of a step also where the last is so old; null: every "
-        "checkpoint_every steps alone.",
+        description="Also checkpoint when the last checkpoint is older than this many minutes; null: only every "
+        "checkpoint_every steps.",
     )
     on_out_of_memory: Literal["stop", "halve"] = Field(
-        "stop", description="halve: go on with micro-batches of half the tokens, to the same gradient."
+        "stop", description="halve: retry with micro-batches of half the tokens; the gradient stays the same."
     )
 
     @model_validator(mode="after")
@@ -54,6 +60,6 @@ class Training(Section):
         if self.on_out_of_memory == "halve" and self.backend == "deepspeed":
             raise ValueError(
                 "on_out_of_memory halve needs backend torch: within DeepSpeed's backward pass the processes "
-                "exchange gradients, so none can begin anew; lower tokens_per_microbatch of the stage instead"
+                "exchange gradients, so none can retry; lower tokens_per_microbatch of the stage instead"
             )
         return self

@@ -192,7 +192,7 @@ def _add_rollouts(
     if params.rollout.engine != "torch":
         bucket = bytes_of(params) * (max(BUCKET, _largest_weight(shape)) + shape.head) if whole else 0.0
         sampling["weights on their way to the sampler"] = bucket
-    elif params.rl.rollout_ahead:
+    elif params.rl.prefetch:
         plan.standing["sampler's copy of the weights"] = _frozen_copy(shape, params)
     else:
         sampling["policy: weights, whole"] = whole

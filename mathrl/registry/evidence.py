@@ -1,6 +1,6 @@
 """What the registry's gate judges: the evidence about a version, gathered from its lineage.
 
-Used by mathrl.registry.promote. Files are found by digest, so that a version of a worktree under runs/, with
+Used by mathrl.registry.promote. Files are in_favour by digest, so that a version of a worktree under runs/, with
 other data than the checkout's, is judged by its own.
 """
 
@@ -34,7 +34,7 @@ class Evidence:
 
     `test` is None without a champion; `hits` None where the training data could not be checked; `alignment`
     is the largest of the run's steps, None where nothing was rolled out; `health` begins with red where any
-    run of the lineage is, else it is that of the run that made the model, with the rules that said so;
+    run of the lineage is, else it is that of the run that made the model, with the rules that gave it;
     "unknown" where none did; `missing` is what no run made.
     """
 
@@ -46,7 +46,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
-    """(why not, what was found), in sentences; no reason against is a promotion.
+    """(reasons against, reasons in favour), in sentences; without a reason against, the version is promoted.
 
     >>> judge(Evidence(None, 0, 1.2, "green"))[0]
     ['log-prob alignment 1.200 is above 1.05: sampler and trainer are not the same model']
@@ -54,12 +54,12 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
     if evidence.missing:  # what is known of such a version may be of another model's making
         return [f"its lineage is not complete, no run in MLflow made {', '.join(evidence.missing)}: {REMEDY}"], []
     against: list[str] = []
-    found: list[str] = []
+    in_favour: list[str] = []
     if evidence.test is None:
-        found.append("there is no champion yet: the first is taken without a comparison")
+        in_favour.append("there is no champion yet: the first is taken without a comparison")
     else:
         better = evidence.test.shown and evidence.test.difference > 0
-        (found if better else against).append(evidence.test.verdict())
+        (in_favour if better else against).append(evidence.test.verdict())
     if evidence.hits is None:
         against.append(
             "the training data could not be checked against the benchmark: the curated files of "
@@ -68,46 +68,46 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
     elif evidence.hits:
         against.append(f"{evidence.hits} training problems share text with the benchmark: decontaminate them")
     else:
-        found.append("no training problem shares text with the benchmark")
+        in_favour.append("no training problem shares text with the benchmark")
     if evidence.alignment is None:
-        found.append("no roll-outs in its lineage, so no log-prob alignment")
+        in_favour.append("no roll-outs in its lineage, so no log-prob alignment")
     elif not evidence.alignment <= ALIGNED:  # nan is a refusal, too
         against.append(
             f"log-prob alignment {evidence.alignment:.3f} is above {ALIGNED}: sampler and trainer "
             "are not the same model"
         )
     else:
-        found.append(f"log-prob alignment at most {evidence.alignment:.3f}")
+        in_favour.append(f"log-prob alignment at most {evidence.alignment:.3f}")
     if evidence.health.startswith("red"):
         against.append(f"its health is {evidence.health}: `mathrl health RUN` says why and what helps")
     elif evidence.health == "unknown":
         against.append("the run that made it has no health in MLflow: `mathrl sync` uploads what was kept back")
     else:
-        found.append(f"health {evidence.health}")
-    return against, found
+        in_favour.append(f"health {evidence.health}")
+    return against, in_favour
 
 
-def contamination(back: Back, problems: list[Problem], how: Curate) -> int | None:
+def contamination(back: Back, problems: list[Problem], settings: Curate) -> int | None:
     """How many problems that the version was trained on share text with the benchmark; None when their files
     are not here.
 
     As curation does it: problems of one generator share its phrases, there only the same question counts.
-    `how` is the section with which they were curated.
+    `settings` is the section with which they were curated.
     """
-    read = {each for step in back.steps for each in step.inputs.items() if each[0] in TRAINED}
-    files = [located(back, *each) for each in sorted(read)]
+    read = {item for step in back.steps for item in step.inputs.items() if item[0] in TRAINED}
+    files = [located(back, path, digest) for path, digest in sorted(read)]
     if not files or None in files:
         return None
-    clean = how.decontaminate or Decontaminate()
+    clean = settings.decontaminate or Decontaminate()
     index = EvaluationIndex(clean.ngram)
     for problem in problems:
         index.add_problem(problem)
     questions = {" ".join(problem.question.split()) for problem in problems}
-    generated = {each.name for each in how.sources if each.type == "generated"}
+    generated = {source.name for source in settings.sources if source.type == "generated"}
     count = 0
-    for problem in (each for file in files if file for each in read_problems(file)):
-        own = problem.source in generated and not clean.within_generator
-        skip = frozenset(p.id for p in problems if p.source == problem.source) if own else frozenset()
+    for problem in (row for file in files if file for row in read_problems(file)):
+        exempt = problem.source in generated and not clean.within_generator
+        skip = frozenset(p.id for p in problems if p.source == problem.source) if exempt else frozenset()
         ((_, hit),) = find_hits([problem], index, min_share=clean.min_share, skip=skip)
         count += hit is not None or " ".join(problem.question.split()) in questions
     return count
@@ -168,11 +168,11 @@ def alignment(client: Any, back: Back) -> float | None:
     probe: the policy's own change is in the other."""
     values: list[float] = []
     for step in back.steps:
-        told, probe, lag = (
-            {each.step: float(each.value) for each in client.get_metric_history(step.run, name)}
+        alignments, probe, lag = (
+            {point.step: float(point.value) for point in client.get_metric_history(step.run, name)}
             for name in (ALIGNMENT, CANARY, LAG)
         )
-        values += [probe.get(at, float("nan")) if lag.get(at) else value for at, value in told.items()]
+        values += [probe.get(at, float("nan")) if lag.get(at) else value for at, value in alignments.items()]
     return max(values, key=lambda value: (value != value, value), default=None)
 
 
@@ -184,5 +184,5 @@ def health(client: Any, back: Back) -> str:
     if step is None or "health" not in tags[step.run]:
         return "unknown"
     rules = [key.removeprefix("health.") for key in tags[step.run] if key.startswith("health.")]
-    said = f" ({step.stage}: {', '.join(sorted(rules))})" if rules else ""
-    return f"{tags[step.run]['health']}{said}"
+    reasons = f" ({step.stage}: {', '.join(sorted(rules))})" if rules else ""
+    return f"{tags[step.run]['health']}{reasons}"

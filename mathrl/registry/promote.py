@@ -73,20 +73,20 @@ def promote(
             ]
             evidence = replace(evidence, test=_compared(runs, params))
             notes = _prompts_differ(theirs, params)
-    against, found = judge(evidence)
+    against, in_favour = judge(evidence)
     verdict = "refused" if against else "promoted"
     on = f" on {benchmark}" if benchmark else ""
-    said = "\n- ".join([f"{name} version {number} {verdict}{on}:\n", *(against or found), *notes])
+    decision = "\n- ".join([f"{name} version {number} {verdict}{on}:\n", *(against or in_favour), *notes])
     _write_down(
         client,
         back,
         evidence,
-        said,
+        decision,
         {"decision": verdict, "benchmark": benchmark or "", "champion": before.version if before else "none"},
     )
     if not against:
         set_champions(client, name, [*history, number])
-    return not against, said
+    return not against, decision
 
 
 def rollback(client: Any, name: str) -> str:
@@ -117,17 +117,17 @@ def own_params(back: Back, candidate: Back, preset: str | None, overrides: Seque
             f"{back.name} version {back.version}, the champion, was made by no run that MLflow still has, so "
             f"its prompt is unknown: {REMEDY}; or `mathrl rollback {back.name}`"
         )
-    own = {section: maker.section(section) for section in ("prompt", "model")}
-    own |= {section: stage_of(candidate, section).section(section) for section in ("evaluate", "curate")}
+    sections = {section: maker.section(section) for section in ("prompt", "model")}
+    sections |= {section: stage_of(candidate, section).section(section) for section in ("evaluate", "curate")}
     try:
-        return load_params(preset=preset, overrides=overrides, instead=own)
+        return load_params(preset=preset, overrides=overrides, instead=sections)
     except UserError as error:
         raise UserError(f"{back.name} version {back.version}: {error}") from None
 
 
-def _prompts_differ(theirs: Params, own: Params) -> list[str]:
+def _prompts_differ(champion: Params, candidate: Params) -> list[str]:
     """["each was asked with its own prompt: template plain, now r1_zero"], or nothing."""
-    first, second = (flatten(each.prompt.model_dump(mode="json")) for each in (theirs, own))
+    first, second = (flatten(params.prompt.model_dump(mode="json")) for params in (champion, candidate))
     changed = [
         f"{key} {first.get(key)}, now {second.get(key)}"
         for key in sorted({*first, *second})
@@ -142,8 +142,8 @@ def _compared(runs: Sequence[ModelRun], params: Params) -> Comparison:
     return compare_pair(names, sides, params.evaluate, params.run.seed)
 
 
-def _write_down(client: Any, back: Back, evidence: Evidence, said: str, tags: Mapping[str, Any]) -> None:
-    """The decision as the version's description and its tags gate.*, in the place of an earlier one's."""
+def _write_down(client: Any, back: Back, evidence: Evidence, decision: str, tags: Mapping[str, Any]) -> None:
+    """The decision as the version's description and its tags gate.*, replacing those of an earlier decision."""
     tags = {**tags, "alignment": evidence.alignment, "contamination_hits": evidence.hits, "health": evidence.health}
     if evidence.test:
         row = evidence.test.to_row()
@@ -154,19 +154,19 @@ def _write_down(client: Any, back: Back, evidence: Evidence, said: str, tags: Ma
     for key, value in tags.items():
         text = value if isinstance(value, str) else json.dumps(value)
         client.set_model_version_tag(back.name, back.version, f"gate.{key}", text)
-    client.update_model_version(back.name, back.version, description=said)
+    client.update_model_version(back.name, back.version, description=decision)
 
 
 def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem], params: Params) -> ModelRun:
-    """The version's responses, kept from a time with the same bytes, problems and parameters, or new."""
+    """The version's responses, kept from an earlier evaluation with the same bytes, problems and parameters, or new."""
     from mlflow.artifacts import download_artifacts
 
     sections = [
-        getattr(params, each).model_dump(mode="json") for each in ("run", "model", "prompt", "rollout", "evaluate")
+        getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
     ]
     examples = worked_examples(back) if params.prompt.few_shot else None
-    asked = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
-    key = digest([back.digest, benchmark, asked, sections, examples and digest_path(examples)])
+    content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
+    key = digest([back.digest, benchmark, content, sections, examples and digest_path(examples)])
     output = Path("reports/evaluations") / f"{back.name}-{back.version}-{benchmark}-{key[:10]}"
     if not (output / "responses.jsonl").is_file():
         target = home() / "registry" / f"{back.name}-{back.version}"

@@ -8,7 +8,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.problems import read_problems
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation import alignment
-from mathrl.learners.distributed import choose_device
+from mathrl.models.device import choose_device
 from mathrl.models.packing import Group
 from mathrl.params import Params
 from mathrl.rollout.engine import Sampling, canary_tolerance, dtype_name

@@ -53,27 +53,27 @@ class Material:
 
 
 def pipeline_material(root: Path) -> Material:
-    """Of the default pipeline in a checkout or in a run under runs/."""
+    """The material of the default pipeline in a checkout or in a run under runs/."""
     stages = [root / "reports" / name for name in ("sft", "rl")]
     summary, responses = root / "reports" / "summary.json", root / "reports" / "evaluate" / "responses.jsonl"
     note = root / WORKTREE_NOTE
-    said = read_json(note) if note.is_file() else {}
-    overrides = [str(each) for each in said.get("overrides", ())]
+    worktree = read_json(note) if note.is_file() else {}
+    overrides = [str(override) for override in worktree.get("overrides", ())]
     return Material(
-        f"mathrl {root.name}" if said else "mathrl pipeline",
+        f"mathrl {root.name}" if worktree else "mathrl pipeline",
         root,
         [of_folder(folder) for folder in stages if (folder / METRICS).is_file()],
         EvaluationSummary.read(summary) if summary.is_file() else None,
         responses if responses.is_file() else None,
         [path for path in ("models/rl", "reports/evaluate", "models/sft") if (root / path).exists()],
-        f"mathrl run {said.get('run', 'pipeline')}",
+        f"mathrl run {worktree.get('run', 'pipeline')}",
         root / "reports" / "difficulty" / "histogram.png",
         overrides,
     )
 
 
 def step_material(root: Path, recipe: str, step: str) -> Material:
-    """Of a recipe's step: an evaluation with the models that it compares, or a model that was trained."""
+    """The material of a recipe's step: an evaluation with the models that it compares, or a model that was trained."""
     folder = root / RECIPES / recipe
     summary = folder / step / "summary.json"
     evaluated = _evaluated(summary)
@@ -83,7 +83,7 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
     return Material(
         f"{recipe}/{step}",
         root,
-        [of_folder(each) for each in reports if (each / METRICS).is_file()],
+        [of_folder(report) for report in reports if (report / METRICS).is_file()],
         evaluated,
         responses if responses.is_file() else None,
         [f"pipelines/recipes/{recipe}/{step}"],
@@ -113,15 +113,15 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     """What the template shows."""
     if not material.trained and material.summary is None:
         raise UserError(f"{material.title}: no training run and no evaluation yet; run it first")
-    health = [(each.name, examine(each.rows, *each.settings()).report()) for each in material.trained]
-    colour = max((told["colour"] for _, told in health), key=WORST.index, default="unknown")
+    health = [(stage.name, examine(stage.rows, *stage.settings()).report()) for stage in material.trained]
+    colour = max((report["colour"] for _, report in health), key=WORST.index, default="unknown")
     steps, edges, complete = lineage(material)
     page: dict[str, Any] = {
         "title": material.title, "colour": colour, "health": health, "lineage": steps, "complete": complete,
         "picture": Markup(draw_lineage(steps, edges)) if steps else "",
-        "curves": [(each.name, curves(each.rows)) for each in material.trained],
+        "curves": [(stage.name, curves(stage.rows)) for stage in material.trained],
         "commands": commands(material, steps), "origin": origin(steps), "cards": cards(material),
-        "params": [(each.stage, dump_yaml(each.params)) for each in steps if each.params],
+        "params": [(step.stage, dump_yaml(step.params)) for step in steps if step.params],
         "models": [], "breakdowns": [], "examples": [], "verdict": "not evaluated yet",
     }  # fmt: skip
     if material.summary is not None:
@@ -224,11 +224,11 @@ def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]],
         given = {p: d for p, d in maker.inputs.items() if p.startswith(GIVEN)}
         steps[key] = Step(key, maker.name, maker.commit, maker.dirty, maker.params, read, outputs, given)
         ahead += [(path, digest, key) for path, digest in read.items()]
-    said = f"{len(steps)} stages on this machine"
+    counted = f"{len(steps)} stages on this machine"
     if missing:
         several = ", ".join(dict.fromkeys(missing))
-        return list(steps.values()), edges, f"{said}; not made here, or not by these records: {several}."
-    return list(steps.values()), edges, f"Complete: {said}, every input made by one of them."
+        return list(steps.values()), edges, f"{counted}; not made here, or not by these records: {several}."
+    return list(steps.values()), edges, f"Complete: {counted}, every input made by one of them."
 
 
 def origin(steps: Sequence[Step]) -> str:
@@ -238,11 +238,11 @@ def origin(steps: Sequence[Step]) -> str:
 
 
 def commands(material: Material, steps: Sequence[Step]) -> str:
-    """The commands that make it again."""
+    """The commands that reproduce the run."""
     commit = next((step.commit for step in steps if step.commit), "")
-    preset = [each.removeprefix("preset ") for each in material.overrides if each.startswith("preset ")]
-    words = [material.command, *(f"--preset {each}" for each in preset)]
-    words += [f"--set '{each}'" for each in material.overrides if not each.startswith("preset ")]
+    presets = [text.removeprefix("preset ") for text in material.overrides if text.startswith("preset ")]
+    words = [material.command, *(f"--preset {preset}" for preset in presets)]
+    words += [f"--set '{text}'" for text in material.overrides if not text.startswith("preset ")]
     lines = [f"git checkout {commit}" if commit else "# the commit is not known on this machine"]
     if any(step.dirty for step in steps):
         lines.append("# there were uncommitted changes, which are not in that commit")

@@ -2,8 +2,8 @@
 
     build_reward({"parts": [{"type": "accuracy", "weight": 0.75}, {"type": "format_lines", "weight": 0.25}]})
 
-The parts: accuracy, format_lines, r1_tags, countdown, language, overlong, repetition, function. Every part is
-reported under its own name, before its weight; `overall` is the weighted sum.
+The types of parts and their options are in mathrl/params/reward_parts.py, what they compute is in `PARTS`. Every part
+is reported under its own name, before its weight; `overall` is the weighted sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.grading.countdown import countdown_correct, read_truth
@@ -22,13 +24,16 @@ from mathrl.grading.engine import default_engine
 from mathrl.grading.extract import extract
 from mathrl.grading.parallel import grade_batch
 from mathrl.grading.verdict import Verdict
+from mathrl.params.messages import messages
+from mathrl.params.options import Options
+from mathrl.params.reward_parts import AccuracyOptions, CountdownOptions, FunctionOptions, OverlongOptions, RewardPart
+from mathrl.params.run import Reward
+from mathrl.params.run import SecondGrader as SecondGraderParams
 from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge, SecondGrader
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
 from mathrl.rewards.repetition import repetition_penalty
-
-PART_TYPES = ("accuracy", "format_lines", "r1_tags", "countdown", "language", "overlong", "repetition", "function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,66 +69,107 @@ class RewardResult:
     verdict: Verdict
 
 
+PartValue = tuple[float, dict[str, float]]
+PartFunction = Callable[[RewardInput, Verdict], PartValue]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One weighted part. Example: Part("format_lines", 0.25, "format", {"lines": 0.3, "marker": 0.2})"""
+    """A weighted summand, ready to be computed: its value and further metrics. Built by `build_reward`."""
 
-    type: str
-    weight: float
     name: str
-    options: Mapping[str, Any]
+    weight: float
+    value: PartFunction
 
 
-def _read(source: Any, name: str, default: Any) -> Any:
-    value = source.get(name, default) if isinstance(source, Mapping) else getattr(source, name, default)
-    return default if value is None else value
+def _accuracy(options: AccuracyOptions, params: Reward) -> PartFunction:
+    correct = params.correct if options.correct is None else options.correct
+    incorrect = params.incorrect if options.incorrect is None else options.incorrect
+    return lambda item, verdict: (correct if verdict.correct else incorrect, {})
 
 
-def _part(source: Any, where: str) -> Part:
-    kind = str(_read(source, "type", "accuracy"))
-    if kind not in PART_TYPES:
-        raise UserError(f"{where}.type: {kind!r} is no reward part; write one of {', '.join(PART_TYPES)}")
-    options = dict(_read(source, "options", {}))
-    if isinstance(source, Mapping):
-        options |= {k: v for k, v in source.items() if k not in ("type", "weight", "name", "options")}
-    if kind == "function" and "path" not in options:
-        raise UserError(f"{where}.options.path: missing; write the dotted path of your function, such as my.module.f")
-    return Part(kind, float(_read(source, "weight", 1.0)), str(_read(source, "name", kind)), options)
+def _of_response(function: Callable[..., float]) -> Callable[[Options, Reward], PartFunction]:
+    """A part that is a function of the response's text alone, with the options as keyword arguments."""
+
+    def part(options: Options, params: Reward) -> PartFunction:
+        keywords = options.values()
+        return lambda item, verdict: (function(item.response, **keywords), {})
+
+    return part
 
 
-def build_reward(params: Any = None) -> RewardFunction:
-    """The reward function that `params` describes: an object or mapping with the Reward section's fields.
+def _countdown(options: CountdownOptions, params: Reward) -> PartFunction:
+    def value(item: RewardInput, verdict: Verdict) -> PartValue:
+        tags = r1_tags(item.response, options.think_open)
+        return float(_countdown_solved(item, params.extraction)) + options.format * tags, {"format": tags}
+
+    return value
+
+
+def _overlong(options: OverlongOptions, params: Reward) -> PartFunction:
+    def value(item: RewardInput, verdict: Verdict) -> PartValue:
+        maximum = options.max_length or item.max_length
+        buffer = max(1, maximum // 5) if options.buffer is None else options.buffer
+        return soft_overlong(item.length, maximum, buffer, options.factor), {}
+
+    return value
+
+
+def _function(options: FunctionOptions, params: Reward) -> PartFunction:
+    function, keywords = _user_function(options.path), options.keywords()
+
+    def value(item: RewardInput, verdict: Verdict) -> PartValue:
+        try:
+            return _call_user_function(function, item, keywords)
+        except TypeError as error:
+            raise UserError(f"reward function {options.path}: {error}; check its options") from error
+
+    return value
+
+
+# What each type of part (mathrl/params/reward_parts.py) computes.
+PARTS: dict[str, Callable[[Any, Reward], PartFunction]] = {
+    "accuracy": _accuracy,
+    "format_lines": _of_response(format_lines),
+    "r1_tags": _of_response(r1_tags),
+    "countdown": _countdown,
+    "language": _of_response(language_share),
+    "overlong": _overlong,
+    "repetition": _of_response(repetition_penalty),
+    "function": _function,
+}
+
+
+def build_reward(params: Reward | Mapping[str, Any] | None = None, processes: int | None = None) -> RewardFunction:
+    """The reward function that section reward describes, as a mapping too (then extraction is lenient by default).
+
+    `processes` is how many processes grade a batch; None chooses by its size.
 
     Raises:
-        UserError: an unknown part, option or judge, or a function that cannot be imported.
+        UserError: an unknown part, option or grader, or a function that cannot be imported.
 
     >>> reward = build_reward({"correct": 5.0, "incorrect": -5.0})
     >>> reward.score([RewardInput("<answer>4</answer>", ("5",))])[0].overall
     -5.0
     """
-    return RewardFunction(params if params is not None else {})
+    if isinstance(params, Reward):
+        return RewardFunction(params, processes)
+    try:
+        return RewardFunction(Reward.model_validate({"extraction": "lenient", **(params or {})}), processes)
+    except ValidationError as error:
+        lines = [f"reward.{'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Reward)]
+        raise UserError("; ".join(lines)) from None
 
 
 class RewardFunction:
     """Scores batches. Built by `build_reward`; `counters` reports what the verifier did since the last call."""
 
-    def __init__(self, params: Any) -> None:
-        self.extraction = _read(params, "extraction", "lenient")
-        if self.extraction not in ("strict", "lenient"):
-            raise UserError(f"reward.extraction: {self.extraction!r}; write strict or lenient")
-        self.correct = float(_read(params, "correct", 1.0))
-        self.incorrect = float(_read(params, "incorrect", 0.0))
-        self.processes = _read(params, "processes", None)
-        parts = _read(params, "parts", ()) or ({"type": "accuracy"},)
-        self.parts = [_part(part, f"reward.parts[{i}]") for i, part in enumerate(parts)]
-        self.routes = {
-            name: [_part(part, f"reward.routes.{name}[{i}]") for i, part in enumerate(route)]
-            for name, route in dict(_read(params, "routes", {})).items()
-        }
-        all_parts = [*self.parts, *(part for route in self.routes.values() for part in route)]
-        self.functions = {id(p): _user_function(str(p.options["path"])) for p in all_parts if p.type == "function"}
-        self._keep = all_parts  # ids stay valid
-        self.second = _second_grader(_read(params, "second_grader", None))
+    def __init__(self, params: Reward | None = None, processes: int | None = None) -> None:
+        params = params or Reward(extraction="lenient")
+        self.extraction, self.processes = params.extraction, processes
+        self.parts = [_part(part, params) for part in params.parts]
+        self.routes = {name: [_part(part, params) for part in route] for name, route in params.routes.items()}
+        self.second = _second_grader(params.second_grader)
         self._rules: Counter[str] = Counter()
         self._graded = self._timeouts = 0
         self._seconds = 0.0
@@ -174,7 +220,7 @@ class RewardFunction:
         values: dict[str, float] = {}
         overall = 0.0
         for part in self.parts_for(item.row):
-            value, extra = self._value(part, item, verdict)
+            value, extra = part.value(item, verdict)
             values[part.name] = value
             values |= {f"{part.name}/{name}": number for name, number in extra.items()}
             overall += part.weight * value
@@ -188,34 +234,9 @@ class RewardFunction:
         if self.second is not None:
             self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)
 
-    def _value(self, part: Part, item: RewardInput, verdict: Verdict) -> tuple[float, dict[str, float]]:
-        try:
-            return self._value_of(part, item, verdict)
-        except TypeError as error:
-            raise UserError(f"reward part {part.name!r}: {error}; check its options") from error
 
-    def _value_of(self, part: Part, item: RewardInput, verdict: Verdict) -> tuple[float, dict[str, float]]:
-        options = dict(part.options)
-        if part.type == "accuracy":
-            right = float(options.get("correct", self.correct))
-            return (right if verdict.correct else float(options.get("incorrect", self.incorrect))), {}
-        if part.type == "format_lines":
-            return format_lines(item.response, **options), {}
-        if part.type == "r1_tags":
-            return r1_tags(item.response, **options), {}
-        if part.type == "countdown":
-            tags = r1_tags(item.response, bool(options.get("think_open", False)))
-            bonus = float(options.get("format", 0.1)) * tags
-            return float(_countdown(item, self.extraction)) + bonus, {"format": tags}
-        if part.type == "language":
-            return language_share(item.response, **options), {}
-        if part.type == "overlong":
-            maximum = int(options.pop("max_length", 0) or item.max_length)
-            buffer = int(options.pop("buffer", max(1, maximum // 5)))
-            return soft_overlong(item.length, maximum, buffer, **options), {}
-        if part.type == "repetition":
-            return repetition_penalty(item.response, **options), {}
-        return _call_user_function(self.functions[id(part)], item, verdict, options)
+def _part(params: RewardPart, reward: Reward) -> Part:
+    return Part(params.label, params.weight, PARTS[params.type](params.options, reward))
 
 
 def _truths(item: RewardInput) -> str | tuple[str, ...]:
@@ -226,7 +247,7 @@ def _truths(item: RewardInput) -> str | tuple[str, ...]:
     return tuple(item.ground_truth)
 
 
-def _countdown(item: RewardInput, extraction: Any) -> bool:
+def _countdown_solved(item: RewardInput, extraction: Literal["strict", "lenient"]) -> bool:
     truths = _truths(item)
     game = read_truth(truths if isinstance(truths, str) else next(iter(truths), ""))
     if game is None:
@@ -250,11 +271,8 @@ def _user_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _call_user_function(
-    function: Callable[..., Any], item: RewardInput, verdict: Verdict, options: dict[str, Any]
-) -> tuple[float, dict[str, float]]:
+def _call_user_function(function: Callable[..., Any], item: RewardInput, options: Mapping[str, Any]) -> PartValue:
     """Calls `f(response, ground_truth, **row)`, `f(reward_input, **kwargs)` or veRL's `f(data_source, …)`."""
-    options.pop("path")
     truth = item.ground_truth[0] if len(item.ground_truth) == 1 else list(item.ground_truth)
     names = list(inspect.signature(function).parameters)
     if names[:1] == ["reward_input"]:
@@ -280,15 +298,10 @@ def _call_user_function(
     raise UserError("a reward function's dict has none of the keys overall, score, reward; add one as the total")
 
 
-def _second_grader(params: Any) -> Disagreement | None:
+def _second_grader(params: SecondGraderParams | None) -> Disagreement | None:
     if params is None:
         return None
-    kind = _read(params, "type", "math_verify")
-    judge: SecondGrader
-    if kind == "math_verify":
-        judge = MathVerifyJudge()
-    elif kind == "llm":
-        judge = LLMJudge(str(_read(params, "endpoint", "")), str(_read(params, "model", "")))
-    else:
-        raise UserError(f"reward.second_grader.type: {kind!r}; write math_verify or llm")
-    return Disagreement(judge, float(_read(params, "share", 0.01)))
+    grader: SecondGrader = (
+        LLMJudge(params.endpoint or "", params.model or "") if params.type == "llm" else MathVerifyJudge()
+    )
+    return Disagreement(grader, params.share)

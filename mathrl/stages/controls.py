@@ -1,8 +1,8 @@
-"""controls: what RL is compared with, beside SFT and RL. `python -m mathrl.stages.controls`.
+"""controls: models that RL is compared with, beside SFT. `python -m mathrl.stages.controls`.
 
-- more_sft: the SFT model trained on for as much computation as RL took. Computation, not the clock, so that
-  it is the same everywhere: a token that is trained on costs three times one that is sampled.
-- forced_prefix: the SFT model, its responses begun with `controls.forced_prefix`.
+- more_sft: the SFT model trained further, with as much computation as RL took (not time, so that it is the
+  same everywhere): a token that is trained on costs three times one that is sampled.
+- forced_prefix: the SFT model, its responses starting with `controls.forced_prefix`.
 - worked_only: the base model trained like the SFT model, on worked demonstrations alone.
 
 Writes models/controls/ and reports/controls/summary.json, evaluated like the models of the pipeline.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import read_jsonl, write_json, written_aside
-from mathrl.core.launch import launch_ranks, rank, world_size
+from mathrl.core.launch import world_size
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
@@ -25,6 +25,7 @@ from mathrl.params import Params
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
 from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.training_stage import start_ranks
 
 PROBLEMS, DEV, TEST = (Path(f"data/curated/{split}.jsonl") for split in ("sft", "dev", "test"))
 BASE, SFT, RL_METRICS = Path("models/base"), Path("models/sft"), Path("reports/rl/metrics.jsonl")
@@ -34,7 +35,7 @@ MODELS, REPORT = Path("models/controls"), Path("reports/controls")
 def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
     """SFT steps that cost what the logged RL steps did: trained tokens plus a third of the sampled ones.
 
-    (A forward pass is a third of forward and backward; 2 and 6 floating-point operations a parameter and
+    (A forward pass is a third of forward and backward: 2 and 6 floating-point operations per parameter and
     token.)
     """
     responses = params.rl.prompts_per_step * params.rl.group_size
@@ -44,25 +45,21 @@ def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
 
 def work(run: StageRun) -> None:
     params = run.params
-    launch_ranks(params.run.processes, params.run.device)
-    # torch: after the ranks are started, so that each has its own.
-    from mathrl.learners.distributed import Backend, choose_device
-
-    backend = Backend(choose_device(params.run.device), params.training)
-    wanted: dict[str, tuple[Path, Sft]] = {}
+    ranks = start_ranks(params)
+    controls: dict[str, tuple[Path, Sft]] = {}
     if params.controls.more_sft:
         steps = equal_steps(list(read_jsonl(RL_METRICS)), params)
-        wanted["more_sft"] = (SFT, params.sft.model_copy(update={"steps": steps}))
+        controls["more_sft"] = (SFT, params.sft.model_copy(update={"steps": steps}))
     if params.controls.worked_only:
-        wanted["worked_only"] = (BASE, params.sft.model_copy(update={"terse_share": 0.0}))
-    trained = {name: _train(name, *how, run, backend) for name, how in wanted.items()}
+        controls["worked_only"] = (BASE, params.sft.model_copy(update={"terse_share": 0.0}))
+    trained = {name: _train(name, start, sft, run, ranks) for name, (start, sft) in controls.items()}
     results = _evaluate(run, trained)
-    if rank() != 0:
+    if ranks.rank != 0:
         return
     summary: dict[str, Any] = {
         "benchmark": params.evaluate.benchmarks[0],
         "models": {r.model: summarise(r.rows, params.evaluate, params.run.seed).to_row() for r in results},
-        "training": {name: {"steps": how.steps, "from": str(start)} for name, (start, how) in wanted.items()},
+        "training": {name: {"steps": sft.steps, "from": str(start)} for name, (start, sft) in controls.items()},
     }
     with written_aside(MODELS) as folder:
         folder.mkdir()
@@ -74,44 +71,46 @@ def work(run: StageRun) -> None:
     run.summary({f"{r.model}/pass_at_1": float(summary["models"][r.model]["pass_at_1"]) for r in results})
 
 
-def _train(name: str, start: Path, how: Sft, run: StageRun, backend: Any) -> Path:
+def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
     """Fine-tune from `start`; the model's folder, in the stage's state until all are there."""
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
+    from mathrl.trainers.training_run import TrainingRun
 
-    params, folder = run.params, run.state / name / "model"
-    backend.gather(name)
+    params, state = run.params, run.state / name
+    folder = state / "model"
+    ranks.gather(name)
     if folder.is_dir():
         return folder
     tokenizer = load_tokenizer(start, params.model)
-    model = load_model(start, params.model, backend.device, plain=backend.plain)
+    model = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
     demonstrations, dev = (
-        tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, how.terse_share, params.run.seed)
+        tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed)
         for file in (PROBLEMS, DEV)
     )
 
     def open_metrics(resume_after: int | None) -> JsonlSink:
-        return JsonlSink(run.state / name / "metrics.jsonl", resume_after=resume_after)
+        return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
 
-    train_sft(model, demonstrations, dev, how, params.run.seed, backend, run.state / name, open_metrics, title=name)
-    if rank() == 0:
-        done = f"{how.steps} steps of SFT from {start}, {how.terse_share:.0%} of the demonstrations terse"
-        export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{done}.\n")
-    backend.gather(name)
+    train_sft(model, demonstrations, dev, sft, TrainingRun(ranks, state, params.run.seed, open_metrics), title=name)
+    if ranks.rank == 0:
+        training = f"{sft.steps} steps of SFT from {start}, {sft.terse_share:.0%} of the demonstrations terse"
+        export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{training}.\n")
+    ranks.gather(name)
     return folder
 
 
 def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[EvaluatedModel]:
     """The controls on the first benchmark of `evaluate.benchmarks`; empty at ranks other than 0."""
-    params, plain = run.params, run.params.prompt
-    plans: dict[str, tuple[Path, Prompt]] = {name: (folder, plain) for name, folder in trained.items()}
+    params = run.params
+    plans: dict[str, tuple[Path, Prompt]] = {name: (folder, params.prompt) for name, folder in trained.items()}
     if params.controls.forced_prefix:
-        forced = plain.model_copy(update={"response_prefix": params.controls.forced_prefix})
+        forced = params.prompt.model_copy(update={"response_prefix": params.controls.forced_prefix})
         plans["forced_prefix"] = (SFT, forced)
     benchmark = params.evaluate.benchmarks[0]
     problems = benchmark_problems(benchmark, params)
-    few_shot = few_shot_examples(plain, PROBLEMS)
+    few_shot = few_shot_examples(params.prompt, PROBLEMS)
     results = []
     for name, (folder, prompt) in plans.items():
         with progress(f"evaluate {name}", len(problems) * params.evaluate.samples) as bar:

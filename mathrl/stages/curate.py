@@ -22,13 +22,13 @@ CURATED, REPORT = Path("data/curated"), Path("reports/curate")
 
 
 def resolve(params: Params) -> list[str]:
-    """What would be read by curate and by evaluate, one line a source: for a dry run.
+    """The sources that curate and evaluate would read, one line per source: for a dry run.
 
     Raises:
         UserError: a file, a folder, a generator or a name that does not exist.
     """
-    how = params.evaluate
-    benchmarks = (resolve_benchmark(name, how.data_folder) for name in how.benchmarks if name != TEST)
+    settings = params.evaluate
+    benchmarks = (resolve_benchmark(name, settings.data_folder) for name in settings.benchmarks if name != TEST)
     return curation.plan(params.curate).describe() + [f"benchmark {b.describe()}" for b in benchmarks]
 
 

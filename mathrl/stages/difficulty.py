@@ -45,7 +45,7 @@ def measure_pass_rates(run: StageRun, *, start: Path, data: Path, examples: Path
     settings = params.difficulty
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.evaluation.device import device_name
+    from mathrl.models.device import choose_device
     from mathrl.reports.pictures import draw_difficulty
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
@@ -55,7 +55,7 @@ def measure_pass_rates(run: StageRun, *, start: Path, data: Path, examples: Path
 
     run.dataset("rl", data)
     problems = seeded_subset(read_problems(data), settings.max_problems, params.run.seed)
-    engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
+    engine, tokenizer = open_engine(start, params.model, params.rollout, choose_device(params.run.device))
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens)

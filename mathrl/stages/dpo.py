@@ -6,9 +6,9 @@ Resumes bit for bit from its last checkpoint; a signal ends it at the next step 
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.core.files import read_jsonl, written_aside
-from mathrl.core.launch import launch_ranks, rank
+from mathrl.core.files import read_jsonl
 from mathrl.stages.stage_run import StageRun
+from mathrl.stages.training_stage import start_ranks, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -23,34 +23,27 @@ def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, rep
     Writes the folders `model` and `report`.
     """
     params = run.params
-    launch_ranks(params.run.processes, params.run.device)
+    ranks = start_ranks(params)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import export_model, load_model, load_tokenizer
-    from mathrl.reports.training_curves import report_curves
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
     from mathrl.trainers.supervised import hold_out
+    from mathrl.trainers.training_run import TrainingRun
 
-    backend = Backend(choose_device(params.run.device), params.training)
     tokenizer = load_tokenizer(start, params.model)
-    network = load_model(start, params.model, backend.device, plain=backend.plain)
+    network = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
     rows = [row for file in data for row in read_jsonl(file)]
     pairs, dev = (
         tokenize_pairs(part, params.prompt, tokenizer) for part in hold_out(rows, params.dpo.dev_share, params.run.seed)
     )
-    figures = train_dpo(network, pairs, dev, params.dpo, params.run.seed, backend, run.state, run.open_metrics)
-    if rank() != 0:
+    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics)
+    figures = train_dpo(network, pairs, dev, params.dpo, training)
+    if ranks.rank != 0:
         return
     card = (
         f"# DPO model of mathrl\n\nTrained from {start} on {len(pairs):,} pairs: {params.dpo.steps} steps of "
         f"{params.dpo.pairs_per_step}, beta {params.dpo.beta}, seed {params.run.seed}.\n"
     )
     export_model(network, tokenizer, model, card)
-    with written_aside(report) as folder:
-        folder.mkdir(parents=True)
-        report_curves(
-            run.metrics_file, folder, run.artifacts / f"{run.name}_curve.png", PANELS, "Direct preference optimisation"
-        )
-    for file in data:
-        run.dataset("pairs", file)
-    run.summary({**figures, "pairs": float(len(pairs))})
+    summary = {**figures, "pairs": float(len(pairs))}
+    write_report(run, report, "Direct preference optimisation", PANELS, {"pairs": data}, summary)

@@ -25,11 +25,14 @@ def resolve(params: Params) -> dict[str, list[Path]]:
     Raises:
         UserError: no file named, or one that is not there.
     """
-    how = params.pages
-    found = {"files": page_files(how.files, "files"), "positives": page_files(how.positives.files, "positives.files")}
-    if how.negatives.files or not how.random_negatives:
-        found["negatives"] = page_files(how.negatives.files, "negatives.files")
-    return found
+    settings = params.pages
+    files_read = {
+        "files": page_files(settings.files, "files"),
+        "positives": page_files(settings.positives.files, "positives.files"),
+    }
+    if settings.negatives.files or not settings.random_negatives:
+        files_read["negatives"] = page_files(settings.negatives.files, "negatives.files")
+    return files_read
 
 
 def files(params: Params) -> dict[str, Path]:
@@ -44,23 +47,23 @@ def work(run: StageRun) -> None:
 
 def make_pages(run: StageRun, out: Path, report: Path) -> None:
     """The kept pages of `pages.files`, to the folder `out`, and the report, to `report`."""
-    how, seed = run.params.pages, run.params.run.seed
+    settings, seed = run.params.pages, run.params.run.seed
     read = resolve(run.params)
-    pages = read_pages(how)
-    positives = read_seeds(how.positives, "positives", seed)
-    negatives = read_seeds(how.negatives, "negatives", seed) if "negatives" in read else []
-    evaluation = read_evaluation(how.decontaminate, seed) if how.decontaminate else None
-    collected = collect(pages, positives, negatives, how, seed)
-    if evaluation and how.decontaminate:
-        clean(collected, pages, evaluation[0], how.decontaminate.min_share)
-    account = pages_report.account(collected, pages, how, seed) | {
+    pages = read_pages(settings)
+    positives = read_seeds(settings.positives, "positives", seed)
+    negatives = read_seeds(settings.negatives, "negatives", seed) if "negatives" in read else []
+    evaluation = read_evaluation(settings.decontaminate, seed) if settings.decontaminate else None
+    collected = collect(pages, positives, negatives, settings, seed)
+    if evaluation and settings.decontaminate:
+        clean(collected, pages, evaluation[0], settings.decontaminate.min_share)
+    account = pages_report.account(collected, pages, settings, seed) | {
         "inputs": {
             name: {label: sha256_jsonl(file) for file, label in labels(files).items()} for name, files in read.items()
         },
         "evaluation_sets": evaluation[1] if evaluation else [],
     }
     with written_aside(report) as folder:
-        pages_report.write_report(folder, collected, pages, how)
+        pages_report.write_report(folder, collected, pages, settings)
         for file in folder.iterdir():
             shutil.copy(file, run.artifacts / file.name)
     with written_aside(out) as folder:

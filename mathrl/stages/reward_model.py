@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.files import read_json, read_jsonl, written_aside
-from mathrl.core.launch import launch_ranks, rank
+from mathrl.core.files import read_json, read_jsonl
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun
+from mathrl.stages.training_stage import start_ranks, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -27,59 +27,50 @@ def train(
     Writes the folders `model` (plain Hugging Face token classification with one label) and `report`.
     """
     params, process = run.params, run.name == "process_reward_model"
-    how, seed = params.reward_model, params.run.seed
-    launch_ranks(params.run.processes, params.run.device)
+    settings, seed = params.reward_model, params.run.seed
+    ranks = start_ranks(params)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.learners.distributed import Backend, choose_device
     from mathrl.models.load import export_model, load_tokenizer
-    from mathrl.reports.training_curves import report_curves
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
     from mathrl.trainers.supervised import hold_out
+    from mathrl.trainers.training_run import TrainingRun
 
-    backend = Backend(choose_device(params.run.device), params.training)
-    tokenizer, scorer = load_tokenizer(start, params.model), _scorer(start, params, backend)
+    tokenizer, scorer = load_tokenizer(start, params.model), _scorer(start, params, ranks)
     new, old = ([row for file in files for row in read_jsonl(file)] for files in (data, replay))
-    rows, held = hold_out(new, how.dev_share, seed)
-    known = {row["problem_id"] for row in held}
-    old = [row for row in old if row["problem_id"] not in known]  # held out is held out
-    rows = with_replay(rows, old, how.replay, seed)
+    rows, held_out = hold_out(new, settings.dev_share, seed)
+    held_out_ids = {row["problem_id"] for row in held_out}
+    old = [row for row in old if row["problem_id"] not in held_out_ids]
+    rows = with_replay(rows, old, settings.replay, seed)
     items, dev = (
-        tokenize_steps(part, params.prompt, tokenizer, params.reward.steps, how.labels)
+        tokenize_steps(part, params.prompt, tokenizer, params.reward.steps, settings.labels)
         if process
         else tokenize_pairs(part, params.prompt, tokenizer)
-        for part in (rows, held)
+        for part in (rows, held_out)
     )
     scorer.config.reward_logits = process
-    figures = train_reward_model(
-        scorer, items, dev, how, tokenizer.eos_token_id, seed, backend, run.state, run.open_metrics
-    )
-    if rank() != 0:
+    training = TrainingRun(ranks, run.state, seed, run.open_metrics)
+    figures = train_reward_model(scorer, items, dev, settings, tokenizer.eos_token_id, training)
+    if ranks.rank != 0:
         return
     what = "responses with labelled steps" if process else "pairs"
     card = (
         f"# {'Process reward' if process else 'Reward'} model of mathrl\n\nTrained from {start} on "
-        f"{len(items):,} {what}, {len(rows) - len(new) + len(held):,} of them repeated: {how.steps} steps of "
-        f"{how.batch}, seed {seed}. The score after a token is the output of the position behind it.\n"
+        f"{len(items):,} {what}, {len(rows) - len(new) + len(held_out):,} of them repeated: {settings.steps} steps of "
+        f"{settings.batch}, seed {seed}. The score after a token is the output of the position behind it.\n"
     )
     export_model(scorer, tokenizer, model, card)
-    with written_aside(report) as folder:
-        folder.mkdir(parents=True)
-        report_curves(
-            run.metrics_file, folder, run.artifacts / f"{run.name}_curve.png", PANELS, f"Reward model, on {what}"
-        )
-    for file in data:
-        run.dataset("labels", file)
-    run.summary({**figures, "items": float(len(items))})
+    summary = {**figures, "items": float(len(items))}
+    write_report(run, report, f"Reward model, on {what}", PANELS, {"labels": data}, summary)
 
 
-def _scorer(start: Path, params: Params, backend: Any) -> Any:
+def _scorer(start: Path, params: Params, ranks: Any) -> Any:
     from mathrl.models.load import load_model, resolve_folder
     from mathrl.models.scores import load_scorer, make_scorer
 
-    where, _ = resolve_folder(start)
-    config = Path(where) / "config.json"
-    kinds = read_json(config).get("architectures") or [""] if config.exists() else [""]
-    if str(kinds[0]).endswith("ForTokenClassification"):
-        return load_scorer(start, params.model, backend.device, plain=backend.plain)
-    return make_scorer(load_model(start, params.model, backend.device, plain=backend.plain))
+    folder, _ = resolve_folder(start)
+    config = Path(folder) / "config.json"
+    architectures = read_json(config).get("architectures") or [""] if config.exists() else [""]
+    if str(architectures[0]).endswith("ForTokenClassification"):
+        return load_scorer(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
+    return make_scorer(load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed))

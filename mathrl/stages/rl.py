@@ -5,23 +5,34 @@ measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothi
 for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json, write_json, written_aside
-from mathrl.core.launch import launch_ranks, rank
+from mathrl.core.files import read_json
 from mathrl.core.problems import read_problems
+from mathrl.core.types import Problem
 from mathrl.data.sft_sets import few_shot_examples
+from mathrl.params import Params
+from mathrl.params.train import Rl
 from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.training_stage import start_ranks, write_report
+
+if TYPE_CHECKING:
+    from mathrl.rollout.sampler import Sampler
+    from mathrl.trainers.rl import RlResult
+    from mathrl.trainers.rollouts import GroupJudge
 
 PROBLEMS, DEV = Path("data/mixture/train.jsonl"), Path("data/curated/dev.jsonl")
 EXAMPLES, DIFFICULTY = Path("data/curated/sft.jsonl"), Path("data/difficulty/summary.json")
 START, MODEL, REPORT = Path("models/sft"), Path("models/rl"), Path("reports/rl")
 PANELS = (
-    {"reward/accuracy": "accuracy of the roll-outs", "dev/accuracy": "dev accuracy (averaged weights)"},
+    {"reward/accuracy": "accuracy of the rollouts", "dev/accuracy": "dev accuracy (averaged weights)"},
     {"response_length": "response length", "dev/response_length": "dev response length"},
-    {"entropy": "entropy", "rollout/zero_variance_share": "groups without a difference"},
+    {"entropy": "entropy", "rollout/zero_variance_share": "uniform groups"},
 )
 
 
@@ -50,94 +61,94 @@ def work(run: StageRun) -> None:
 
 
 def reinforce(
-    run: StageRun, *, start: Path, data: Sequence[Path], dev: Path, examples: Path, model: Path, report: Path,
-    difficulty: Path | None = None, reward_model: Path | None = None,
-    process_reward_model: Path | None = None, critic: Path | None = None,
-    reference: Path | None = None, teacher: Path | None = None,
-) -> None:  # fmt: skip
+    run: StageRun,
+    *,
+    start: Path,
+    data: Sequence[Path],
+    dev: Path,
+    examples: Path,
+    model: Path,
+    report: Path,
+    difficulty: Path | None = None,
+    **others: Path | None,
+) -> None:
     """Train the model of the folder `start` on the problems of the files `data`.
 
     Writes the folders `model` and `report`. Where a `difficulty` summary is given, its pass@8 must reach
-    rl.min_pass_at_8. The other folders are models that take part: see `mathrl.trainers.rl`.
+    rl.min_pass_at_8. `others` are the folders of models that take part: reward_model, process_reward_model,
+    critic, reference, teacher (see `mathrl.trainers.open_rl.Helpers`).
     """
-    params = run.params
+    params, seed, rl = run.params, run.params.run.seed, run.params.rl
+    folders = {name: folder for name, folder in others.items() if folder is not None}
     if difficulty is not None:
-        check_skill(difficulty, params.rl.min_pass_at_8)
-    launch_ranks(params.run.processes, params.run.device)
+        check_skill(difficulty, rl.min_pass_at_8)
+    ranks = start_ranks(params)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.health.watch import WatchedSink, examine
-    from mathrl.learners.distributed import Backend, choose_device
+    from mathrl.health.watch import HealthMonitor
     from mathrl.models.load import export_model, load_model, load_tokenizer
-    from mathrl.models.scores import load_scorer
-    from mathrl.reports.training_curves import report_curves
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.sampler import Sampler
-    from mathrl.trainers.collect import Judge
-    from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
+    from mathrl.trainers.open_rl import Helpers
     from mathrl.trainers.rl import train_rl
+    from mathrl.trainers.training_run import TrainingRun
 
-    backend = Backend(choose_device(params.run.device), params.training)
     tokenizer = load_tokenizer(start, params.model)
-    network = load_model(start, params.model, backend.device, plain=backend.plain)
-    few_shot = few_shot_examples(params.prompt, examples)
-    ahead = bool(params.rl.rollout_ahead)
-    engine = training_engine(network, start, tokenizer, params.model, params.rollout, ahead)
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    network = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
+    engine = training_engine(network, start, tokenizer, params.model, params.rollout, rl.prefetch)
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     problems = [problem for file in data for problem in read_problems(file)]
-    how, seed, reward = params.rl, params.run.seed, build_reward(params.reward)
-    if critic is not None and how.critic is not None:
-        how = how.model_copy(update={"critic": how.critic.model_copy(update={"path": str(critic)})})
-    own = params.reward.judge
-    judge: Judge | None = None
-    if reward_model is not None or process_reward_model is not None:
-        scorer = load_scorer(reward_model or process_reward_model or "", params.model, backend.device)
-        judge = (
-            reward_model_judge(scorer, own, tokenizer.eos_token_id, how.tokens_per_microbatch)
-            if reward_model is not None
-            else process_judge(scorer, own, tokenizer, params.reward.steps, how.tokens_per_microbatch)
-        )
-    elif own.continuations:
-        judge = continuations_judge(sampler, problems, build_reward(params.reward), how, own, params.reward.steps, seed)
-    others = {
-        name: load_model(folder, params.model, backend.device).requires_grad_(False)
-        for name, folder in (("reference", reference), ("teacher", teacher))
-        if folder is not None
+    if "critic" in folders and rl.critic is not None:
+        rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(folders["critic"])})})
+    frozen = {
+        name: load_model(folders[name], params.model, ranks.device).requires_grad_(False)
+        for name in ("reference", "teacher")
+        if name in folders
     }
-
-    def open_metrics(resume_after: int | None) -> WatchedSink:
-        return WatchedSink(run.open_metrics(resume_after), params.health, how, run.health)
-
-    result = train_rl(
-        network, sampler, problems, read_problems(dev), reward, how, seed, backend, run.state,
-        open_metrics, judge=judge, **others,
-    )  # fmt: skip
-    if rank() != 0:
+    helpers = Helpers(judge=_judge(params, rl, sampler, problems, ranks.device, folders), **frozen)
+    health = HealthMonitor(params.health, rl, run.health)
+    training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
+    reward = build_reward(params.reward)
+    result = train_rl(network, sampler, problems, read_problems(dev), reward, rl, training, helpers)
+    if ranks.rank != 0:
         return
-    export_model(
-        network,
-        tokenizer,
-        model,
+    measured = result.dev_accuracy is not None
+    accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
+    card = (
         f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
-        f"{result.steps} steps of {params.rl.prompts_per_step} prompts x {params.rl.group_size} responses, "
-        f"seed {params.run.seed}; accuracy on dev problems {result.dev_accuracy or 0.0:.3f} (temperature "
-        f"{params.rl.eval_temperature}).\n",
+        f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
+        f"seed {seed}; accuracy on dev problems {accuracy}.\n"
     )
-    with written_aside(report) as folder:
-        folder.mkdir()
-        rows = report_curves(
-            run.metrics_file,
-            folder,
-            run.artifacts / f"{run.name}_curve.png",
-            PANELS,
-            "Reinforcement learning with verifiable rewards",
-        )
-        watch = examine(rows, params.health, how)
-        write_json(folder / "health.json", watch.report())
-        run.health(watch.report())
-    for file in data:
-        run.dataset("mixture", file)
-    run.summary({"dev/accuracy": result.dev_accuracy or 0.0, "sampled_tokens": float(result.sampled_tokens)})
+    export_model(network, tokenizer, model, card)
+    title = "Reinforcement learning with verifiable rewards"
+    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health)
+
+
+def _judge(
+    params: Params, rl: Rl, sampler: Sampler, problems: Sequence[Problem], device: Any, folders: Mapping[str, Path]
+) -> GroupJudge | None:
+    """What judges rollouts beside the rule, if anything does."""
+    from mathrl.models.scores import load_scorer
+    from mathrl.rewards.compose import build_reward
+    from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
+
+    judge, tokenizer, steps = params.reward.judge, sampler.tokenizer, params.reward.steps
+    if "reward_model" in folders:
+        scorer = load_scorer(folders["reward_model"], params.model, device)
+        return reward_model_judge(scorer, judge, tokenizer.eos_token_id, rl.tokens_per_microbatch)
+    if "process_reward_model" in folders:
+        scorer = load_scorer(folders["process_reward_model"], params.model, device)
+        return process_judge(scorer, judge, tokenizer, steps, rl.tokens_per_microbatch)
+    if judge.continuations:
+        reward = build_reward(params.reward)
+        return continuations_judge(sampler, problems, reward, rl, judge, steps, params.run.seed)
+    return None
+
+
+def summary_of(result: RlResult) -> dict[str, float]:
+    """The run's final figures; the dev accuracy is one of them where it was measured."""
+    summary = {"sampled_tokens": float(result.sampled_tokens)}
+    return summary if result.dev_accuracy is None else {"dev/accuracy": result.dev_accuracy, **summary}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], exampl
     settings, seed = params.sample, params.run.seed
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.evaluation.device import device_name
+    from mathrl.models.device import choose_device
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
@@ -40,7 +40,7 @@ def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], exampl
     from mathrl.rollout.sampler import Sampler
 
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
-    engine, tokenizer = open_engine(start, params.model, params.rollout, device_name(params.run.device))
+    engine, tokenizer = open_engine(start, params.model, params.rollout, choose_device(params.run.device))
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     reward = build_reward(params.reward)
 

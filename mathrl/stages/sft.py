@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.core.files import write_json, written_aside
-from mathrl.core.launch import launch_ranks, rank
+from mathrl.core.files import written_aside
 from mathrl.core.problems import read_problems
 from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.training_stage import start_ranks, write_report
 
 PROBLEMS, DEV = Path("data/curated/sft.jsonl"), Path("data/curated/dev.jsonl")
 BASE, MODEL, REPORT = Path("models/base"), Path("models/sft"), Path("reports/sft")
@@ -30,64 +30,51 @@ def fine_tune(
     Writes the folders `model` and `report`; with sft.steps 0 `model` is a copy of `start`. With `base` the
     base model is made first, in `start`.
     """
-    params = run.params
-    launch_ranks(params.run.processes, params.run.device)
+    params, seed = run.params, run.params.run.seed
+    ranks = start_ranks(params)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.health.watch import WatchedSink, examine
-    from mathrl.learners.distributed import Backend, choose_device
+    from mathrl.health.watch import HealthMonitor
     from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
-    from mathrl.reports.training_curves import report_curves
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
+    from mathrl.trainers.training_run import TrainingRun
 
-    backend = Backend(choose_device(params.run.device), params.training)
-    if base and rank() == 0:
-        make_base(params.model, start, params.run.seed)
-    backend.gather("the start is there")
+    if base and ranks.rank == 0:
+        make_base(params.model, start, seed)
+    ranks.gather("the start is there")
     tokenizer = load_tokenizer(start, params.model)
-    network = load_model(start, params.model, backend.device, plain=backend.plain)
+    network = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],
             params.prompt,
             tokenizer,
             params.sft.terse_share,
-            params.run.seed,
+            seed,
         )
         if params.sft.steps
         else []
         for files in (data, (dev,))
     )
-
-    def open_metrics(resume_after: int | None) -> WatchedSink:
-        return WatchedSink(run.open_metrics(resume_after), params.health, None, run.health)
-
-    result = train_sft(network, demonstrations, held_out, params.sft, params.run.seed, backend, run.state, open_metrics)
-    if rank() != 0:
+    health = HealthMonitor(params.health, None, run.health)
+    training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
+    figures = train_sft(network, demonstrations, held_out, params.sft, training)
+    if ranks.rank != 0:
         return
+    summary: dict[str, float] = {}
     if params.sft.steps:
+        summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}
         card = (
             f"# SFT model of mathrl\n\nFine-tuned from {start} on {len(demonstrations):,} "
-            f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {result.steps} steps, "
-            f"{result.tokens:,} tokens, seed {params.run.seed}; "
-            f"loss on dev demonstrations {result.dev_loss:.4f}.\n"
+            f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {params.sft.steps} steps, "
+            f"{int(figures['tokens_seen']):,} tokens, seed {seed}; "
+            f"loss on dev demonstrations {figures['dev/loss']:.4f}.\n"
         )
         export_model(network, tokenizer, model, card)
     else:
         with written_aside(model) as folder:
             shutil.copytree(start, folder)
-    with written_aside(report) as folder:
-        folder.mkdir()
-        rows = report_curves(
-            run.metrics_file, folder, run.artifacts / f"{run.name}_curve.png", PANELS, "Supervised fine-tuning"
-        )
-        watch = examine(rows, params.health, None)
-        write_json(folder / "health.json", watch.report())
-        run.health(watch.report())
-    for file in data:
-        run.dataset("sft", file)
-    if params.sft.steps:
-        run.summary({"loss": result.loss, "dev/loss": result.dev_loss or 0.0, "tokens": float(result.tokens)})
+    write_report(run, report, "Supervised fine-tuning", PANELS, {"sft": data}, summary, health)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params, load_params
-from mathrl.params.load import FOLDER, dump_yaml, unknown_hint
+from mathrl.params.load import FOLDER, dump_yaml
+from mathrl.params.messages import unknown_hint
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Axis, Categorical, Integer, Sweep, ZeroOrLog
 

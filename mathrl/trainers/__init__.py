@@ -1,1 +1,1 @@
-"""The loops, each one flat function: sft, rl; and what keeps them alive: checkpoint, backend, stopping."""
+"""The loops, each one flat function (rl, supervised), and the steps of RL that they call."""

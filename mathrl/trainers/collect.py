@@ -1,119 +1,160 @@
-"""A step's roll-outs: sampled, graded and judged by each process for its share, then known to all.
+"""A step's rollouts: sampled, graded and judged by each rank for its share, then gathered at every rank.
 
 Shapes: P groups (prompts) of G responses.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Problem
-from mathrl.learners.distributed import Backend
+from mathrl.core.types import Completion, Graded, Problem
+from mathrl.learners.distributed import Ranks
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.prefetch import Drawn, draw
-from mathrl.trainers.rollouts import RolloutGroup, rollout_group
-
-Judge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
+from mathrl.trainers.rollouts import GroupJudge, RolloutGroup, rollout_group
 
 
 @dataclass(frozen=True)
-class Collected:
-    """`groups` are trained on; `everything` is what was sampled for them, in `rounds` rounds.
+class RolloutShare:
+    """One rank's graded responses to its share of a step's problems.
 
-    `counters` are the verifier's, of every process and round; `seconds` are this process's ("generation",
-    "reward").
+    `problems` are their numbers in the training set, `graded` has a group for each (None: the prompt was too
+    long), `updates` is how many updates the weights that sampled had seen. `counters` are the verifier's, where
+    they have been read already.
+    """
+
+    problems: list[int]
+    graded: list[list[Graded] | None]
+    seconds: dict[str, float]
+    updates: int
+    counters: Mapping[str, float] | None = None
+
+    def to_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "RolloutShare":
+        """Read what `to_row` gave, through JSON."""
+        graded = [None if group is None else [_graded(response) for response in group] for group in row["graded"]]
+        return cls(**{**row, "graded": graded})
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """`groups` are trained on; `sampled` are all that were sampled for them, in `rounds` rounds.
+
+    `counters` are the verifier's, of every rank and round; `seconds` are this rank's ("generation", "reward").
     """
 
     groups: list[RolloutGroup]
-    everything: list[RolloutGroup]
+    sampled: list[RolloutGroup]
     rounds: int
     counters: list[Mapping[str, float]]
     seconds: dict[str, float]
 
+    @property
+    def tokens(self) -> int:
+        return sum(group.sampled_tokens for group in self.sampled)
 
-def collect(
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    prompts: Sequence[Sequence[int] | None],
-    order: ProblemOrder,
-    reward: RewardFunction,
-    judge: Judge | None,
-    params: Rl,
-    backend: Backend,
-    seed: int,
-    first: Drawn | None = None,
-) -> Collected:
-    """The groups of one step, in the same order at every process.
 
-    With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) further rounds follow until prompts_per_step
-    groups hold right and wrong answers: that is judged by correctness, not by a reward with penalties for
-    length or format in it. If the rounds run out, groups without a difference fill the batch.
+@dataclass(frozen=True)
+class Collector:
+    """Where the rollouts of a run come from; `prompts` are the token ids of `problems`, None if too long."""
 
-    `first` is the first round, where it was sampled ahead.
-    """
-    found: list[RolloutGroup] = []
-    counters: list[Mapping[str, float]] = []
-    seconds = {"generation": 0.0, "reward": 0.0}
-    rounds = 0
-    while True:
-        own_seed = derive_seed(seed, "round", rounds) if rounds else seed
-        drawn = draw(sampler, problems, order, reward, params, backend, own_seed) if first is None or rounds else first
-        _add(seconds, drawn.seconds)
-        own = [
-            rollout_group(index, prompts[index] or (), group)
-            for index, group in zip(drawn.problems, drawn.graded, strict=True)
-            if group is not None
+    sampler: Sampler
+    problems: Sequence[Problem]
+    prompts: Sequence[Sequence[int] | None]
+    order: ProblemOrder
+    reward: RewardFunction
+    judge: GroupJudge | None
+    params: Rl
+    ranks: Ranks
+
+    def sample(self, seed: int, updates: int = 0) -> RolloutShare:
+        """Take prompts_per_step problems, sample and grade this rank's share of them."""
+        sampling = Sampling(self.params.group_size, self.params.temperature, self.params.max_tokens)
+        own = self.order.take(self.params.prompts_per_step)[self.ranks.rank :: self.ranks.world]
+        problems, prompts = [self.problems[index] for index in own], [self.prompts[index] for index in own]
+        graded = self.sampler.sample(problems, sampling, self.reward, seed, prompts=prompts)
+        return RolloutShare(own, graded, dict(self.sampler.seconds), updates)
+
+    def sample_ahead(self, seed: int, updates: int) -> RolloutShare:
+        """As `sample`, with the verifier's counters: a step's counters are those of its own rollouts."""
+        return replace(self.sample(seed, updates), counters=dict(self.reward.counters()))
+
+    def collect(self, seed: int, prefetched: RolloutShare | None = None) -> StepRollouts:
+        """The groups of one step, in the same order at every rank.
+
+        With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) further rounds follow until
+        prompts_per_step groups hold right and wrong answers: that is decided by correctness, not by a reward
+        with penalties for length or format in it. If the rounds run out, uniform groups fill the batch.
+
+        `prefetched` is the first round, where it was sampled ahead.
+        """
+        params = self.params
+        groups: list[RolloutGroup] = []
+        counters: list[Mapping[str, float]] = []
+        seconds = {"generation": 0.0, "reward": 0.0}
+        rounds = 0
+        while True:
+            share, prefetched = prefetched, None
+            if share is None:
+                share = self.sample(derive_seed(seed, "round", rounds) if rounds else seed)
+            _add(seconds, share.seconds)
+            own = [
+                rollout_group(index, self.prompts[index] or (), group)
+                for index, group in zip(share.problems, share.graded, strict=True)
+                if group is not None
+            ]
+            own = self.judge(own) if self.judge is not None else own
+            if params.advantage == "greedy":
+                own = self._with_greedy_baselines(own, seconds)
+            own_counters = [self.reward.counters()]
+            if share.counters is not None:
+                own_counters.insert(0, dict(share.counters))
+            for rank_groups, rank_counters in self.ranks.gather((own, own_counters)):
+                groups += rank_groups
+                counters += rank_counters
+            rounds += 1
+            differing = [group for group in groups if 0 < sum(group.correct) < len(group.correct)]
+            if rounds >= params.dynamic_sampling or len(differing) >= params.prompts_per_step:
+                break
+        for group in groups:
+            self.order.observe(group.problem, sum(group.correct) / len(group.correct))
+        trained = groups
+        if params.dynamic_sampling:
+            differing_ids = {id(group) for group in differing}
+            uniform = [group for group in groups if id(group) not in differing_ids]
+            trained = (differing + uniform)[: params.prompts_per_step]
+        return StepRollouts(trained, groups, rounds, counters, seconds)
+
+    def _with_greedy_baselines(self, groups: list[RolloutGroup], seconds: dict[str, float]) -> list[RolloutGroup]:
+        """ReMax (arXiv:2310.10505): one more, greedy response per prompt, whose reward is the baseline."""
+        problems = [self.problems[group.problem] for group in groups]
+        graded = self.sampler.sample(problems, Sampling(1, 0.0, self.params.max_tokens), self.reward, 0)
+        _add(seconds, self.sampler.seconds)
+        greedy = [
+            rollout_group(group.problem, group.prompt, responses)
+            for group, responses in zip(groups, graded, strict=True)
+            if responses is not None
         ]
-        own = judge(own) if judge is not None else own
-        if params.advantage == "greedy":
-            own = _with_greedy_baselines(own, sampler, problems, reward, judge, params, seconds)
-        told = [reward.counters()] if drawn.counters is None else [drawn.counters, reward.counters()]
-        shares = backend.gather((own, told))
-        found += [group for share, _ in shares for group in share]
-        counters += [each for _, some in shares for each in some]
-        rounds += 1
-        differing = [group for group in found if 0 < sum(group.correct) < len(group.correct)]
-        if rounds >= params.dynamic_sampling or len(differing) >= params.prompts_per_step:
-            break
-    groups = found
-    if params.dynamic_sampling:
-        chosen = {id(group) for group in differing}
-        filling = [group for group in found if id(group) not in chosen]
-        groups = (differing + filling)[: params.prompts_per_step]
-    for group in found:
-        order.observe(group.problem, sum(group.correct) / len(group.correct))
-    return Collected(groups, found, rounds, counters, seconds)
-
-
-def _with_greedy_baselines(
-    groups: list[RolloutGroup],
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    reward: RewardFunction,
-    judge: Judge | None,
-    params: Rl,
-    seconds: dict[str, float],
-) -> list[RolloutGroup]:
-    """ReMax (arXiv:2310.10505): one more, greedy response a prompt, whose reward is the baseline."""
-    chosen = [problems[group.problem] for group in groups]
-    graded = sampler.sample(chosen, Sampling(1, 0.0, params.max_tokens), reward, 0)
-    _add(seconds, sampler.seconds)
-    greedy = [
-        rollout_group(group.problem, group.prompt, one)
-        for group, one in zip(groups, graded, strict=True)
-        if one is not None
-    ]
-    greedy = judge(greedy) if judge is not None else greedy
-    return [
-        replace(group, baseline=one.rewards[0], baseline_tokens=len(one.responses[0]))
-        for group, one in zip(groups, greedy, strict=True)
-    ]
+        greedy = self.judge(greedy) if self.judge is not None else greedy
+        return [
+            replace(group, baseline=baseline.rewards[0], baseline_tokens=len(baseline.responses[0]))
+            for group, baseline in zip(groups, greedy, strict=True)
+        ]
 
 
 def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
     for name in total:
         total[name] += seconds[name]
+
+
+def _graded(row: Mapping[str, Any]) -> Graded:
+    fields = row["completion"]
+    completion = Completion(**{**fields, "tokens": tuple(fields["tokens"]), "logprobs": tuple(fields["logprobs"])})
+    return Graded(**{**row, "completion": completion})

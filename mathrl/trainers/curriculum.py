@@ -1,4 +1,4 @@
-"""Which problems a step takes: shuffled, as given, easy to hard, or by how unsure the policy is of them."""
+"""Curriculum: which problems a step takes (shuffled, as given, easy to hard, or by the policy's pass rate)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,38 +15,38 @@ UNKNOWN_PASS_RATE = 0.5
 
 
 class ProblemOrder:
-    """Hands out problem numbers; its whole state is the number taken and the estimated pass rates.
+    """Hands out problem numbers; its state is the number taken and the estimated pass rates.
 
-    - shuffled, as_given: each pass in a new seeded order, or in that of the mixture.
-    - easy_to_hard: what `shuffled` takes over the run, sorted by difficulty (equal ones as drawn), so that
-      the mixture's proportions stay; then on as `shuffled`.
-    - pass_rate: drawn without repetition within a step, with weight p (1 - p) + floor; p begins at the
-      measured pass rate (1/2 where there is none) and follows the roll-outs.
+    - shuffled, as_given: each epoch in a new seeded order, or in that of the mixture.
+    - easy_to_hard: what `shuffled` takes over the run, sorted by difficulty (ties in the shuffled order), so
+      that the mixture's proportions stay; after that as `shuffled`.
+    - pass_rate: drawn without repetition within a step, with weight p (1 - p) + floor; p starts at the
+      measured pass rate (1/2 where there is none) and follows the rollouts.
     """
 
     def __init__(
         self, params: Curriculum, problems: Sequence[Problem], usable: Sequence[int], planned: int, seed: int
     ) -> None:
-        """`planned` is how many problems the run is expected to take.
+        """`planned` is the number of problems that the run is expected to take.
 
         Raises:
-            UserError: easy_to_hard, and neither pass rates nor levels are there for all problems.
+            UserError: easy_to_hard, and some problem has neither a pass rate nor a level.
         """
         self.params, self.seed, self.usable = params, seed, list(usable)
         self.cursor = 0
         self.stream = Stream(len(self.usable), derive_seed(seed, "rl order"))
-        self.pass_rates = [_known(problems[index].pass_rate) for index in self.usable]
+        self.pass_rates = [_pass_rate(problems[index]) for index in self.usable]
         self.place = {index: place for place, index in enumerate(self.usable)}
         self.sorted: list[int] = []
         if params.order == "easy_to_hard":
             difficulty = _difficulties([problems[index] for index in self.usable])
-            drawn = [self.stream.take() for _ in range(planned)]
-            self.sorted = sorted(drawn, key=lambda place: difficulty[place])
+            taken = [self.stream.take() for _ in range(planned)]
+            self.sorted = sorted(taken, key=lambda place: difficulty[place])
 
     def take(self, count: int) -> list[int]:
         """The next problems, as numbers in the training set."""
         if self.params.order == "pass_rate":
-            places = self._drawn(count)
+            places = self._weighted_sample(count)
         else:
             places = [self._at(self.cursor + offset) for offset in range(count)]
         self.cursor += count
@@ -60,19 +60,19 @@ class ProblemOrder:
         self.stream.cursor = cursor
         return self.stream.take()
 
-    def _drawn(self, count: int) -> list[int]:
-        """Weighted, without repetition as long as there are enough: the largest u^(1/w), u uniform."""
+    def _weighted_sample(self, count: int) -> list[int]:
+        """Without repetition as long as there are enough problems: the largest u^(1/w), u uniform, w the weight."""
         p = torch.tensor(self.pass_rates, dtype=torch.float64)
         weights = p * (1 - p) + self.params.floor
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "curriculum", self.cursor))
-        chosen: list[int] = []
-        while len(chosen) < count:
+        places: list[int] = []
+        while len(places) < count:
             keys = torch.rand(len(p), dtype=torch.float64, generator=generator).log() / weights
-            chosen += keys.topk(min(count - len(chosen), len(p))).indices.tolist()
-        return chosen
+            places += keys.topk(min(count - len(places), len(p))).indices.tolist()
+        return places
 
     def observe(self, problem: int, pass_rate: float) -> None:
-        """Move the problem's estimate towards the pass rate of its roll-outs."""
+        """Move the problem's estimate towards the pass rate of its rollouts."""
         place, memory = self.place[problem], self.params.memory
         self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * pass_rate
 
@@ -83,15 +83,15 @@ class ProblemOrder:
         self.cursor, self.pass_rates = int(state["cursor"]), list(state["pass_rates"])
 
 
-def _known(pass_rate: float | None) -> float:
-    return UNKNOWN_PASS_RATE if pass_rate is None else pass_rate
+def _pass_rate(problem: Problem) -> float:
+    return UNKNOWN_PASS_RATE if problem.pass_rate is None else problem.pass_rate
 
 
 def _difficulties(problems: Sequence[Problem]) -> list[float]:
-    """The share of failures where all are measured, else the level."""
+    """The failure rates where every problem has a pass rate, else the levels."""
     unmeasured = next((problem.id for problem in problems if problem.pass_rate is None), None)
     if unmeasured is None:
-        return [1 - _known(problem.pass_rate) for problem in problems]
+        return [1 - _pass_rate(problem) for problem in problems]
     without_level = next((problem.id for problem in problems if problem.level is None), None)
     if without_level is not None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Problems with solutions → token ids to imitate, in a seeded endless order, cut into batches of tokens."""
+"""Problems with solutions → token ids to imitate, and a seeded endless order of them."""
 
 import random
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from mathrl.params.run import Prompt
 def tokenize_demonstrations(
     problems: Sequence[Problem], prompt: Prompt, tokenizer: Any, terse_share: float, seed: int
 ) -> list[Group]:
-    """One group of one response a problem, the end token included.
+    """One group per problem, with one response, the end token included.
 
-    A seeded `terse_share` of them gives the answer alone, the others the worked solution.
+    A seeded `terse_share` of the responses is the answer alone, the others are the worked solution.
 
     Raises:
-        UserError: no problem, or a worked solution is wanted of a problem that has none.
+        UserError: there is no problem, or a problem whose worked solution is to be learned has none.
     """
     if not problems:
         raise UserError("sft: there is no demonstration; give the sft split problems in params/curate.yaml")
@@ -37,7 +37,7 @@ def tokenize_demonstrations(
 
 
 class Stream:
-    """Item numbers in a new seeded order each epoch; `cursor` counts those taken."""
+    """Item numbers, in a new seeded order each epoch; `cursor` counts those taken."""
 
     def __init__(self, size: int, seed: int, cursor: int = 0) -> None:
         self.size, self.seed, self.cursor = size, seed, cursor
@@ -52,16 +52,3 @@ class Stream:
             self._epoch = epoch
         self.cursor += 1
         return self._order[place]
-
-
-def next_batch(stream: Stream, groups: Sequence[Group], tokens: int) -> list[Group]:
-    """The next groups, as many as fit in `tokens`, at least one."""
-    batch = [groups[stream.take()]]
-    total = batch[0].packed_tokens
-    while True:
-        group = groups[stream.take()]
-        total += group.packed_tokens
-        if total > tokens:
-            stream.cursor -= 1
-            return batch
-        batch.append(group)

@@ -1,13 +1,14 @@
-"""Reward models: of whole responses (Bradley-Terry, on pairs) and of steps (on Monte-Carlo labels).
+"""Reward models: of complete responses (Bradley-Terry, on pairs) and of steps (on Monte-Carlo labels).
 
 A score is read after a token: a token is appended to the response and its entry taken, since an entry is what
 is known before its token (mathrl.models.scores).
+
+Shapes: P pairs; M labelled steps; N response tokens.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,13 +16,11 @@ from torch import Tensor
 
 from mathrl.algorithms.preference import bradley_terry_loss, step_loss
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import MetricSink
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.templates import render
-from mathrl.learners.accumulate import halvable, halving
-from mathrl.learners.distributed import Backend
-from mathrl.learners.partition import filled
+from mathrl.learners.micro_batches import Figures, TokenBudget
+from mathrl.learners.scoring import score_items
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
@@ -29,7 +28,8 @@ from mathrl.params.preference import RewardModel
 from mathrl.params.run import Prompt
 from mathrl.rewards.steps import step_ends
 from mathrl.trainers.preference import tokenize_response
-from mathrl.trainers.supervised import Item, fit
+from mathrl.trainers.supervised import Item, Objective, largest_first, train_supervised
+from mathrl.trainers.training_run import TrainingRun
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -48,10 +48,10 @@ def with_replay(new: Sequence[Any], old: Sequence[Any], share: float, seed: int)
 def tokenize_steps(
     rows: Rows, prompt: Prompt, tokenizer: Any, rule: str, labels: Literal["soft", "hard"]
 ) -> list[Item]:
-    """One item a labelled response; its places are the last tokens of the steps.
+    """One item per labelled response; its places are the last tokens of the steps.
 
     Raises:
-        UserError: a response is cut into another number of steps than it has labels.
+        UserError: the number of a response's steps differs from that of its labels.
     """
     items = []
     for row in rows:
@@ -63,20 +63,12 @@ def tokenize_steps(
                 f"steps of {row['problem_id']}: {len(ends)} steps by reward.steps={rule}, {len(values)} "
                 "labels; sample with the same reward.steps"
             )
-        items.append(Item(Group(render(problem, prompt, tokenizer), (response,)), values, ends))
+        items.append(Item(Group(render(problem, prompt, tokenizer), (response,)), values, ends, weight=len(ends)))
     return items
 
 
 def train_reward_model(
-    scorer: Any,
-    items: Sequence[Item],
-    dev: Sequence[Item],
-    params: RewardModel,
-    end_token: int,
-    seed: int,
-    backend: Backend,
-    state: Path,
-    open_metrics: Callable[[int | None], MetricSink],
+    scorer: Any, items: Sequence[Item], dev: Sequence[Item], params: RewardModel, end_token: int, run: TrainingRun
 ) -> dict[str, float]:
     """Train `scorer` in place on pairs, or on labelled steps where the items have places; the last figures.
 
@@ -84,7 +76,7 @@ def train_reward_model(
     reward_mean and reward_std.
 
     Raises:
-        UserError: nothing to train on.
+        UserError: there is nothing to train on.
     """
     if not items:
         raise UserError(
@@ -92,27 +84,21 @@ def train_reward_model(
             "no step was labelled; sample more (sample.samples) or other problems"
         )
     if params.lora is not None:
-        add_lora(scorer, params.lora, seed)
-    loss_of = partial(items_loss, scorer, end_token)
-    figures = fit(scorer, items, dev, loss_of, params, params.batch, seed, backend, state, open_metrics, "reward_model")
-    mine = list(items[backend.rank :: backend.world])
-
-    @torch.no_grad()
-    def attempt(tokens: int) -> list[float]:
-        scores: list[float] = []
-        with halvable(backend, "scores of all pairs", tokens, "reward_model"):
-            for micro in filled(mine, [item.group.packed_tokens for item in mine], tokens):
-                scores += scores_after(scorer, [i.group for i in micro], _places(micro), end_token).tolist()
-        return scores
-
-    scores = halving(backend, params.tokens_per_microbatch, attempt, "reward_model")
-    every = torch.tensor([score for share in backend.gather(scores) for score in share])
-    scorer.config.reward_mean = float(every.mean())
-    scorer.config.reward_std = float(every.std()) if len(every) > 1 else 1.0
+        add_lora(scorer, params.lora, run.seed)
+    objective = Objective(
+        "reward_model", items, largest_first(dev), partial(items_loss, scorer, end_token), params.batch
+    )
+    figures = train_supervised(scorer, objective, params, run)
+    budget = TokenBudget(run.ranks, params.tokens_per_microbatch, "reward_model")
+    sizes = [item.group.packed_tokens for item in items]
+    scores = score_items(budget, "scores of all items", partial(_item_scores, scorer, end_token), items, sizes)
+    scores_M = torch.tensor([score for row in scores for score in row])
+    scorer.config.reward_mean = float(scores_M.mean())
+    scorer.config.reward_std = float(scores_M.std()) if len(scores_M) > 1 else 1.0
     return figures
 
 
-def items_loss(scorer: Any, end_token: int, items: Sequence[Item]) -> tuple[Tensor, dict[str, float]]:
+def items_loss(scorer: Any, end_token: int, items: Sequence[Item]) -> tuple[Tensor, Figures]:
     """The summed loss of pairs or of labelled steps; judged_right: ordered right, or on its label's side."""
     scores = scores_after(scorer, [item.group for item in items], _places(items), end_token)
     if items[0].places:
@@ -121,11 +107,18 @@ def items_loss(scorer: Any, end_token: int, items: Sequence[Item]) -> tuple[Tens
     else:
         chosen_P, rejected_P = scores.view(-1, 2).unbind(1)
         loss, right = bradley_terry_loss(chosen_P, rejected_P).sum(), chosen_P > rejected_P
-    return loss, {"loss": float(loss.detach()), "judged_right": float(right.sum())}
+    return loss, {"loss": loss.detach().double(), "judged_right": right.sum().double()}
+
+
+def _item_scores(scorer: Any, end_token: int, items: Sequence[Item]) -> list[list[float]]:
+    """The scores of each item: of its responses, or of its steps."""
+    scores = scores_after(scorer, [item.group for item in items], _places(items), end_token)
+    counts = [len(item.places) or len(item.group.responses) for item in items]
+    return [row.tolist() for row in torch.split(scores, counts)]
 
 
 def _places(items: Sequence[Item]) -> list[Sequence[int]]:
-    """Where scores are read, one list a response: at the ends of steps, or at the end."""
+    """Where the scores of each response are read: at the ends of its steps, or at its end."""
     return [item.places or (len(response) - 1,) for item in items for response in item.group.responses]
 
 
@@ -133,9 +126,9 @@ def scores_after(scorer: Any, groups: Sequence[Group], places: Sequence[Sequence
     """The scores after the tokens at `places` of each response, in order, with a gradient."""
     longer = [Group(g.prompt, tuple((*response, end_token) for response in g.responses)) for g in groups]
     scores_N = token_scores(scorer, longer)
-    wanted, start = [], 0
+    entries, start = [], 0
     lengths = [len(response) for group in longer for response in group.responses]
     for length, ends in zip(lengths, places, strict=True):
-        wanted += [start + end + 1 for end in ends]
+        entries += [start + end + 1 for end in ends]
         start += length
-    return scores_N[torch.tensor(wanted, device=scores_N.device)]
+    return scores_N[torch.tensor(entries, device=scores_N.device)]

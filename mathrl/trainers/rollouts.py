@@ -1,10 +1,10 @@
-"""One step's graded roll-outs as the trainer needs them: token ids, log-probs, rewards.
+"""The graded rollouts of a step as the trainer needs them: token ids, log-probs, rewards.
 
 Shapes: P groups (prompts) of G responses.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -13,7 +13,7 @@ from mathrl.core.types import Graded, Problem
 from mathrl.models.packing import Group
 
 REPEATED_GRAM = 16
-SUMMED = ("verifier/graded", "verifier/timeouts", "verifier/second_graded", "verifier/second_abstained")
+COUNTS = ("verifier/graded", "verifier/timeouts", "verifier/second_graded", "verifier/second_abstained")
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class RolloutGroup:
                      truncated=(False, False), parts=({"accuracy": 1.0}, {"accuracy": 0.0}))
 
     `problem` is the number of the problem in the training set. `step_ends` are the places of the last token
-    of each reasoning step, one tuple a response, and `step_rewards` what each step earned; both stay empty
-    without process supervision. `baseline` is the reward of a greedy
-    response of `baseline_tokens` tokens (ReMax).
+    of each reasoning step, one tuple per response, and `step_rewards` the rewards of the steps; both stay
+    empty without process supervision. `baseline` is the reward of a greedy response of `baseline_tokens`
+    tokens (ReMax).
     """
 
     problem: int
@@ -46,7 +46,7 @@ class RolloutGroup:
 
     @property
     def sampled_tokens(self) -> int:
-        """Of the responses and of the one that the baseline took."""
+        """The tokens of the responses and of the baseline's."""
         return sum(len(response) for response in self.responses) + self.baseline_tokens
 
     @property
@@ -54,37 +54,41 @@ class RolloutGroup:
         return Group(self.prompt, self.responses)
 
     def some(self, first: int, last: int) -> "RolloutGroup":
-        """Responses `first` to `last` (that one not included)."""
+        """The group with the responses `first` to `last` (exclusive) alone."""
         kept = {
-            each.name: getattr(self, each.name)[first:last]
-            for each in fields(self)
-            if each.name not in ("problem", "prompt", "baseline", "baseline_tokens")
+            field.name: getattr(self, field.name)[first:last]
+            for field in fields(self)
+            if field.name not in ("problem", "prompt", "baseline", "baseline_tokens")
         }
         return replace(self, **kept)
+
+
+# What judges a rank's groups after grading, and may replace their rewards or add rewards of steps.
+GroupJudge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 
 
 def rollout_group(problem: int, prompt: Sequence[int], graded: Sequence[Graded]) -> RolloutGroup:
     return RolloutGroup(
         problem=problem,
         prompt=tuple(prompt),
-        responses=tuple(each.completion.tokens for each in graded),
-        logprobs=tuple(each.completion.logprobs for each in graded),
-        rewards=tuple(each.reward for each in graded),
-        correct=tuple(each.correct for each in graded),
-        truncated=tuple(each.completion.finish_reason == "length" for each in graded),
-        parts=tuple(dict(each.parts) for each in graded),
+        responses=tuple(response.completion.tokens for response in graded),
+        logprobs=tuple(response.completion.logprobs for response in graded),
+        rewards=tuple(response.reward for response in graded),
+        correct=tuple(response.correct for response in graded),
+        truncated=tuple(response.completion.finish_reason == "length" for response in graded),
+        parts=tuple(dict(response.parts) for response in graded),
     )
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dict[str, float]:
-    """What a step's roll-outs were like, under the field's names.
+    """Rewards, lengths and repetition of a step's rollouts, under the field's names.
 
-    `uniform_share` is that of the groups trained on whose responses all have the same reward.
+    `uniform_share` is the share of the trained groups whose responses all have the same reward.
     """
     rewards = torch.tensor([group.rewards for group in groups])
     lengths = [len(response) for group in groups for response in group.responses]
     count = len(lengths)
-    repeated = sum(repeated_share(each) for group in groups for each in group.responses)
+    repeated = sum(repeated_share(response) for group in groups for response in group.responses)
     figures = {
         "reward/overall": float(rewards.mean()),
         "reward/overall_std": float(rewards.std()) if count > 1 else 0.0,
@@ -98,14 +102,14 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dic
     }
     parts = [part for group in groups for part in group.parts]
     for name in sorted({name for part in parts for name in part}):
-        # Where a response has no such part (another route), it counts nowhere.
+        # A response without the part (its route is another) does not count.
         values = [part[name] for part in parts if name in part]
         figures.setdefault(f"reward/{name}", sum(values) / len(values))
     return figures
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Pearson's, from -1 to 1; 0 where one of them does not vary.
+    """Pearson's correlation, from -1 to 1; 0 where one of them does not vary.
 
     >>> correlation([1, 2, 3], [2, 4, 6]), correlation([1, 2], [3, 3])
     (1.0, 0.0)
@@ -116,7 +120,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def repeated_share(tokens: Sequence[int], n: int = REPEATED_GRAM) -> float:
-    """Share of the n-grams of tokens that were there before in the same response.
+    """Share of the n-grams of tokens that occur earlier in the same response.
 
     >>> repeated_share((1, 2, 1, 2, 1), n=2), repeated_share((1, 2), n=4)
     (0.5, 0.0)
@@ -135,27 +139,33 @@ def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem
     if len({problem.source for problem in problems}) < 2:
         return {}
     figures: dict[str, float] = {}
-    for source, own in sorted(by_source.items()):
-        count = sum(len(group.responses) for group in own)
-        figures[f"source/{source}/accuracy"] = sum(sum(group.correct) for group in own) / count
-        figures[f"source/{source}/reward"] = sum(sum(group.rewards) for group in own) / count
-        lengths = sum(len(each) for group in own for each in group.responses)
+    for source, members in sorted(by_source.items()):
+        count = sum(len(group.responses) for group in members)
+        figures[f"source/{source}/accuracy"] = sum(sum(group.correct) for group in members) / count
+        figures[f"source/{source}/reward"] = sum(sum(group.rewards) for group in members) / count
+        lengths = sum(len(response) for group in members for response in group.responses)
         figures[f"source/{source}/response_length"] = lengths / count
     return figures
 
 
 def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The verifier's counters of all processes: counts summed, shares and means weighted by what was graded.
+    """The verifier's counters of all ranks: counts summed, shares and means weighted by what they are of.
 
-    Seconds go under time/, since they differ from run to run.
+    The disagreement is a share of what the second grader judged, the others are of what was graded. Seconds go
+    under time/, since they differ from run to run.
+
+    >>> ranks = [{"verifier/second_graded": 1.0, "verifier/disagreement": 1.0}, {"verifier/second_graded": 0.0}]
+    >>> merged_counters(ranks)["verifier/disagreement"]
+    1.0
     """
-    graded = [share.get("verifier/graded", 0.0) for share in shares]
-    out: dict[str, float] = {}
+    merged: dict[str, float] = {}
     for name in sorted({name for share in shares for name in share}):
         values = [share.get(name, 0.0) for share in shares]
-        if name in SUMMED:
-            out[name] = sum(values)
-        else:
-            mean = sum(n * value for n, value in zip(graded, values, strict=True)) / max(1.0, sum(graded))
-            out[f"time/{name}" if name.endswith("seconds") else name] = mean
-    return out
+        if name in COUNTS:
+            merged[name] = sum(values)
+            continue
+        of = "verifier/second_graded" if name == "verifier/disagreement" else "verifier/graded"
+        counts = [share.get(of, 0.0) for share in shares]
+        mean = sum(n * value for n, value in zip(counts, values, strict=True)) / max(1.0, sum(counts))
+        merged[f"time/{name}" if name.endswith("seconds") else name] = mean
+    return merged

@@ -1,29 +1,28 @@
-"""The flat loop behind dpo and the reward models: minimise a mean loss over items of one prompt each.
+"""The supervised loop of SFT, DPO and reward models: minimise a mean loss over items of one prompt each.
 
-The loss and its gradient are those of the global batch, whatever the number of processes and micro-batches.
+The loss and its gradient are those of the global batch, whatever the number of ranks and micro-batches.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mathrl.core.metrics import MetricSink
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
-from mathrl.learners.accumulate import accumulate, halvable, halving
-from mathrl.learners.checkpoint import CheckpointFolder, save_point
-from mathrl.learners.distributed import Backend
+from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.learner import Learner, make_learner
-from mathrl.learners.partition import balanced, filled
+from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
 from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.learners.scoring import eval_mode, own_passes
 from mathrl.models.packing import Group
 from mathrl.params.preference import Dpo, RewardModel
+from mathrl.params.train import Sft
 from mathrl.trainers.demonstrations import Stream
+from mathrl.trainers.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -31,30 +30,64 @@ class Item:
     """A prompt with the responses that a loss looks at, and what it needs beside them.
 
     Example:
+        a demonstration: Item(Group(prompt, (response,)), weight=len(response))
         a pair: Item(Group(prompt, (chosen, rejected)), values=(-12.5, -9.0))  # the reference's log-probs
-        labelled steps: Item(Group(prompt, (response,)), values=(1.0, 0.25), places=(5, 11))
+        labelled steps: Item(Group(prompt, (response,)), values=(1.0, 0.25), places=(5, 11), weight=2)
+
+    `weight` is the number of terms that the item adds to a mean: its tokens, its steps, or 1.
     """
 
     group: Group
     values: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
-
-    @property
-    def weight(self) -> int:
-        """What it counts in a mean: its steps, or 1."""
-        return len(self.places) or 1
+    weight: int = 1
 
 
-# The summed loss of items, and sums of figures (loss, accuracy, …) of them.
-LossOf = Callable[[Sequence[Item]], tuple[Tensor, Mapping[str, float]]]
-Figures = Sequence[Mapping[str, float]]
+# The summed loss of items, and sums of figures (accuracy, margin, …) of them.
+LossOf = Callable[[Sequence[Item]], tuple[Tensor, Figures]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What `train_supervised` minimises.
+
+    `name` is the section of the parameters and seeds the run, `title` is that of the progress bar. A step takes
+    `items_per_step` items or, where that is None, as many as fit into `tokens_per_step` packed tokens.
+    """
+
+    name: str
+    items: Sequence[Item]
+    dev: Sequence[Item]
+    loss_of: LossOf
+    items_per_step: int | None = None
+    tokens_per_step: int = 0
+    title: str = ""
+
+    def next_batch(self, stream: Stream) -> list[Item]:
+        """The items of the next step, at least one."""
+        if self.items_per_step is not None:
+            return [self.items[stream.take()] for _ in range(self.items_per_step)]
+        batch = [self.items[stream.take()]]
+        room = self.tokens_per_step - batch[0].group.packed_tokens
+        while True:
+            item = self.items[stream.take()]
+            room -= item.group.packed_tokens
+            if room < 0:
+                stream.cursor -= 1
+                return batch
+            batch.append(item)
+
+
+def largest_first(items: Sequence[Item]) -> list[Item]:
+    """Held-out items by decreasing size, so that ranks, which take every world-th one, have even shares."""
+    return sorted(items, key=lambda item: -item.group.packed_tokens)
 
 
 def hold_out(rows: Sequence[dict[str, Any]], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """Rows to train on and rows of a seeded `share` of the problems, at least one where there are two.
+    """Rows to train on, and the rows of a seeded `share` of the problems, at least one of two or more.
 
-    The problems are put in an order of their own each, so that later rows of other samples hold out much the
-    same ones: a reward model that is refreshed meets few of them as rows that it has learned.
+    The order of the problems depends on the problems alone, so that rows of later samples hold out much the
+    same ones: a reward model that is refreshed meets few of them as rows that it was trained on.
     """
     problems = sorted({str(row["problem_id"]) for row in rows}, key=lambda id: derive_seed(seed, "hold out", id))
     count = min(max(1, round(share * len(problems))), len(problems) - 1) if share else 0
@@ -65,122 +98,99 @@ def hold_out(rows: Sequence[dict[str, Any]], share: float, seed: int) -> tuple[l
     )
 
 
-def fit(
-    model: Any,
-    items: Sequence[Item],
-    dev: Sequence[Item],
-    loss_of: LossOf,
-    params: Dpo | RewardModel,
-    batch: int,
-    seed: int,
-    backend: Backend,
-    state: Path,
-    open_metrics: Callable[[int | None], MetricSink],
-    title: str,
+def train_supervised(
+    model: Any, objective: Objective, params: Sft | Dpo | RewardModel, run: TrainingRun
 ) -> dict[str, float]:
-    """Train `model` in place, resuming from `state`; the last figures, those on `dev` under dev/.
+    """Train `model` in place, resuming from `run.state`; the last figures, those of the dev items under dev/.
 
     Raises:
-        UserError: too many steps had a loss or gradient that is not a number.
+        UserError: too many steps had a non-finite loss or gradient.
         Stopped: after a signal, once the checkpoint is written.
     """
-    learner = make_learner(model, params.optimizer, params.lr, params.steps, backend, name=title)
-    stream = Stream(len(items), derive_seed(seed, f"{title} order"))
-    checkpoints, stop = CheckpointFolder(state / "checkpoints"), StopRequest(backend)
-    done, figures = 0, dict[str, float]()
+    name, ranks = objective.name, run.ranks
+    learner = make_learner(model, params.optimizer, params.lr, params.steps, ranks, name=name)
+    budget = TokenBudget(ranks, params.tokens_per_microbatch, name)
+    stream = Stream(len(objective.items), derive_seed(run.seed, f"{name} order"))
+    checkpoints = CheckpointFolder(run.state / "checkpoints")
+    done, tokens_seen, figures = 0, 0, dict[str, float]()
     saved = checkpoints.latest()
     if saved is not None:
         learner.load(saved, saved.values["learner"])
         done, stream.cursor = saved.step, saved.values["cursor"]
-        figures = saved.values["figures"]
-    metrics = open_metrics(done if saved is not None else None) if backend.rank == 0 else None
-
-    def save() -> None:
-        values = {"cursor": stream.cursor, "learner": learner.counts, "figures": figures}
-        save_point(checkpoints, done, [learner], values, backend.rank)
-
+        tokens_seen, figures = saved.values["tokens_seen"], saved.values["figures"]
+    log = run.open_log(done if saved is not None else None)
     model.train()
-    with progress(title, params.steps, done) as bar:
+    with StopRequest(ranks) as stop, progress(objective.title or name, params.steps, done) as bar:
         while done < params.steps:
             start = time.perf_counter()
-            torch.manual_seed(derive_seed(seed, title, done, backend.rank))
-            chosen = [items[stream.take()] for _ in range(batch)]
-
-            def attempt(tokens: int, chosen: list[Item] = chosen) -> Figures:
-                return _gradient(learner, chosen, loss_of, backend, tokens, title)
-
-            sums = halving(backend, params.tokens_per_microbatch, attempt, title)
-            row = _means(sums, chosen, backend)
+            torch.manual_seed(derive_seed(run.seed, name, done, ranks.rank))
+            batch = objective.next_batch(stream)
+            tokens = sum(item.group.packed_tokens for item in batch)
+            row = _means(reduce_figures(_gradient(budget, learner, batch, objective.loss_of), ranks), batch)
             learner.update(row["loss"])
-            done += 1
-            row |= {"grad_norm": learner.norm, "lr_factor": learner.factor, "skipped_updates": float(learner.bad)}
+            done, tokens_seen = done + 1, tokens_seen + tokens
+            row |= {"grad_norm": learner.norm, "lr_factor": learner.factor}
+            if objective.items_per_step is None:
+                row["tokens_seen"] = float(tokens_seen)
+            row["skipped_updates"] = float(learner.bad)
+            seconds = time.perf_counter() - start
             last = done == params.steps
-            if dev and (last or (params.eval_every and done % params.eval_every == 0)):
+            if objective.dev and (last or (params.eval_every and done % params.eval_every == 0)):
                 with learner.scoring():
-                    held_out = evaluate(model, dev, loss_of, params, backend, title)
-                row |= {f"dev/{name}": value for name, value in held_out}
+                    held_out = evaluate(model, objective, budget)
+                row |= {f"dev/{figure}": value for figure, value in held_out.items()}
             figures |= row
-            if metrics is not None:
-                metrics.log(done, row | {"time/step": time.perf_counter() - start})
+            row |= {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
+            log.write(done, row)
+            log.check_health(done, row)
             bar.advance(loss=row["loss"])
-            due, stopping = stop.boundary(last or done % params.checkpoint_every == 0)
-            if due:
-                save()
+            save, stopping = stop.boundary(last or done % params.checkpoint_every == 0)
+            if save:
+                values = {
+                    "cursor": stream.cursor,
+                    "tokens_seen": tokens_seen,
+                    "learner": learner.counts,
+                    "figures": figures,
+                }
+                save_checkpoint(checkpoints, done, [learner], values, ranks.rank)
             if stopping and not last:
                 raise Stopped
-    stop.close()
     learner.finish()
     model.eval()
     return figures
 
 
-@torch.no_grad()
-def evaluate(
-    model: Any, items: Sequence[Item], loss_of: LossOf, params: Dpo | RewardModel, backend: Backend, title: str
-) -> list[tuple[str, float]]:
-    """The mean figures of held-out items."""
-    mine, sizes = _share(items, backend)
-
-    def attempt(tokens: int) -> Figures:
-        with halvable(backend, "outputs of the dev items", tokens, title):
-            micros = backend.evened(filled(mine, sizes, tokens), [items[0]])
-            passes = [(loss_of(micro)[1], counted) for micro, counted in micros]
-        return [figures for figures, counted in passes if counted]
-
-    model.eval()
-    found = halving(backend, params.tokens_per_microbatch, attempt, title)
-    model.train()
-    return list(_means(found, items, backend).items())
-
-
-def _gradient(
-    learner: Learner, items: Sequence[Item], loss_of: LossOf, backend: Backend, tokens: int, title: str
-) -> Figures:
-    """Fill the gradient with that of the mean over the global batch; sums of figures of each micro-batch."""
+@halved_on_out_of_memory
+def _gradient(budget: TokenBudget, learner: Learner, items: Sequence[Item], loss_of: LossOf) -> list[Figures]:
+    """Add up this rank's part of the gradient of the mean over the global batch; its micro-batches' figures."""
     weight = sum(item.weight for item in items)
-    mine, sizes = _share(items, backend)
-
-    def mean_of(micro: Sequence[Item]) -> tuple[Tensor, Mapping[str, float]]:
-        loss, figures = loss_of(micro)
-        return loss / weight, figures
-
-    return accumulate(learner, backend, mine, sizes, tokens, items[0], mean_of, title)
-
-
-def _share(items: Sequence[Item], backend: Backend) -> tuple[list[Item], list[int]]:
-    """This process's items, and their sizes."""
-    everyone = [item.group.packed_tokens for item in items]
-    mine = [items[place] for place in balanced(everyone, backend.world)[backend.rank]]
-    return mine, [item.group.packed_tokens for item in mine]
+    figures: list[Figures] = []
+    for micro, counts in learner.micro_batches([item.group.packed_tokens for item in items], budget.tokens):
+        loss, sums = learner.forward(loss_of, [items[i] for i in micro])
+        loss = loss / weight
+        learner.backward(loss * counts)
+        if counts:
+            figures.append({"minimised": loss.detach(), **sums})
+    return figures
 
 
-def _means(figures: Figures, items: Sequence[Item], backend: Backend) -> dict[str, float]:
-    """Mean figures of the global batch."""
+def evaluate(model: Any, objective: Objective, budget: TokenBudget) -> dict[str, float]:
+    """The mean figures of the held-out items."""
+
+    def sums_of(micro: list[Item]) -> Figures:
+        loss, sums = objective.loss_of(micro)
+        return {"loss": loss, **sums}
+
+    sizes = [item.group.packed_tokens for item in objective.dev]
+    with eval_mode(model):
+        sums = own_passes(budget, "outputs of the dev items", sums_of, objective.dev, sizes)
+    return _means(reduce_figures(sums, budget.ranks), objective.dev)
+
+
+def _means(sums: Figures, items: Sequence[Item]) -> dict[str, float]:
+    """The figures' means over the items, and the loss that was minimised, which is a mean already."""
     weight = sum(item.weight for item in items)
-    sums: dict[str, float] = {}
-    for each in figures:
-        for name, value in each.items():
-            sums[name] = sums.get(name, 0.0) + value
-    shares = backend.gather(sums)
-    names = sorted({name for each in shares for name in each})
-    return {name: sum(each.get(name, 0.0) for each in shares) / weight for name in names}
+    means = {name: float(total / weight) for name, total in sums.items() if name != "minimised"}
+    if "minimised" in sums:
+        means.setdefault("loss", float(sums["minimised"]))
+    return dict(sorted(means.items()))

@@ -16,7 +16,7 @@ from mathrl.algorithms.importance import importance_weights
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import policy_loss
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
@@ -219,12 +219,12 @@ def test_expected_values_and_gradients_of_the_estimators(one: list[float], data:
 
 BASE = FreshModel(hidden_size=16, intermediate_size=24, layers=1, heads=2, kv_heads=1, alphabet="arithmetic")
 MODEL = fresh_network(BASE, character_tokenizer(BASE), seed=3).eval()
-LEARNER = TorchLearner(MODEL, Optimizer(), 1e-3, 10, None)
+LEARNER = TorchLearner(MODEL, Optimizer(), 1e-3, 10)
 
 
 def backend(rank: int = 0, world: int = 1) -> Any:
     """One process of several, without the others: sums stay partial."""
-    one: Any = Backend(torch.device("cpu"))
+    one: Any = Ranks(torch.device("cpu"))
     one.rank, one.world = rank, world
     one.sum_, one.gather = lambda tensor: None, lambda value: [value]
     return one

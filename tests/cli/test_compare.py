@@ -109,7 +109,7 @@ def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> Non
         (["sft", "gsm.jsonl"], "an evaluation on test, gsm.jsonl on gsm8k"),
         (["sft", "none.jsonl"], "none.jsonl: no response in it"),
         (["sft", "other.jsonl"], "other.jsonl, line 1: no field 'model'"),
-        (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 is there twice"),
+        (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 occurs twice"),
         (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
         (["sft", "changed.jsonl"], "problem p000 asks one thing"),
         (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),

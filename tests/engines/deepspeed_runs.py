@@ -20,20 +20,21 @@ from small import Killed
 from mathrl.core.errors import is_disk_full
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners import learner as learners
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo, RewardModel
-from mathrl.params.train import Critic, CriticOptimizer, Optimizer, Rl, Sft
+from mathrl.params.train import Critic, Optimizer, Rl, Sft
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.supervised import Item
+from mathrl.trainers.training_run import TrainingRun
 
 # An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
 ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
@@ -42,14 +43,7 @@ SFT = Sft(
 )
 RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimizer=ADAM, eval_every=2,
         eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
-PPO = RL.model_copy(
-    update={
-        "advantage": "gae",
-        "critic": Critic(optimizer=CriticOptimizer(**ADAM.model_dump())),
-        "kl_coef": 0.1,
-        "minibatches": 2,
-    }
-)
+PPO = RL.model_copy(update={"advantage": "gae", "critic": Critic(optimizer=ADAM), "kl_coef": 0.1, "minibatches": 2})
 DROP = RL.model_copy(
     update={"minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "eval_every": 1, "lr": 0.03}
 )
@@ -116,10 +110,10 @@ def sink(state: Path, last: int = 10**9) -> Callable[[int | None], JsonlSink]:
 
 
 def sft(training: Training, state: Path, params: Sft = SFT, dtype: Any = torch.float32) -> Any:
-    backend = Backend(torch.device("cpu"), training)
+    ranks = Ranks(torch.device("cpu"), training)
     model = small.policy()[0].to(dtype)
     groups = demonstrations(40)
-    train_sft(model, groups[3:], groups[:3], params, 0, backend, state, sink(state))
+    train_sft(model, groups[3:], groups[:3], params, TrainingRun(ranks, state, 0, sink(state)))
     return model
 
 
@@ -128,9 +122,15 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
     with torch.no_grad():  # answers that depend on the weights
         for weight in model.parameters():
             weight.mul_(1.5)
-    backend = Backend(torch.device("cpu"), training)
+    ranks = Ranks(torch.device("cpu"), training)
     train_rl(
-        model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), params, 0, backend, state, sink(state)
+        model,
+        sampler,
+        small.PROBLEMS,
+        small.PROBLEMS[:3],
+        small.CountsOnes(),
+        params,
+        TrainingRun(ranks, state, 0, sink(state)),
     )
     return model
 
@@ -138,16 +138,16 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
 def dpo(training: Training, state: Path) -> Any:
     model = small.policy()[0]
     params = Dpo(steps=4, pairs_per_step=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
-    backend = Backend(torch.device("cpu"), training)
-    train_dpo(model, pairs(11)[2:], pairs(11)[:2], params, 0, backend, state, sink(state))
+    ranks = Ranks(torch.device("cpu"), training)
+    train_dpo(model, pairs(11)[2:], pairs(11)[:2], params, TrainingRun(ranks, state, 0, sink(state)))
     return model
 
 
 def reward_model(training: Training, state: Path) -> Any:
     scorer = make_scorer(small.policy()[0])
     params = RewardModel(steps=4, batch=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
-    backend = Backend(torch.device("cpu"), training)
-    train_reward_model(scorer, pairs(11)[2:], pairs(11)[:2], params, 1, 0, backend, state, sink(state))
+    ranks = Ranks(torch.device("cpu"), training)
+    train_reward_model(scorer, pairs(11)[2:], pairs(11)[:2], params, 1, TrainingRun(ranks, state, 0, sink(state)))
     return scorer
 
 
@@ -182,20 +182,20 @@ def without_room(training: Training, state: Path) -> str:
 
 def with_a_bad_step(training: Training, state: Path) -> Any:
     """SFT in which one process's loss of the fourth step is not a number."""
-    kept = learners.DeepSpeedLearner.descend, learners.TorchLearner.descend
+    kept = learners.DeepSpeedLearner.backward, learners.TorchLearner.backward
 
     def bad(before: Any) -> Any:
-        def descend(self: Any, compute: Any) -> None:
-            broken = self.updates == 3 and self.backend.rank == 1
-            before(self, (lambda: compute() * float("nan")) if broken else compute)
+        def backward(self: Any, loss: Any) -> None:
+            broken = self.updates == 3 and self.ranks.rank == 1
+            before(self, loss * float("nan") if broken else loss)
 
-        return descend
+        return backward
 
-    learners.DeepSpeedLearner.descend, learners.TorchLearner.descend = map(bad, kept)  # type: ignore[method-assign]
+    learners.DeepSpeedLearner.backward, learners.TorchLearner.backward = map(bad, kept)  # type: ignore[method-assign]
     try:
         return sft(training, state)
     finally:
-        learners.DeepSpeedLearner.descend, learners.TorchLearner.descend = kept  # type: ignore[method-assign]
+        learners.DeepSpeedLearner.backward, learners.TorchLearner.backward = kept  # type: ignore[method-assign]
 
 
 def main(out: Path) -> None:
@@ -216,7 +216,7 @@ def main(out: Path) -> None:
         ("drop", "torch"), ("drop", "zero 2"), ("drop", "zero 3"),
     ]  # fmt: skip
     found: dict[str, Any] = {}
-    rank = Backend(torch.device("cpu")).rank
+    rank = Ranks(torch.device("cpu")).rank
 
     def note(name: str, state: Path, model: Any) -> None:
         rows = without_timings(state / "metrics.jsonl") if rank == 0 else []

@@ -19,7 +19,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
@@ -35,6 +35,7 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.serve import serve_command, serve_environment
 from mathrl.rollout.servers import Pool
 from mathrl.trainers.rl import train_rl
+from mathrl.trainers.training_run import TrainingRun
 
 pytestmark = [
     pytest.mark.engines,
@@ -135,10 +136,7 @@ def train(two: Two, where: Path, **servers: Any) -> tuple[list[dict[str, float]]
         PROBLEMS[:2],
         Letters(),
         STEPS,
-        0,
-        Backend(torch.device("cpu")),
-        where,
-        lambda _: JsonlSink(where / "metrics.jsonl"),
+        TrainingRun(Ranks(torch.device("cpu")), where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
     )
     return without_timings(where / "metrics.jsonl"), network, engine
 

@@ -23,7 +23,7 @@ from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
 from mathrl.learners import deepspeed_learner
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.weights import full_weights, with_head
 from mathrl.params.lora import Lora
@@ -36,6 +36,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
+from mathrl.trainers.training_run import TrainingRun
 
 torch.set_num_threads(1)
 MODEL = Model(
@@ -94,8 +95,8 @@ class Trial:
     def train(self, params: Rl = STEPS, training: Training | None = None) -> list[dict[str, float]]:
         """The logged rows of a run from the folder's weights."""
         self.runs += 1
-        backend = Backend(torch.device("cpu"), training)
-        self.network = load_model(self.folder, MODEL, "cpu", plain=backend.plain)
+        ranks = Ranks(torch.device("cpu"), training)
+        self.network = load_model(self.folder, MODEL, "cpu", plain=ranks.uses_deepspeed)
         sampler = Sampler(self.engine, self.tokenizer, Prompt())
         state = self.where / f"run{self.runs}"
         train_rl(
@@ -105,12 +106,9 @@ class Trial:
             PROBLEMS[:2],
             Letters(),
             params,
-            0,
-            backend,
-            state,
-            lambda _: JsonlSink(state / "metrics.jsonl"),
+            TrainingRun(ranks, state, 0, lambda _: JsonlSink(state / "metrics.jsonl")),
         )
-        return without_timings(state / "metrics.jsonl") if backend.rank == 0 else []
+        return without_timings(state / "metrics.jsonl") if ranks.rank == 0 else []
 
     def said(self, params: Rl = STEPS, training: Training | None = None) -> str:
         """The error that a run ends with; empty if it does not."""
@@ -190,7 +188,7 @@ def on_two_processes(where: Path) -> None:
     if first:
         make_base(MODEL, where / "tied", seed=0)
         untied(where / "tied", where / "untied")
-    Backend(torch.device("cpu"), ZERO).gather(None)  # the folders are there
+    Ranks(torch.device("cpu"), ZERO).gather(None)  # the folders are there
     told: dict[str, Any] = {}
     gathered = Gathered()
     for kind in ("tied", "untied"):
@@ -226,7 +224,7 @@ def main(where: Path) -> None:
     ]
     told["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
     told["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance()}))
-    told["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "rollout_ahead": 1}))
+    told["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "prefetch": True}))
     for name, left_out in {
         "head": lambda name: name == "lm_head.weight",
         "layer": lambda name: ".layers.1.mlp." in name,

@@ -14,7 +14,7 @@ import small
 
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.out_of_memory import OutOfMemory
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.allocator import M_MMAP_THRESHOLD
 from mathrl.models.packing import Group
 from mathrl.params.train import Optimizer, Rl, Sft
@@ -22,6 +22,7 @@ from mathrl.params.training import Training
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.sft import train_sft
+from mathrl.trainers.training_run import TrainingRun
 
 PARAMS = Sft(
     steps=2,
@@ -44,9 +45,10 @@ def demonstrations() -> list[Group]:
 
 def run(training: Training, state: Path) -> torch.Tensor:
     model = small.policy()[0]
-    backend = Backend(torch.device("cpu"), training)
-    train_sft(model, demonstrations(), [], PARAMS, 0, backend, state, lambda _: JsonlSink(state / "m.jsonl"))
-    print(f"halved {backend.halvings} times")
+    ranks = Ranks(torch.device("cpu"), training)
+    run = TrainingRun(ranks, state, 0, lambda _: JsonlSink(state / "m.jsonl"))
+    train_sft(model, demonstrations(), [], PARAMS, run)
+    print(f"halved {ranks.halvings} times")
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
@@ -67,9 +69,9 @@ def reference_logprobs(training: Training) -> torch.Tensor:
         for rows in torch.randint(3, 20, (200, 4, 30), generator=draw).tolist()
     ]
     model, reference = (small.policy(seed)[0] for seed in (1, 2))
-    backend = Backend(torch.device("cpu"), training)
-    batch, _ = make_batch(groups, KL, backend, model, reference)
-    print(f"KL: halved {backend.halvings} times")
+    ranks = Ranks(torch.device("cpu"), training)
+    batch, _ = make_batch(groups, KL, ranks, model, reference)
+    print(f"KL: halved {ranks.halvings} times")
     assert batch.reference_N is not None
     return batch.reference_N
 

@@ -22,7 +22,7 @@ KILLS = int(os.environ.get("FAULTS", "0"))
 IN_A_ROW = 3  # a run is killed, goes on, is killed, …
 ENDS = ("export", "clean-up")
 NO_KILLS = ("full", "rows full", "slow")
-AHEAD, TWO = ("rl.rollout_ahead=1",), ("run.processes=2",)
+AHEAD, TWO = ("rl.prefetch=true",), ("run.processes=2",)
 
 
 @dataclass(frozen=True)

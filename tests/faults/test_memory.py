@@ -38,7 +38,7 @@ def test_halved_micro_batches_make_the_same_weights_and_log_probs(tmp_path: Path
     assert "lower sft.tokens_per_microbatch (now 12000)" in found["said"]
     sft = [line for line in done.stdout.splitlines() if line.startswith("halved")]
     assert len(sft) == 2 and sft[0] != "halved 0 times" and sft[1] == "halved 0 times"
-    assert "sft: out of memory, going on with micro-batches of 6000 tokens" in done.stderr
+    assert "sft: out of memory, continuing with micro-batches of 6000 tokens" in done.stderr
     # The order of sums differs; a step moves weights by 1e-2.
     assert torch.allclose(found["halved"], found["whole"], atol=1e-6)
     # The log-probs of a reference, which no gradient is made of.
@@ -66,7 +66,7 @@ def test_what_is_made_beside_an_update_names_its_part(small: Any, monkeypatch: p
 
     model, sampler = small.policy()
     with monkeypatch.context() as patched:
-        patched.setattr("mathrl.trainers.rl.copy", SimpleNamespace(deepcopy=full))
+        patched.setattr("mathrl.trainers.open_rl.copy", SimpleNamespace(deepcopy=full))
         with pytest.raises(OutOfMemory, match=r"reference's weights .* set rl\.lora, or rl\.kl_coef"):
             small.run(Rl(steps=1, kl_coef=0.1))
     with monkeypatch.context() as patched:

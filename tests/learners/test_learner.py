@@ -1,7 +1,6 @@
 """A model that learns: schedule by updates made, what is skipped, the average, what a checkpoint holds."""
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner, share_gradients
 from mathrl.params.train import Optimizer
 from mathrl.params.training import Training
@@ -49,8 +48,8 @@ def test_what_is_no_number_changes_nothing_and_ends_after_ten(small: Any, where:
 
 
 def test_how_many_are_skipped_before_the_end_is_a_parameter(small: Any) -> None:
-    backend = Backend(torch.device("cpu"), Training(most_bad_updates=2))
-    policy = TorchLearner(small.policy()[0], SGD_LIKE, 1e-2, 9, backend=backend)
+    ranks = Ranks(torch.device("cpu"), Training(most_bad_updates=2))
+    policy = TorchLearner(small.policy()[0], SGD_LIKE, 1e-2, 9, ranks)
     for _ in range(2):
         policy.update(math.inf)
     with pytest.raises(UserError, match=r"3 updates .* or raise training\.most_bad_updates"):
@@ -99,12 +98,23 @@ def test_learners_that_take_turns_share_the_gradients_buffer(small: Any) -> None
     assert len({len(each.flat.gradients) for each in shared}) == 2
 
     def loss(each: TorchLearner, scale: float) -> Any:
-        return sum((scale * weight).sin().sum() for weight in each.flat.named.values())
+        return sum((scale * weight).sin().sum() for weight in each.flat.named.values()), {}
 
     for step in range(3):
         for each in (*apart, *shared):
-            for micro, _ in each.rounds([1.0, 2.0], 0.0):
-                each.descend(partial(loss, each, step + micro))
+            for (number,), counts in each.micro_batches([1, 1], tokens=1):
+                value, _ = each.forward(loss, each, step + number + 1.0)
+                each.backward(value * counts)
             each.update(loss=1.0)
     for one, other in zip(apart, shared, strict=True):
         assert one.norm == other.norm > 0 and torch.equal(one.flat.weights, other.flat.weights)
+
+
+def test_the_trained_weights_are_back_after_an_error_in_an_evaluation(small: Any) -> None:
+    policy = learner(small, ema=0.5)
+    policy.update(1.0)
+    before = policy.flat.weights.clone()
+    with pytest.raises(KeyError), policy.evaluated():
+        assert not torch.equal(policy.flat.weights, before)
+        raise KeyError
+    assert torch.equal(policy.flat.weights, before)

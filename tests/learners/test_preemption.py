@@ -1,4 +1,4 @@
-"""When a run writes a resume point, and when a signal ends it: at the step's end, or in seconds."""
+"""When a run writes a checkpoint, and when a signal ends it: at the step's end, or in seconds."""
 
 import os
 import signal
@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from mathrl.core.metrics import JsonlSink
-from mathrl.learners.distributed import Backend
 from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.packing import Group
@@ -21,8 +19,7 @@ from mathrl.params.preference import Dpo
 from mathrl.params.train import Optimizer, Rl, Sft
 from mathrl.params.training import Training
 from mathrl.trainers import rl as rl_module
-from mathrl.trainers import sft as sft_module
-from mathrl.trainers import supervised as fit_module
+from mathrl.trainers import supervised as supervised_module
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
@@ -42,14 +39,14 @@ def demonstrations() -> list[Group]:
 def runs(small: Any) -> dict[str, Run]:
     def rl(state: Path, training: Training) -> Any:
         model, sampler = small.policy()
-        train_rl(model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), RL, 0,
-                 backend(training), state, sink(state))  # fmt: skip
+        train_rl(model, sampler, small.PROBLEMS, small.PROBLEMS[:3], small.CountsOnes(), RL,
+                 small.training_run(state, training=training))  # fmt: skip
         return model
 
     def sft(state: Path, training: Training) -> Any:
         model, rows = small.policy()[0], demonstrations()
         params = Sft(tokens_per_step=60, **SEVEN)
-        train_sft(model, rows[3:], rows[:3], params, 0, backend(training), state, sink(state))
+        train_sft(model, rows[3:], rows[:3], params, small.training_run(state, training=training))
         return model
 
     def dpo(state: Path, training: Training) -> Any:
@@ -59,14 +56,8 @@ def runs(small: Any) -> dict[str, Run]:
             for one, other in zip(rows[:12], rows[12:], strict=True)
         ]
         params = Dpo(pairs_per_step=4, **SEVEN)
-        train_dpo(model, pairs[3:], pairs[:3], params, 0, backend(training), state, sink(state))
+        train_dpo(model, pairs[3:], pairs[:3], params, small.training_run(state, training=training))
         return model
-
-    def backend(training: Training) -> Backend:
-        return Backend(torch.device("cpu"), training)
-
-    def sink(state: Path) -> Callable[[int | None], JsonlSink]:
-        return lambda resume_after: JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
 
     def weights(run: Callable[[Path, Training], Any]) -> Run:
         return lambda state, training: list(run(state, training).parameters())
@@ -119,8 +110,8 @@ def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
         "roll-out": (small.CountsOnes, "score"),
         "update": (TorchLearner, "update"),
         "rl dev": (rl_module, "evaluate_dev"),
-        "sft dev": (sft_module, "demonstration_loss"),
-        "dpo dev": (fit_module, "evaluate"),
+        "sft dev": (supervised_module, "evaluate"),
+        "dpo dev": (supervised_module, "evaluate"),
     }[f"{name} dev" if moment == "dev" else moment]
     third = 5 if moment == "roll-out" else 3  # every second call is of the dev problems
     with monkeypatch.context() as patched:
@@ -164,9 +155,9 @@ def test_a_signal_without_a_step_boundary_ends_the_process_in_time(
     tmp_path: Path, held: bool, fewest: float, most: float
 ) -> None:
     code = (
-        "import time, torch; from pathlib import Path; from mathrl.learners.distributed import Backend\n"
+        "import time, torch; from pathlib import Path; from mathrl.learners.distributed import Ranks\n"
         "from mathrl.learners.preemption import StopRequest\n"
-        "stop = StopRequest(Backend(torch.device('cpu'))); stop.hold(lambda: Path('saved').touch())\n"
+        "stop = StopRequest(Ranks(torch.device('cpu'))).__enter__(); stop.hold(lambda: Path('saved').touch())\n"
         f"{'' if held else 'stop.release()'}\nprint('on', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(

@@ -6,6 +6,7 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.params.load import load_params, merge, preset_names, stage_params, write_params
 from mathrl.params.schema import READS, STAGES, Params
+from mathrl.params.train import Sft
 
 PARAMS = Path(__file__).parents[2] / "params"
 
@@ -90,6 +91,16 @@ def test_all_errors_come_at_once_with_their_files(folder: Path) -> None:
         "run.yaml: seed",
     ):
         assert part in str(raised.value)
+
+
+def test_one_setting_of_an_optimizer_leaves_its_type(folder: Path) -> None:
+    for section in ("dpo", "reward_model"):
+        params = load_params(folder, overrides=[f"{section}.optimizer.beta2=0.99"])
+        assert getattr(params, section).optimizer.type == "adamw"
+    rl = load_params(folder, overrides=["rl.advantage=gae", "rl.critic={optimizer: {beta2: 0.99}}"]).rl
+    assert rl.critic is not None
+    assert (rl.critic.optimizer.type, rl.critic.optimizer.warmup_steps) == ("adamw", 0)
+    assert Sft.model_validate({"optimizer": {"beta2": 0.99}}).optimizer.schedule == "flat_linear"
 
 
 def test_a_missing_file_and_an_unknown_preset_are_named(folder: Path) -> None:

@@ -165,7 +165,7 @@ def test_what_zero_3_makes_whole_is_counted() -> None:
     torch_engine = params("rollout.engine=torch", preset="dapo-32b")
     found = plan_memory(shape, torch_engine, "rl", "cuda", gpu_memory=80e9)
     assert found.phases["roll-outs"]["policy: weights, whole"] == whole
-    ahead = params("rollout.engine=torch", "rl.rollout_ahead=1", "rl.dynamic_sampling=0", preset="dapo-32b")
+    ahead = params("rollout.engine=torch", "rl.prefetch=true", "rl.dynamic_sampling=0", preset="dapo-32b")
     found = plan_memory(shape, ahead, "rl", "cuda", gpu_memory=80e9)
     assert found.standing["sampler's copy of the weights"] == whole
     assert "policy: weights, whole" not in found.phases["roll-outs"]

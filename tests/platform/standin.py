@@ -72,7 +72,7 @@ def work(run: StageRun) -> None:
             if step == 3 and misbehaves("FAIL"):
                 raise UserError(f"{STAGE}: made to fail; take STANDIN_FAIL away")
             time.sleep(1.0 if misbehaves("SLOW") else 0)
-    own = run.params.__getattr__(STAGE + "_" * (STAGE == "register")).model_dump(mode="json")
+    own = getattr(run.params, STAGE + "_" * (STAGE == "register")).model_dump(mode="json")
     said = digest([STAGE, own, {path: digest_path(Path(path)) for path in INPUTS}])
     (run.artifacts / f"{STAGE}_curve.png").write_bytes(PIXEL)
     write_json(run.artifacts / "examples.json", [{"problem": "1+1=", "response": "2"}] * 20)

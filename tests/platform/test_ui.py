@@ -89,7 +89,7 @@ class Servers:
         flows = {flow["id"]: flow["name"] for flow in self.post("/flows/filter", {})}
         return {flows[each["flow_id"]]: each["id"] for each in self.post("/deployments/filter", {})}
 
-    def wait_for(self, run: str, *states: str, seconds: float = 120) -> dict[str, Any]:
+    def wait_for(self, run: str, *states: str, seconds: float = 300) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0]

@@ -1,18 +1,21 @@
 """Reward functions from parameters: shapes, routes, names, counters, user functions, the second grader."""
 
+import inspect
 import json
 import threading
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.grading import grade, grade_batch
 from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
+from mathrl.params.reward_parts import RewardPart
+from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
+from mathrl.rewards.compose import PARTS
 from mathrl.rewards.disagreement import Disagreement, LLMJudge
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
@@ -138,12 +141,27 @@ def test_routes_by_task_and_source() -> None:
     assert overall(params, game, school, RIGHT) == [1.0, 3.0, 1.0]
 
 
-def test_attributes_work_like_keys() -> None:
-    part = SimpleNamespace(type="accuracy", weight=2.0, name=None, options={})
-    params = SimpleNamespace(
-        extraction="strict", correct=1.0, incorrect=0.0, parts=(part,), routes={}, second_grader=None
-    )
+def test_a_section_works_like_a_mapping_and_extracts_strictly_by_default() -> None:
+    params = Reward.model_validate({"parts": [{"type": "accuracy", "weight": 2.0}]})
     assert overall(params, RIGHT, RewardInput("it is 4", ("4",))) == [2.0, 0.0]
+
+
+def test_every_type_of_part_has_a_function_with_the_same_defaults() -> None:
+    parts = {part.model_fields["type"].annotation.__args__[0]: part for part in get_args(get_args(RewardPart)[0])}
+    assert parts.keys() == PARTS.keys()
+    for name, function in {
+        "format_lines": format_lines,
+        "r1_tags": r1_tags,
+        "language": language_share,
+        "repetition": repetition_penalty,
+    }.items():
+        (_, *options) = inspect.signature(function).parameters.values()
+        assert parts[name](type=name).options.values() == {each.name: each.default for each in options}
+    options = parts["overlong"](type="overlong").options
+    assert options.factor == inspect.signature(soft_overlong).parameters["factor"].default
+    languages = get_args(parts["language"](type="language").options.__class__.model_fields["language"].annotation)
+    for language in languages:
+        language_share("a", language)
 
 
 def simple(response: str, ground_truth: Any, **row: Any) -> dict[str, float]:
@@ -165,11 +183,11 @@ def test_user_functions() -> None:
 
     sys.modules.setdefault(here, sys.modules[__name__])
     for name, options, value in (("simple", {}, 2.0), ("with_input", {"factor": 2.0}, 6.0), ("verl_style", {}, 1.0)):
-        params = {"parts": [{"type": "function", "path": f"{__name__}.{name}", "name": "mine", **options}]}
+        params = {"parts": [{"type": "function", "name": "mine", "options": {"path": f"{__name__}.{name}", **options}}]}
         reward = build_reward(params).score([item])[0]
         assert reward.overall == value
         assert reward.parts["mine"] == value
-    reward = build_reward({"parts": [{"type": "function", "path": f"{__name__}.simple"}]}).score([item])[0]
+    reward = build_reward({"parts": [{"type": "function", "options": {"path": f"{__name__}.simple"}}]}).score([item])[0]
     assert reward.parts["function/length"] == 2.0
     assert reward.parts["function/level"] == 5.0
 
@@ -177,11 +195,12 @@ def test_user_functions() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"extraction": "loose"}, "strict or lenient"),
-        ({"parts": [{"type": "accurracy"}]}, "no reward part"),
-        ({"parts": [{"type": "function"}]}, "dotted path"),
-        ({"parts": [{"type": "function", "path": "no.such.thing"}]}, "cannot be imported"),
-        ({"second_grader": {"type": "oracle"}}, "math_verify or llm"),
+        ({"extraction": "loose"}, "'strict' or 'lenient'"),
+        ({"parts": [{"type": "accurracy"}]}, r"reward.parts.0.type: no type 'accurracy' \(did you mean accuracy\?\)"),
+        ({"parts": [{"type": "function"}]}, "parts.0.options: Field required"),
+        ({"parts": [{}]}, "parts.0.type: missing; write one of accuracy, format_lines"),
+        ({"parts": [{"type": "function", "options": {"path": "no.such.thing"}}]}, "cannot be imported"),
+        ({"second_grader": {"type": "oracle"}}, "'math_verify' or 'llm'"),
         ({"second_grader": {"type": "llm", "endpoint": "localhost"}}, "no URL"),
     ],
 )
@@ -191,8 +210,11 @@ def test_mistakes_are_named(params: Any, message: str) -> None:
 
 
 def test_an_unknown_option_is_named() -> None:
-    with pytest.raises(UserError, match="check its options"):
-        build_reward({"parts": [{"type": "language", "tongue": "en"}]}).score([RIGHT])
+    with pytest.raises(UserError, match=r"reward.parts.0.options.langage: unknown .*did you mean language\?"):
+        build_reward({"parts": [{"type": "language", "options": {"langage": "en"}}]})
+    with pytest.raises(UserError, match=r"verl_style.*'factor'; check its options"):
+        options = {"path": f"{__name__}.verl_style", "factor": 2}
+        build_reward({"parts": [{"type": "function", "options": options}]}).score([RIGHT])
 
 
 def test_counters_report_and_reset() -> None:

@@ -100,8 +100,8 @@ def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
     [
         ("{rl.lr: {kind: log, low: 0, high: 1}}", "greater than 0"),
         ("{rl.lr: {kind: log, low: 0.1, high: 0.01}}", "low 0.1 must be below high 0.01"),
-        ("{rl.lr: {kind: logarithmic, low: 0.1, high: 1}}", "does not match any of the expected tags"),
-        ("{rl.lr: {low: 0.1, high: 1}}", "Unable to extract tag"),
+        ("{rl.lr: {kind: logarithmic, low: 0.1, high: 1}}", "no kind 'logarithmic'; known: log, uniform, int"),
+        ("{rl.lr: {low: 0.1, high: 1}}", "kind: missing; write one of log, uniform"),
         ("{rl.lr: {kind: choice, values: [1]}}", "at least 2 items"),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_command_draws_a_page_that_loads_nothing(
     assert drawn.count("<rect") == len(CHAIN) and "src=" not in drawn and "<script" not in drawn
     lineage(None, str(store.root / "data" / "mixture"), None)
     said = capsys.readouterr().out
-    assert said.index("read by\n  rl  run ") < said.index("read what these made\n")
+    assert said.index("read by\n  rl  run ") < said.index("read the outputs of these\n")
     assert "chain version 2: made from it" in said
     lineage(None, str(store.root / "data" / "curated" / "test.jsonl"), None)
     assert "chain version 1: measured with it, not made from it" in capsys.readouterr().out

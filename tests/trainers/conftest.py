@@ -38,15 +38,18 @@ class Workspace:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    def start(self, stage: str) -> subprocess.Popen[str]:
+    def start(self, stage: str, fault: str = "") -> subprocess.Popen[str]:
+        """Start the stage; it kills itself at the moment `fault` (see tests/faults/killed_stage.py)."""
+        command = ["-m", f"mathrl.stages.{stage}"] if not fault else [str(ROOT / "tests/faults/killed_stage.py"), stage]
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
             "MATHRL_HOME": str(self.folder / "home"),
             "MATHRL_MIRROR": "none",
             "PYTHONPATH": str(ROOT),
+            "FAULT": fault or ":0",
             **self.environment,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", f"mathrl.stages.{stage}"],
+            [sys.executable, *command],
             cwd=self.folder,
             env=environment,
             text=True,
@@ -54,8 +57,8 @@ class Workspace:
             stderr=subprocess.PIPE,
         )
 
-    def run(self, stage: str, status: int = 0) -> str:
-        process = self.start(stage)
+    def run(self, stage: str, status: int = 0, fault: str = "") -> str:
+        process = self.start(stage, fault)
         _, errors = process.communicate(timeout=200)
         assert process.returncode == status, errors
         return errors
@@ -74,6 +77,12 @@ class Workspace:
             time.sleep(0.005)
         process.send_signal(number)
         return process
+
+    def record(self, stage: str) -> dict[str, Any]:
+        """The run.json of the stage's only record."""
+        (file,) = (self.folder / "home" / "records").glob(f"{stage}-*/run.json")
+        record: dict[str, Any] = json.loads(file.read_text())
+        return record
 
     def output(self, stage: str) -> tuple[bytes, list[dict[str, Any]]]:
         rows = (self.folder / "reports" / stage / "metrics.jsonl").read_text().splitlines()

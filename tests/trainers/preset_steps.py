@@ -12,7 +12,7 @@ import torch
 
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import plain_dtype
 from mathrl.params.load import load_params
@@ -24,6 +24,7 @@ from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, bu
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.rl import train_rl
+from mathrl.trainers.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[2]
 CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
@@ -63,7 +64,7 @@ def architecture(params: Params) -> Any:
     return KNOWN[base.path][0] if isinstance(base, PretrainedModel) else base.architecture
 
 
-def train(name: str, folder: Path, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+def train(name: str, folder: Path, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights before and after; the records are in folder/metrics.jsonl."""
     params = smaller(name)
     base = FreshModel(
@@ -78,7 +79,7 @@ def train(name: str, folder: Path, backend: Backend) -> tuple[torch.Tensor, torc
     tokenizer = character_tokenizer(base)
     tokenizer.chat_template = CHAT
     model = fresh_network(base, tokenizer, seed=3).eval()
-    if backend.plain:
+    if ranks.uses_deepspeed:
         model = model.to(plain_dtype(params.model))
     before = torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
     sampler = Sampler(TorchEngine(model, tokenizer, Rollout()), tokenizer, params.prompt)
@@ -94,17 +95,16 @@ def train(name: str, folder: Path, backend: Backend) -> tuple[torch.Tensor, torc
         (),
         WithOnes(build_reward(params.reward)),
         params.rl,
-        0,
-        backend,
-        folder,
-        lambda resume_after: JsonlSink(folder / "metrics.jsonl", resume_after=resume_after),
+        TrainingRun(
+            ranks, folder, 0, lambda resume_after: JsonlSink(folder / "metrics.jsonl", resume_after=resume_after)
+        ),
     )
     return before, torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    own = Backend(torch.device("cpu"), load_params(ROOT / "params", preset=sys.argv[1]).training)
+    own = Ranks(torch.device("cpu"), load_params(ROOT / "params", preset=sys.argv[1]).training)
     first, last = train(sys.argv[1], Path(sys.argv[2]), own)
     assert torch.isfinite(last).all() and not torch.equal(first, last)
     own.close()

@@ -12,17 +12,21 @@ import torch
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
-from mathrl.learners.distributed import Backend
+from mathrl.health.watch import HealthMonitor
+from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Rl
+from mathrl.params.training import Training
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import RlResult, train_rl
 from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.training_run import TrainingRun
 
 # Tiny products gain nothing from threads, and lose much where cores are busy.
 torch.set_num_threads(1)
@@ -64,6 +68,16 @@ class EndsAfter(JsonlSink):
         super().log(step, row)
 
 
+def training_run(
+    state: Path, last: int = 10**9, training: Training | None = None, seed: int = 0, health: HealthMonitor | None = None
+) -> TrainingRun:
+    """A run on the CPU whose metrics are state/metrics.jsonl; it is killed before it logs a step after `last`."""
+    ranks = Ranks(torch.device("cpu"), training)
+    return TrainingRun(
+        ranks, state, seed, lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after), health
+    )
+
+
 def policy(seed: int = 3) -> tuple[Any, Sampler]:
     model = fresh_network(BASE, TOKENIZER, seed=seed).eval()
     return model, Sampler(TorchEngine(model, TOKENIZER, Rollout()), TOKENIZER, Prompt())
@@ -82,10 +96,8 @@ def run(
     """Train; returns the result, the logged rows without timings, and the model."""
     state = state or Path(tempfile.mkdtemp())
     model, sampler = policy()
-    result = train_rl(
-        model, sampler, problems, dev, reward or CountsOnes(), params, seed, Backend(torch.device("cpu")),
-        state, lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after), **helpers,
-    )  # fmt: skip
+    run = training_run(state, last, seed=seed)
+    result = train_rl(model, sampler, problems, dev, reward or CountsOnes(), params, run, Helpers(**helpers))
     return result, without_timings(state / "metrics.jsonl"), model
 
 

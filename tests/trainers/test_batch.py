@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.train import Critic, Rl
 from mathrl.trainers.batch import Batch, cut, make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 
-CPU = Backend(torch.device("cpu"))
+CPU = Ranks(torch.device("cpu"))
 # Two groups of two responses, of 2, 1 and 1, 3 tokens.
 GROUPS = [
     RolloutGroup(

@@ -10,7 +10,7 @@ import torch
 from mathrl.algorithms.value_loss import clipped_value_loss
 from mathrl.core.errors import UserError
 from mathrl.grading.verdict import Verdict
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.load import load_params
@@ -20,7 +20,7 @@ from mathrl.rewards.compose import RewardResult
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 
-CPU = Backend(torch.device("cpu"))
+CPU = Ranks(torch.device("cpu"))
 STILL = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
 
 

@@ -15,9 +15,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
-from mathrl.core.metrics import JsonlSink
-from mathrl.health.watch import WatchedSink, examine
-from mathrl.learners.distributed import Backend
+from mathrl.health.watch import HealthMonitor, examine
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params import load_params
@@ -28,6 +26,7 @@ from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import correlation, repeated_share
+from mathrl.trainers.training_run import TrainingLog
 
 FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
@@ -105,13 +104,8 @@ def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
         rl, state = Rl(**{**SETTINGS, **more}), Path(tempfile.mkdtemp())
         told: list[Any] = []
 
-        def open_metrics(resume_after: int | None) -> WatchedSink:
-            sink = JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
-            return WatchedSink(sink, health, rl, told.append)
-
-        train_rl(
-            model, sampler, small.PROBLEMS, (), rewarding, rl, 0, Backend(torch.device("cpu")), state, open_metrics
-        )
+        run = small.training_run(state, health=HealthMonitor(health, rl, told.append))
+        train_rl(model, sampler, small.PROBLEMS, (), rewarding, rl, run)
         rows = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
         watch = examine(rows, health, rl)
         # What was told while it ran is what the file says afterwards (json: an NaN equals none else).
@@ -237,19 +231,26 @@ def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Calla
     assert train(max_tokens=1, steps=6, health=HEALTH.model_copy(update={"action": "stop"})).findings
 
 
-def test_a_resumed_run_knows_what_was_found_before(tmp_path: Path) -> None:
+def test_a_resumed_run_knows_what_was_found_before(small: Any, tmp_path: Path) -> None:
     told: list[Any] = []
 
-    def open_sink(resume_after: int | None) -> WatchedSink:
-        return WatchedSink(JsonlSink(tmp_path / "metrics.jsonl", resume_after=resume_after), Health(), RL, told.append)
+    def open_log(resume_after: int | None) -> TrainingLog:
+        run = small.training_run(tmp_path, health=HealthMonitor(Health(), RL, told.append))
+        return run.open_log(resume_after)
 
-    first = open_sink(None)
+    def log(opened: TrainingLog, step: int, loss: float) -> None:
+        row = {"reward/accuracy": 0.5, "actor_loss": loss}
+        opened.write(step, row)
+        opened.check_health(step, row)
+
+    first = open_log(None)
     for step in range(1, 8):
-        first.log(step, {"reward/accuracy": 0.5, "actor_loss": 99.0 if step in (2, 7) else 0.1})
-    second = open_sink(5)  # step 6 and 7 are done again
-    assert [(each.first, each.last) for each in second.watch.ordered] == [(2, 2)]
+        log(first, step, 99.0 if step in (2, 7) else 0.1)
+    second = open_log(5)  # step 6 and 7 are done again
+    assert second.health is not None
+    assert [(finding.first, finding.last) for finding in second.health.watch.ordered] == [(2, 2)]
     for step in range(6, 20):
-        second.log(step, {"reward/accuracy": 0.5, "actor_loss": 0.1})
+        log(second, step, 0.1)
     assert [each["colour"] for each in told] == ["green", "red", "red", "yellow"]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.grading.verdict import Verdict
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
@@ -118,7 +118,7 @@ def test_step_rewards_become_the_advantages_of_section_4_1_3(small: Any, groups:
     """Each process reward of the group minus their mean, over their deviation; summed over later steps."""
     group = with_steps(groups[0], [(5, 7), (0,)], [[1.0, 0.25], [0.75]])  # the cut one's becomes 0
     params = Rl(advantage="process", std_ddof=0, std_eps=0.0)
-    batch, _ = make_batch([group], params, Backend(torch.device("cpu")), small.policy()[0])
+    batch, _ = make_batch([group], params, Ranks(torch.device("cpu")), small.policy()[0])
     rewards = [1.0, 0.25, 0.0]
     mean = sum(rewards) / 3
     deviation = (sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5

@@ -10,7 +10,7 @@ import torch
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
@@ -20,6 +20,7 @@ from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.rl import train_rl
+from mathrl.trainers.training_run import TrainingRun
 
 torch.set_num_threads(1)
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
@@ -83,10 +84,12 @@ def train(state: Path, last: int = 99) -> Any:
         [],
         CountsOnes({}),
         PARAMS,
-        0,
-        Backend(torch.device("cpu")),
-        state,
-        lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after),
+        TrainingRun(
+            Ranks(torch.device("cpu")),
+            state,
+            0,
+            lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after),
+        ),
     )
     return model
 

@@ -10,7 +10,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.lora import adapters_off
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo
@@ -19,7 +19,7 @@ from mathrl.params.train import Optimizer
 from mathrl.trainers.preference import pair_loss, response_sums, tokenize_pairs, train_dpo, with_reference
 from mathrl.trainers.supervised import Item, hold_out
 
-CPU = Backend(torch.device("cpu"))
+CPU = Ranks(torch.device("cpu"))
 PARAMS = Dpo(
     steps=12,
     pairs_per_step=6,
@@ -63,16 +63,7 @@ def train(
 ) -> tuple[Any, dict[str, float]]:
     model = model if model is not None else small.policy()[0]
     pairs = tokenize_pairs(rows_of(small) if rows is None else rows, Prompt(), small.TOKENIZER)
-    figures = train_dpo(
-        model,
-        pairs,
-        pairs[:2],
-        params,
-        0,
-        CPU,
-        state,
-        lambda resume_after: small.EndsAfter(state / "metrics.jsonl", last, resume_after),
-    )
+    figures = train_dpo(model, pairs, pairs[:2], params, small.training_run(state, last))
     return model, figures
 
 

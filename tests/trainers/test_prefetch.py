@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
-from mathrl.learners.distributed import Backend
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
@@ -34,7 +33,7 @@ AHEAD = Rl(
     eval_samples=1,
     skip_zero_variance=False,
     optimizer=Optimizer(type="adamw", warmup_steps=0),
-    rollout_ahead=1,
+    prefetch=True,
 )
 
 
@@ -71,10 +70,7 @@ def run(
         small.PROBLEMS[:2],
         small.CountsOnes(),
         params,
-        0,
-        Backend(torch.device("cpu")),
-        state,
-        lambda after: small.EndsAfter(state / "metrics.jsonl", last, after),
+        small.training_run(state, last),
         **more,
     )
     return without_timings(state / "metrics.jsonl"), model, engine
@@ -85,7 +81,7 @@ def test_each_steps_rollouts_are_of_the_weights_before_the_last_update(small: An
     # Version 0 is the start and each step's sync makes one, the last step's two: dev's weights, the trained.
     assert [version for version, *_ in engine.drawn] == [0, 0, 1, 2, 3]
     names = [name for *_, name in engine.drawn]
-    assert names[0] == "MainThread" and all(name.startswith("roll-outs") for name in names[1:])
+    assert names[0] == "MainThread" and all(name.startswith("rollouts") for name in names[1:])
     assert [row["rollout/lag"] for row in rows] == [0, 1, 1, 1, 1]
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1, 1]
     for version, prompts, found, _ in engine.drawn:
@@ -152,4 +148,4 @@ def test_it_needs_weights_of_its_own_and_something_that_corrects(small: Any) -> 
     with pytest.raises(UserError, match="the sampler has no weights of its own"):
         small.run(AHEAD)
     with pytest.raises(ValidationError, match="needs importance"):
-        Rl(rollout_ahead=1, policy_loss="reinforce")
+        Rl(prefetch=True, policy_loss="reinforce")

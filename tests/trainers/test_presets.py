@@ -15,7 +15,7 @@ from preset_steps import ROOT, architecture, train
 
 from mathrl.core.metrics import without_timings
 from mathrl.learners.deepspeed_learner import check_supported
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.params.load import load_params, preset_names
 
 PRESETS = preset_names(ROOT / "params")
@@ -41,7 +41,7 @@ def check_steps(folder: Path) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_it_trains_three_steps(name: str, tmp_path: Path) -> None:
     assert (architecture(load_params(ROOT / "params", preset=name)) == "llama") == ("deepseekmath" in name)
-    before, after = train(name, tmp_path, Backend(torch.device("cpu")))
+    before, after = train(name, tmp_path, Ranks(torch.device("cpu")))
     check_steps(tmp_path)
     assert torch.isfinite(after).all() and not torch.equal(before, after)
 

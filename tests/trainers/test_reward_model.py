@@ -11,7 +11,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer
@@ -23,7 +23,7 @@ from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import items_loss, scores_after, tokenize_steps, train_reward_model, with_replay
 from mathrl.trainers.supervised import Item
 
-CPU = Backend(torch.device("cpu"))
+CPU = Ranks(torch.device("cpu"))
 PARAMS = RewardModel(
     steps=15,
     batch=8,
@@ -126,14 +126,7 @@ def train(
     policy.get_input_embeddings().weight.data.mul_(10)
     scorer = make_scorer(policy)
     figures = train_reward_model(
-        scorer,
-        *split(items),
-        params,
-        small.TOKENIZER.eos_token_id,
-        0,
-        CPU,
-        state,
-        lambda resume_after: small.EndsAfter(state / "metrics.jsonl", last, resume_after),
+        scorer, *split(items), params, small.TOKENIZER.eos_token_id, small.training_run(state, last)
     )
     return scorer, figures
 
@@ -188,17 +181,7 @@ def test_a_mean_of_steps_counts_each_step_once(small: Any, tmp_path: Path) -> No
     items = [Item(head, (1.0, 1.0, 1.0), (0, 1, 2)), Item(Group((7,), ((9,),)), (0.0,), (0,))]
     params = PARAMS.model_copy(update={"steps": 1, "batch": 2, "eval_every": 0})
     state = tmp_path
-    train_reward_model(
-        make_scorer(small.policy()[0]),
-        items,
-        [],
-        params,
-        2,
-        0,
-        CPU,
-        state,
-        lambda resume_after: small.EndsAfter(state / "metrics.jsonl", 9, resume_after),
-    )
+    train_reward_model(make_scorer(small.policy()[0]), items, [], params, 2, small.training_run(state))
     (row,) = without_timings(state / "metrics.jsonl")
     assert row["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert row["judged_right"] == 0.25  # a score of 0 says wrong: right of the one step alone

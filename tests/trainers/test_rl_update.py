@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.policy_update import UpdateFigures, minibatches, update_gradient
+from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 
-CPU = Backend(torch.device("cpu"))
+CPU = Ranks(torch.device("cpu"))
 
 
 def learner(model: Any) -> TorchLearner:
@@ -214,16 +214,16 @@ def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small:
 
 
 def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:
-    assert minibatches(5, 1, seed=3) == [[0, 1, 2, 3, 4]]
-    parts = minibatches(8, 2, seed=3)
+    assert partition(5, 1, seed=3) == [[0, 1, 2, 3, 4]]
+    parts = partition(8, 2, seed=3)
     assert [len(part) for part in parts] == [4, 4] and sorted([*parts[0], *parts[1]]) == list(range(8))
-    assert parts != minibatches(8, 2, seed=4) and parts == minibatches(8, 2, seed=3)
+    assert parts != partition(8, 2, seed=4) and parts == partition(8, 2, seed=3)
 
 
 def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_updates() -> None:
-    step = UpdateFigures()
-    assert step.metrics(Rl()) == {} and step.mean_ratio == 1.0
-    nothing = UpdateFigures()
+    step = StepFigures()
+    assert step.metrics(Rl()) == {} and UpdateFigures().mean_ratio == 1.0
+    nothing = StepFigures()
     nothing.add(UpdateFigures(), norm=0.0)
     told = nothing.metrics(Rl())
     assert told["ratio/mean"] == told["ratio/max"] == 1.0

@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models import packing
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Sft
-from mathrl.trainers.sft import demonstration_loss, train_sft
+from mathrl.trainers.sft import train_sft
+from mathrl.trainers.training_run import TrainingRun
 
 # Tiny products gain nothing from threads, and lose much where cores are busy.
 torch.set_num_threads(1)
-CPU = Backend(torch.device("cpu"))
+CPU = Ranks(torch.device("cpu"))
 # Float32 sums in another order; the loss a token is about 10.
 TOLERANCE = 2e-4
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
@@ -65,6 +66,7 @@ def first_step(groups: list[Group], folder: Path, tokens_per_microbatch: int) ->
     params = Sft.model_validate(
         {
             "steps": 1,
+            "lr": 0.0,
             "tokens_per_step": every,
             "optimizer": {"type": "adamw"},
             "tokens_per_microbatch": tokens_per_microbatch,
@@ -75,10 +77,7 @@ def first_step(groups: list[Group], folder: Path, tokens_per_microbatch: int) ->
         groups,
         groups,
         params,
-        0,
-        CPU,
-        folder,
-        lambda after: JsonlSink(folder / "metrics.jsonl", resume_after=after),
+        TrainingRun(CPU, folder, 0, lambda after: JsonlSink(folder / "metrics.jsonl", resume_after=after)),
     )
     (row,) = without_timings(folder / "metrics.jsonl")
     return row
@@ -98,7 +97,7 @@ def test_loss_and_gradient_of_packed_demonstrations_are_those_of_each_alone(
     gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
     assert row["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
     assert row["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-3)
-    assert demonstration_loss(model, groups, tokens_per_microbatch, CPU) == pytest.approx(loss.item(), abs=TOLERANCE)
+    assert row["dev/loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
     model.zero_grad()
     logprobs, _ = response_logprobs(model, groups)
     (-logprobs.mean()).backward()

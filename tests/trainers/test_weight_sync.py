@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.core.metrics import without_timings
 from mathrl.core.types import Completion
-from mathrl.learners.distributed import Backend
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt
@@ -19,7 +18,7 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
-from mathrl.trainers.weight_sync import telling
+from mathrl.trainers.weight_sync import is_sensitive
 
 SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, lr=1e-6, ema=None, eval_samples=1,
                  skip_zero_variance=False, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
@@ -48,10 +47,7 @@ def run(small: Any, state: Path, kind: type[CopyEngine], lr: float = 1e-6) -> li
         (),
         small.CountsOnes(),
         params,
-        0,
-        Backend(torch.device("cpu")),
-        state,
-        lambda _: JsonlSink(state / "metrics.jsonl"),
+        small.training_run(state),
     )
     return without_timings(state / "metrics.jsonl")
 
@@ -74,5 +70,5 @@ def test_a_certain_token_tells_nothing() -> None:
     def all_at(value: float) -> list[list[Completion]]:
         return [[Completion((1,) * 4, (value,) * 4, "", "stop")] * 2]
 
-    assert telling(all_at(-0.5)) and not telling(all_at(0.0)) and not telling(all_at(-1e-4))
-    assert not telling([all_at(-0.5)[0][:1]])  # four tokens
+    assert is_sensitive(all_at(-0.5)) and not is_sensitive(all_at(0.0)) and not is_sensitive(all_at(-1e-4))
+    assert not is_sensitive([all_at(-0.5)[0][:1]])  # four tokens

@@ -8,12 +8,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import small
 
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.train import Critic, Importance, Rl
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
-from mathrl.trainers.policy_update import UpdateFigures, update_gradient
+from mathrl.trainers.policy_update import StepFigures, update_gradient
 
 BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
 SETTINGS = {
@@ -31,33 +31,35 @@ def main(out: Path) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-    backend, reference, found = Backend(torch.device("cpu")), small.policy(seed=5)[0], {}
+    ranks, reference, found = Ranks(torch.device("cpu")), small.policy(seed=5)[0], {}
     for name, params in SETTINGS.items():
-        policy = TorchLearner(model, params.optimizer, params.lr, 10, backend=backend)
-        critic = make_critic(params.critic, model, None, 10, 0, backend) if params.critic else None
+        policy = TorchLearner(model, params.optimizer, params.lr, 10, ranks=ranks)
+        critic = make_critic(params.critic, model, None, 10, 0, ranks) if params.critic else None
         if critic is not None:
             with torch.no_grad():
                 critic.model.score.weight.fill_(0.2)
         batch, told = make_batch(
             groups,
             params,
-            backend,
+            ranks,
             model,
             reference if params.kl_coef else None,
             critic=critic.model if critic else None,
             kl_coef=params.kl_coef,
         )
-        figures = update_gradient(policy, params, backend, batch, params.kl_coef)
-        step = UpdateFigures()
+        figures = update_gradient(policy, params, ranks, batch, params.kl_coef)
+        policy.reduce()
+        step = StepFigures()
         step.add(figures, norm=0.0)
         row = {**step.metrics(params), **told}
         parts = [policy.flat.gradients.clone()]
         if critic is not None:
-            row["critic_loss"] = critic_gradient(critic, params, backend, batch).loss
+            row["critic_loss"] = critic_gradient(critic, params, ranks, batch).loss
+            critic.reduce()
             parts.append(critic.flat.gradients.clone())
         found[name] = (torch.cat(parts), row)
-    torch.save(found, out / f"rank-{backend.rank}.pt")
-    backend.close()
+    torch.save(found, out / f"rank-{ranks.rank}.pt")
+    ranks.close()
 
 
 if __name__ == "__main__":

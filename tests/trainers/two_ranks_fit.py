@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small
 
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.learners.distributed import Backend
+from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
@@ -19,6 +19,7 @@ from mathrl.params.train import Optimizer
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.supervised import Item
+from mathrl.trainers.training_run import TrainingRun
 
 # An eps of 1 makes of AdamW's step one that is linear in the gradient: rounding stays rounding.
 SHARED = {
@@ -43,6 +44,7 @@ def items(kind: str) -> list[Item]:
                     Group(prompt, (one,)),
                     (1.0, 0.25)[: 1 + number % 2],
                     (len(one) - 2, len(one) - 1)[-(1 + number % 2) :],
+                    weight=1 + number % 2,
                 )
             )
         else:
@@ -52,9 +54,9 @@ def items(kind: str) -> list[Item]:
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    backend, found = Backend(torch.device("cpu")), {}
+    ranks, found = Ranks(torch.device("cpu")), {}
     for name in ("dpo", "dpo adapters", "pairs", "steps"):
-        state = out / f"{name}-{backend.rank}"
+        state = out / f"{name}-{ranks.rank}"
         model: Any = small.policy()[0]
         for weight in model.parameters():
             weight.data.mul_(3 if weight.dim() > 1 else 1)
@@ -63,22 +65,23 @@ def main(out: Path) -> None:
         def open_metrics(resume_after: int | None, state: Path = state) -> JsonlSink:
             return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
 
+        run = TrainingRun(ranks, state, 0, open_metrics)
         if name.startswith("dpo"):
             lora = Lora(r=4) if name.endswith("adapters") else None
             params = Dpo(**SHARED, pairs_per_step=5, lora=lora)
-            figures = train_dpo(model, training, dev, params, 0, backend, state, open_metrics)
+            figures = train_dpo(model, training, dev, params, run)
         else:
             model = make_scorer(model)
             settings = RewardModel(**SHARED, batch=5)
-            figures = train_reward_model(model, training, dev, settings, 1, 0, backend, state, open_metrics)
+            figures = train_reward_model(model, training, dev, settings, 1, run)
             figures |= {"mean": model.config.reward_mean, "std": model.config.reward_std}
-        if backend.rank == 0:
+        if ranks.rank == 0:
             for row in without_timings(state / "metrics.jsonl"):
                 figures |= {f"{row['step']}/{key}": value for key, value in row.items()}
         weights = [weight.detach().flatten() for weight in model.parameters() if weight.requires_grad]
         found[name] = (torch.cat(weights), figures)
-    torch.save(found, out / f"rank-{backend.rank}.pt")
-    backend.close()
+    torch.save(found, out / f"rank-{ranks.rank}.pt")
+    ranks.close()
 
 
 if __name__ == "__main__":

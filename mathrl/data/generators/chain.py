@@ -1,31 +1,13 @@
 """Chained arithmetic, worked strictly from left to right: 7+5-3*4= is ((7+5)-3)*4."""
 
 import random
-from typing import Literal
-
-from pydantic import Field, field_validator
 
 from mathrl.data.generators.draft import Draft
-from mathrl.params.section import Section
+from mathrl.params.generators import ChainOptions
 
 
-class Chain(Section):
-    """Level: the number of steps. Every intermediate result stays within 0 and largest_result."""
-
-    steps: tuple[int, ...] = Field((2, 3, 4, 5, 6), min_length=1, description="Numbers of operations.")
-    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+", "-", "*"), min_length=1)
-    largest_number: int = Field(9, ge=1, description="Operands are 1 to this.")
-    largest_result: int = Field(40, ge=1, description="Bound of every intermediate result.")
-    working: Literal["steps", "rest"] = Field(
-        "steps", description="steps: 7+5=12;12-3=9;9*4=36. rest: what is left to do, 12-3*4;9*4;36."
-    )
-
-    @field_validator("steps")
-    @classmethod
-    def _positive(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
-        if any(count < 1 for count in steps) or len(set(steps)) < len(steps):
-            raise ValueError("steps are different whole numbers from 1 up")
-        return steps
+class Chain(ChainOptions):
+    """Draws the operation first and then a number that fits."""
 
     @property
     def levels(self) -> tuple[int, ...]:

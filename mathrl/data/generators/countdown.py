@@ -6,26 +6,20 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from pydantic import Field
-
 from mathrl.data.generators.draft import Draft
-from mathrl.params.section import Section
+from mathrl.params.generators import CountdownGameOptions
 
 # (value, expression, precedence: 2 a number, 1 a product, 0 a sum)
 Term = tuple[Fraction, str, int]
 LARGEST_STEP = 1_000  # intermediate results of the way that makes a problem
 
 
-class Countdown(Section):
+class Countdown(CountdownGameOptions):
     """Level: how many numbers are given.
 
     The accepted answer is the task itself as JSON, which the reward checks an expression against; the
     expression that made it stands in `extra.demonstrated_answer`.
     """
-
-    numbers: tuple[int, ...] = Field((3, 4), min_length=1, description="How many numbers.")
-    largest_number: int = Field(20, ge=2, description="Numbers are 1 to this.")
-    largest_target: int = Field(100, ge=1, description="Targets are 1 to this.")
 
     @property
     def levels(self) -> tuple[int, ...]:

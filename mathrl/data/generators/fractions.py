@@ -3,17 +3,12 @@
 import random
 from fractions import Fraction
 
-from pydantic import Field
-
 from mathrl.data.generators.draft import Draft
-from mathrl.params.section import Section
+from mathrl.params.generators import FractionsOptions
 
 
-class Fractions(Section):
+class Fractions(FractionsOptions):
     """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
-
-    kinds: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
-    largest_denominator: int = Field(30, ge=4, description="Denominators are 2 to this.")
 
     @property
     def levels(self) -> tuple[int, ...]:

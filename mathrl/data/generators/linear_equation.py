@@ -3,19 +3,14 @@
 import random
 from fractions import Fraction
 
-from pydantic import Field
-
 from mathrl.data.generators.draft import Draft
-from mathrl.params.section import Section
+from mathrl.params.generators import LinearEquationOptions
 
 LEVELS = {1: "ax + b = c", 2: "ax + b = cx + d", 3: "a(x + b) = cx + d", 4: "system of two", 5: "rational solution"}
 
 
-class LinearEquation(Section):
+class LinearEquation(LinearEquationOptions):
     """Level 1: ax + b = c; 2: unknown on both sides; 3: brackets; 4: two unknowns; 5: a rational solution."""
-
-    forms: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
-    largest_number: int = Field(20, ge=3, description="Coefficients and solutions are within ± this.")
 
     @property
     def levels(self) -> tuple[int, ...]:

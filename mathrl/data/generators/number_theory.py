@@ -3,17 +3,12 @@
 import math
 import random
 
-from pydantic import Field
-
 from mathrl.data.generators.draft import Draft
-from mathrl.params.section import Section
+from mathrl.params.generators import NumberTheoryOptions
 
 
-class NumberTheory(Section):
+class NumberTheory(NumberTheoryOptions):
     """Level 1: remainder; 2: gcd; 3: lcm; 4: last remainder of a power; 5: number of divisors."""
-
-    kinds: tuple[int, ...] = Field((1, 2, 3, 4, 5), min_length=1, description="Which of the levels.")
-    largest_number: int = Field(400, ge=20, description="Numbers go up to this.")
 
     @property
     def levels(self) -> tuple[int, ...]:

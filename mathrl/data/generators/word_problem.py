@@ -6,26 +6,13 @@ of event and for the question, so the phrasings multiply: start × events × que
 
 import random
 
-from pydantic import Field, field_validator
-
 from mathrl.data.generators.draft import Draft
 from mathrl.data.generators.scenes import FRIENDS, NAMES, SCENES, THINGS, Scene
-from mathrl.params.section import Section
+from mathrl.params.generators import WordProblemOptions
 
 
-class WordProblem(Section):
+class WordProblem(WordProblemOptions):
     """Level: the number of events. All quantities are whole and positive."""
-
-    events: tuple[int, ...] = Field((1, 2, 3, 4), min_length=1, description="How many things happen.")
-    largest_number: int = Field(30, ge=5, description="Numbers in the text are 2 to this.")
-    largest_result: int = Field(600, ge=20, description="Bound of every intermediate result.")
-
-    @field_validator("events")
-    @classmethod
-    def _positive(cls, events: tuple[int, ...]) -> tuple[int, ...]:
-        if any(count < 1 for count in events) or len(set(events)) < len(events):
-            raise ValueError("events are different whole numbers from 1 up")
-        return events
 
     @property
     def levels(self) -> tuple[int, ...]:

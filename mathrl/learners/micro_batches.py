@@ -1,0 +1,159 @@
+"""Micro-batches: which rank computes what, how many tokens at a time, and half as many after out-of-memory."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce, wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from mathrl.core.out_of_memory import OutOfMemory, memory_part
+from mathrl.learners.distributed import Ranks
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+P = ParamSpec("P")
+Figures = Mapping[str, Tensor]  # what a loss reports of a micro-batch: sums, or the largest where the name ends in _max
+LEAST_TOKENS = 16  # no smaller micro-batch is tried
+
+
+@dataclass(frozen=True)
+class TokenBudget:
+    """How many packed tokens a micro-batch holds at most, on which ranks.
+
+    `section` is the parameters' section whose tokens_per_microbatch it is.
+
+    Example:
+        TokenBudget(ranks, 4096, "rl")
+    """
+
+    ranks: Ranks
+    tokens: int
+    section: str
+
+    @property
+    def advice(self) -> str:
+        """What to do if memory does not hold a micro-batch."""
+        return (
+            f"lower {self.section}.tokens_per_microbatch (now {self.tokens}), set "
+            f"{self.section}.gradient_checkpointing where there is one, or set training.on_out_of_memory to halve"
+        )
+
+
+def halved_on_out_of_memory(
+    compute: Callable[Concatenate[TokenBudget, P], Result],
+) -> Callable[Concatenate[TokenBudget, P], Result]:
+    """`compute`, repeated with half the tokens per micro-batch for as long as memory runs out at some rank.
+
+    Only where `training.on_out_of_memory` is halve. All ranks repeat together: `compute` must neither reduce
+    anything over the ranks nor move a weight. The gradient is that of the global batch, so it is the same but
+    for the order of sums.
+
+    Raises:
+        OutOfMemory: memory ran out, and on_out_of_memory is stop or the micro-batches are as small as they get.
+    """
+
+    @wraps(compute)
+    def retried(budget: TokenBudget, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        ranks = budget.ranks
+        while True:
+            now = replace(budget, tokens=max(1, budget.tokens >> ranks.halvings))
+            failure: OutOfMemory | None = None
+            try:
+                with memory_part("activations of a micro-batch", now.advice):
+                    result = compute(now, *args, **kwargs)
+            except OutOfMemory as error:
+                if ranks.training.on_out_of_memory == "stop":
+                    raise
+                failure = OutOfMemory(str(error))  # without the frames, which hold what is to be freed
+            if ranks.training.on_out_of_memory == "stop" or not any(ranks.gather(failure is not None)):
+                return result
+            if now.tokens // 2 < LEAST_TOKENS:
+                raise failure or OutOfMemory(f"{budget.section}: another rank is out of memory; see its output")
+            ranks.halvings += 1
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if ranks.rank == 0:
+                print(
+                    f"{budget.section}: out of memory, continuing with micro-batches of {now.tokens // 2} tokens; "
+                    f"to start with them, set {budget.section}.tokens_per_microbatch",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    return retried
+
+
+def reduce_figures(micro_batches: Sequence[Figures], ranks: Ranks) -> dict[str, Tensor]:
+    """The figures of this rank's micro-batches combined with those of the other ranks, on the CPU.
+
+    Each is summed in its own dtype; of a name that ends in _max the largest is taken, or 0. Empty if no rank had a
+    micro-batch.
+
+    >>> ranks = Ranks(torch.device("cpu"))
+    >>> reduce_figures([{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0)}], ranks)
+    {'loss': tensor(3.)}
+    """
+    own = {name: value.cpu() for name, value in _combined(micro_batches).items()}
+    return _combined(ranks.gather(own))
+
+
+def _combined(parts: Sequence[Figures]) -> dict[str, Tensor]:
+    combined: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        combine = torch.maximum if name.endswith("_max") else torch.add
+        combined[name] = reduce(combine, values, torch.zeros_like(values[0]))
+    return combined
+
+
+def own_micro_batches(
+    sizes: Sequence[int], tokens: int, ranks: Ranks, chosen: Sequence[int] | None = None
+) -> list[list[int]]:
+    """The items of this rank, as numbers into `sizes`, in micro-batches of at most `tokens` packed tokens.
+
+    Ranks take shares of about equal size; `chosen` items only, where they are given.
+    """
+    chosen = range(len(sizes)) if chosen is None else chosen
+    share = balanced([sizes[item] for item in chosen], ranks.world)[ranks.rank]
+    own = [chosen[place] for place in share]
+    return filled(own, [sizes[item] for item in own], tokens)
+
+
+def smallest(sizes: Sequence[int]) -> list[int]:
+    """The micro-batch of a rank that has none left: the smallest item, as its number into `sizes`."""
+    return [min(range(len(sizes)), key=lambda item: sizes[item])]
+
+
+def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Item numbers in `parts` lists of nearly equal total size: the largest first, each to the lightest.
+
+    >>> balanced([5, 1, 4, 2], 2)
+    [[0, 1], [2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        lightest = totals.index(min(totals))
+        shares[lightest].append(index)
+        totals[lightest] += sizes[index]
+    return shares
+
+
+def filled(items: Sequence[Item], sizes: Sequence[int], budget: int) -> list[list[Item]]:
+    """Consecutive items in lists of at most `budget` in size; a larger item stands alone.
+
+    >>> filled("abcd", [3, 3, 9, 1], 6)
+    [['a', 'b'], ['c'], ['d']]
+    """
+    lists: list[list[Item]] = []
+    room = 0
+    for item, size in zip(items, sizes, strict=True):
+        if not lists or size > room:
+            lists.append([])
+            room = budget
+        lists[-1].append(item)
+        room -= size
+    return lists

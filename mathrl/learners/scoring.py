@@ -1,0 +1,93 @@
+"""Passes without a gradient over data that the ranks divide among themselves.
+
+Shapes: N response tokens (groups, responses, tokens in order).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mathrl.core.out_of_memory import memory_part
+from mathrl.learners.micro_batches import TokenBudget, filled, halved_on_out_of_memory, own_micro_batches, smallest
+from mathrl.models.packing import Group
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Within it the model is in eval mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@halved_on_out_of_memory
+@torch.no_grad()
+def own_passes(
+    budget: TokenBudget, part: str, forward: Callable[[list[Item]], Result], items: Sequence[Item], sizes: Sequence[int]
+) -> list[Result]:
+    """What `forward` gives of each micro-batch of this rank's items (every world-th one).
+
+    All ranks make the same number of passes, as divided weights need. `part` says what memory holds then.
+    """
+    if not items:
+        return []
+    ranks = budget.ranks
+    own = slice(ranks.rank, None, ranks.world)
+    with memory_part(part, budget.advice):
+        micros = ranks.evened(filled(items[own], sizes[own], budget.tokens), [items[0]])
+        results = [(forward(micro), counts) for micro, counts in micros]
+    return [result for result, counts in results if counts]
+
+
+def score_items(
+    budget: TokenBudget,
+    part: str,
+    forward: Callable[[list[Item]], Sequence[Result]],
+    items: Sequence[Item],
+    sizes: Sequence[int],
+) -> list[Result]:
+    """The result of each item, which `forward` gives in a list for those of a micro-batch; all at every rank."""
+    own = [value for values in own_passes(budget, part, forward, items, sizes) for value in values]
+    shares = budget.ranks.gather(own)
+    return [shares[number % len(shares)][number // len(shares)] for number in range(len(items))]
+
+
+def score_tokens(
+    budget: TokenBudget, part: str, forward: Callable[[list[Group]], Tensor], network: Any, groups: Sequence[Group]
+) -> Tensor:
+    """`forward` of all groups, float32 [N] on the CPU: each rank computes its share, every rank has all.
+
+    The network is in eval mode meanwhile. `part` says what memory holds then.
+    """
+    with eval_mode(network):
+        own = _own_token_scores(budget, part, forward, groups)
+    scores = {number: values for share in budget.ranks.gather(own) for number, values in share.items()}
+    return torch.cat([scores[number] for number in sorted(scores)])
+
+
+@halved_on_out_of_memory
+@torch.no_grad()
+def _own_token_scores(
+    budget: TokenBudget, part: str, forward: Callable[[list[Group]], Tensor], groups: Sequence[Group]
+) -> dict[int, Tensor]:
+    """This rank's share, by the number of the piece that a group was cut into."""
+    pieces = [piece for group in groups for piece in group.cut(budget.tokens)]
+    sizes = [piece.packed_tokens for piece in pieces]
+    scores: dict[int, Tensor] = {}
+    with memory_part(part, budget.advice):
+        micros = own_micro_batches(sizes, budget.tokens, budget.ranks)
+        for micro, counts in budget.ranks.evened(micros, smallest(sizes)):
+            values_N = forward([pieces[i] for i in micro]).float().cpu()
+            if counts:
+                lengths = [sum(len(response) for response in pieces[i].responses) for i in micro]
+                scores |= dict(zip(micro, torch.split(values_N, lengths), strict=True))
+    return scores

@@ -1,0 +1,130 @@
+"""Sources of generated problems: a class per generator with its options. mathrl/data/generators draws the problems."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from mathrl.params.options import Options
+from mathrl.params.section import Section
+
+SplitName = Literal["sft", "rl", "dev", "test"]
+Levels = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+OneToFive = Annotated[tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1)]
+
+
+def different(levels: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises ValueError: a level is listed twice."""
+    if len(set(levels)) < len(levels):
+        raise ValueError("every level is listed once")
+    return levels
+
+
+class GeneratedSource(Section):
+    """Problems of a seeded generator: no file, no download."""
+
+    type: Literal["generated"] = "generated"
+    name: str = Field(min_length=1, description="Name of the source in reports and mixtures.")
+    generator: str
+    counts: dict[SplitName, Annotated[int, Field(ge=0)]] = Field(description="Number of problems per split.")
+    options: Options
+
+
+class ChainOptions(Options):
+    """Level: number of operations. Every intermediate result is between 0 and largest_result."""
+
+    steps: Levels = Field((2, 3, 4, 5, 6), description="Numbers of operations, a level each.")
+    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+", "-", "*"), min_length=1, description="Operations.")
+    largest_number: int = Field(9, ge=1, description="Largest operand; the smallest is 1.")
+    largest_result: int = Field(40, ge=1, description="Largest intermediate result.")
+    working: Literal["steps", "rest"] = Field(
+        "steps", description="Worked solution: steps: 7+5=12;12-3=9;9*4=36. rest: what remains, 12-3*4;9*4;36."
+    )
+
+    _different = field_validator("steps")(different)
+
+
+class ChainSource(GeneratedSource):
+    """Chained arithmetic, evaluated strictly from left to right: 7+5-3*4=."""
+
+    generator: Literal["chain"]
+    options: ChainOptions = ChainOptions()
+
+
+class CountdownGameOptions(Options):
+    """Level: how many numbers are given."""
+
+    numbers: Levels = Field((3, 4), description="How many numbers are given, a level each.")
+    largest_number: int = Field(20, ge=2, description="Largest given number; the smallest is 1.")
+    largest_target: int = Field(100, ge=1, description="Largest target; the smallest is 1.")
+
+
+class CountdownSource(GeneratedSource):
+    """Reach the target with each number once, with + - * /."""
+
+    generator: Literal["countdown"]
+    options: CountdownGameOptions = CountdownGameOptions()
+
+
+class FractionsOptions(Options):
+    """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
+
+    kinds: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
+    largest_denominator: int = Field(30, ge=4, description="Largest denominator; the smallest is 2.")
+
+
+class FractionsSource(GeneratedSource):
+    """Fractions and percentages."""
+
+    generator: Literal["fractions"]
+    options: FractionsOptions = FractionsOptions()
+
+
+class LinearEquationOptions(Options):
+    """Level 1: ax + b = c; 2: unknown on both sides; 3: brackets; 4: two unknowns; 5: a rational solution."""
+
+    forms: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
+    largest_number: int = Field(20, ge=3, description="Largest absolute value of coefficients and solutions.")
+
+
+class LinearEquationSource(GeneratedSource):
+    """Linear equations in one unknown, and systems of two."""
+
+    generator: Literal["linear_equation"]
+    options: LinearEquationOptions = LinearEquationOptions()
+
+
+class NumberTheoryOptions(Options):
+    """Level 1: remainder; 2: gcd; 3: lcm; 4: remainder of a power; 5: number of divisors."""
+
+    kinds: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
+    largest_number: int = Field(400, ge=20, description="Scale of the numbers in the problems.")
+
+
+class NumberTheorySource(GeneratedSource):
+    """Divisors, multiples, remainders, powers modulo n."""
+
+    generator: Literal["number_theory"]
+    options: NumberTheoryOptions = NumberTheoryOptions()
+
+
+class WordProblemOptions(Options):
+    """Level: number of events. All quantities are positive integers."""
+
+    events: Levels = Field((1, 2, 3, 4), description="Numbers of events, a level each.")
+    largest_number: int = Field(30, ge=5, description="Largest number in the text; the smallest is 2.")
+    largest_result: int = Field(600, ge=20, description="Largest intermediate result.")
+
+    _different = field_validator("events")(different)
+
+
+class WordProblemSource(GeneratedSource):
+    """A person, a quantity and what happens to it."""
+
+    generator: Literal["word_problem"]
+    options: WordProblemOptions = WordProblemOptions()
+
+
+Generated = Annotated[
+    ChainSource | CountdownSource | FractionsSource | LinearEquationSource | NumberTheorySource | WordProblemSource,
+    Field(discriminator="generator"),
+]

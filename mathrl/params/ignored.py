@@ -1,0 +1,117 @@
+"""Settings that have no effect beside others: what a person set, and what makes it idle."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mathrl.params.schema import Params
+from mathrl.params.section import Section
+from mathrl.params.train import Optimizer, Rl, Sft
+
+IMPORTANT = ("sft", "rl", "dpo", "reward_model")  # the sections that train
+
+
+def ignored_settings(params: Params) -> list[str]:
+    """A sentence for each group of settings that differ from their defaults and have no effect.
+
+    Example: ["rl.gamma has no effect: rl.advantage group_std uses no discount (only none, greedy and gae do)"].
+    """
+    groups: dict[str, list[str]] = {}
+    for key, reason in _idle(params):
+        groups.setdefault(reason, []).append(key)
+    return [
+        f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect: {reason}"
+        for reason, keys in groups.items()
+    ]
+
+
+def _idle(params: Params) -> Iterator[tuple[str, str]]:
+    """Settings without effect that differ from their defaults, with the reason."""
+    yield from _rl(params.rl)
+    for name in IMPORTANT:
+        yield from _optimizer(name, getattr(params, name))
+    if params.rl.critic is not None:
+        yield from _optimizer("rl.critic", params.rl.critic)
+    engine, training, prompt, evaluate = params.rollout.engine, params.training, params.prompt, params.evaluate
+    if engine == "torch":
+        yield from _set(params.rollout.vllm, "rollout.vllm", "rollout.engine is torch")
+    if engine != "vllm_server":
+        yield from _set(params.rollout.servers, "rollout.servers", f"rollout.engine is {engine}")
+    if training.backend == "torch":
+        yield from _set(training.deepspeed, "training.deepspeed", "training.backend is torch")
+    templates = {prompt.template, *(route.template for route in prompt.routes.values())}
+    if prompt.system and "chat" not in templates:
+        yield "prompt.system", f"prompt.template {prompt.template} has no system message (only chat has)"
+    if evaluate.temperature == 0:
+        yield from _set(evaluate, "evaluate", "evaluate.temperature 0 is greedy", "top_p")
+    if not params.sample.continuations:
+        yield from _set(
+            params.sample, "sample", "sample.continuations is 0: no step is labelled", "labelled_per_problem"
+        )
+    grader = params.reward.second_grader
+    if grader is not None and grader.type != "llm":
+        yield from _set(grader, "reward.second_grader", "only type llm asks an endpoint", "endpoint", "model")
+
+
+def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
+    def idle(reason: str, *names: str) -> Iterator[tuple[str, str]]:
+        return _set(rl, "rl", reason, *names)
+
+    if rl.advantage not in ("none", "greedy", "gae"):
+        yield from idle(f"rl.advantage {rl.advantage} uses no discount (only none, greedy and gae do)", "gamma")
+    if rl.advantage != "gae":
+        yield from idle(f"rl.advantage {rl.advantage} uses no critic (only gae does)", "gae_lambda")
+    if rl.advantage not in ("group_std", "process"):
+        reason = f"rl.advantage {rl.advantage} divides by no standard deviation (only group_std and process do)"
+        yield from idle(reason, "std_ddof", "std_eps")
+    if rl.policy_loss == "reinforce":
+        yield from idle("rl.policy_loss reinforce has no ratio to clip", "clip_low", "clip_high")
+    if not rl.kl_coef:
+        yield from idle("rl.kl_coef is 0: there is no KL term", "kl_estimator", "kl_in")
+    else:
+        yield from idle("rl.kl_coef is above 0, so the KL is measured on every group", "kl_probe")
+    if rl.curriculum.order != "pass_rate":
+        reason = f"rl.curriculum.order is {rl.curriculum.order} (only pass_rate uses them)"
+        yield from _set(rl.curriculum, "rl.curriculum", reason, "floor", "memory")
+    if rl.importance is not None and rl.importance.kind == "truncated":
+        reason = "rl.importance.kind truncated has only an upper bound"
+        yield from _set(rl.importance, "rl.importance", reason, "low")
+    if not rl.eval_every:
+        yield from idle("rl.eval_every is 0: the only dev evaluation is the last", "export")
+
+
+def _optimizer(name: str, section: Any) -> Iterator[tuple[str, str]]:
+    optimizer: Optimizer = section.optimizer
+    default: Optimizer = type(section)().optimizer
+    if optimizer.type == "adamw" and optimizer.adamw_scale not in (default.adamw_scale, Optimizer().adamw_scale):
+        yield f"{name}.optimizer.adamw_scale", f"{name}.optimizer.type is adamw: {name}.lr is the rate of every weight"
+    if optimizer.type == "muon" and section.lora is not None:
+        rate = optimizer.adamw_lr(section.lr)
+        yield (
+            f"{name}.optimizer.type muon",
+            f"adapters are trained by AdamW, here at {name}.lr x adamw_scale = {rate:g}; set type adamw to make "
+            f"{name}.lr their rate",
+        )
+
+
+def _set(section: Section, path: str, reason: str, *names: str) -> Iterator[tuple[str, str]]:
+    """The parameters of a section (all, or those named) that differ from their defaults."""
+    for name, info in type(section).model_fields.items():
+        default = info.get_default(call_default_factory=True, validated_data={})
+        if (not names or name in names) and getattr(section, name) != default:
+            yield f"{path}.{name}", reason
+
+
+def unadapted_rates(params: Params) -> Iterator[str]:
+    """Advice where AdamW trains every weight at the default rate, which is Muon's."""
+    for name, section, default in (("sft", params.sft, Sft()), ("rl", params.rl, Rl())):
+        if section.optimizer.type == "adamw" and section.lr == default.lr and section.steps:
+            adamw = default.optimizer.adamw_lr(default.lr)
+            yield (
+                f"{name}.optimizer.type is adamw, but {name}.lr is {section.lr:g}, the default for Muon; AdamW's "
+                f"share of it is {adamw:g}: set {name}.lr"
+            )
+
+
+def warnings(params: Params) -> list[str]:
+    """What to tell a person before a run starts."""
+    return [*ignored_settings(params), *unadapted_rates(params)]

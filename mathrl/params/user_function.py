@@ -1,0 +1,98 @@
+"""User functions of the reward, checked before anything runs: read from their source, without importing it."""
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.params.messages import did_you_mean
+from mathrl.params.reward_parts import FunctionPart
+from mathrl.params.run import Reward
+
+
+def function_problems(reward: Reward) -> Iterator[str]:
+    """What is wrong with the functions of the parts, each with the part's place in the reward section."""
+    routes = {f"routes.{name}": parts for name, parts in reward.routes.items()}
+    for place, parts in {"parts": reward.parts, **routes}.items():
+        for number, part in enumerate(parts):
+            if isinstance(part, FunctionPart):
+                problem = _problem(part.options.path, part.options.keywords())
+                if problem:
+                    yield f"{place}.{number}.options.{problem}"
+
+
+def _problem(path: str, options: dict[str, Any]) -> str:
+    module, _, name = path.rpartition(".")
+    file = _source(module)
+    if file is None:
+        return f"path: no module {module!r}, here or installed; write package.module.function"
+    if file.suffix != ".py":
+        return ""  # compiled: the import at the start of the stage checks it
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"path: {file} cannot be read as Python ({error})"
+    names = {name: node for node in _statements(tree.body) for name in _defines(node)}
+    if "*" in names:  # of an import: only Python knows which
+        return ""
+    if name not in names:
+        return f"path: {file} defines no {name!r}{did_you_mean(name, names)}"
+    function = names[name]
+    return _wrong_option(function, options) if isinstance(function, ast.FunctionDef) else ""
+
+
+def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:
+    arguments = function.args
+    if arguments.kwarg is not None or function.decorator_list:
+        return ""
+    accepted = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    for option in options:
+        if option not in accepted:
+            known = f"{function.name} accepts {', '.join(accepted)}"
+            return f"{option}: unknown option{did_you_mean(option, accepted)}; {known}"
+    takes_row = accepted[:1] != ["reward_input"] and accepted[:2] != ["data_source", "solution_str"]
+    if takes_row and "source" not in accepted:
+        return f"path: {function.name} must accept the fields of a problem's row: add **row to its parameters"
+    return ""
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of the module's top level, also within if, try and with."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            for inner in (node.body, getattr(node, "orelse", ()), getattr(node, "finalbody", ())):
+                yield from _statements(inner)
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)
+
+
+def _defines(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (each.asname or each.name for each in node.names)
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module: below the working folder, as a stage finds it, else where it is installed."""
+    first, *rest = module.split(".")
+    roots = [Path(first)]
+    try:
+        spec = importlib.util.find_spec(first)  # imports nothing: it is a top-level name
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None:
+        roots += [Path(folder) for folder in spec.submodule_search_locations or ()]
+        if not rest and spec.origin:
+            return Path(spec.origin)
+    for root in roots:
+        place = root.joinpath(*rest)
+        for file in (place.with_name(place.name + ".py"), place / "__init__.py"):
+            if file.is_file():
+                return file
+    return None

@@ -1,0 +1,77 @@
+"""The advantages of a step's rollouts, from their rewards or from a critic's values.
+
+Shapes: P groups of G responses, S = P G; N the tokens of all responses (groups, responses, tokens in order).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mathrl.algorithms.advantages import group_advantages, process_advantages
+from mathrl.algorithms.aggregation import spread
+from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
+from mathrl.core.errors import UserError
+from mathrl.params.train import Rl
+from mathrl.trainers.rollouts import RolloutGroup
+
+
+def outcome_advantages(
+    groups: Sequence[RolloutGroup], lengths_S: Tensor, penalty_N: Tensor | None, params: Rl
+) -> Tensor:
+    """Advantages that need no other model, [N].
+
+    With a penalty (the KL in the reward), a group's responses are compared by reward minus summed penalty.
+    """
+    kind = params.advantage
+    if kind == "correct":
+        correct_S = torch.tensor([float(correct) for group in groups for correct in group.correct])
+        return spread(correct_S, lengths_S)
+    if kind == "process":
+        lengths_PG = lengths_S.view(len(groups), -1)
+        return torch.cat([_step_advantages(group, lengths_PG[i], params) for i, group in enumerate(groups)])
+    rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
+    if kind == "none":
+        return discounted_returns(rewards_N, lengths_S, params.gamma)
+    if kind == "greedy":
+        returns_N = discounted_returns(rewards_N, lengths_S, params.gamma)
+        baselines_S = torch.tensor([group.baseline for group in groups for _ in group.responses])
+        return returns_N - spread(baselines_S, lengths_S)
+    assert kind != "gae" and kind != "distillation"
+    rewards_PG = _rewards(groups) if penalty_N is None else response_sums(rewards_N, lengths_S)
+    advantages_PG = group_advantages(rewards_PG.view(len(groups), -1), kind, ddof=params.std_ddof, eps=params.std_eps)
+    return spread(advantages_PG.flatten(), lengths_S)
+
+
+def gae_advantages(
+    groups: Sequence[RolloutGroup], lengths_S: Tensor, values_N: Tensor, penalty_N: Tensor | None, params: Rl
+) -> tuple[Tensor, Tensor]:
+    """Advantages and the critic's targets from its values, both [N]."""
+    rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
+    return gae(rewards_N, values_N, lengths_S, params.gamma, params.gae_lambda)
+
+
+def _rewards(groups: Sequence[RolloutGroup]) -> Tensor:
+    return torch.tensor([reward for group in groups for reward in group.rewards])
+
+
+def _step_advantages(group: RolloutGroup, lengths_G: Tensor, params: Rl) -> Tensor:
+    if len(group.step_rewards) != len(group.responses) or len(group.step_ends) != len(group.responses):
+        raise UserError(
+            "rl.advantage is process, but the rollouts have no rewards of steps: give the run a process "
+            "reward model, or set rl.advantage to group_std"
+        )
+    steps = [
+        (reward, number, end)
+        for number, (rewards, ends) in enumerate(zip(group.step_rewards, group.step_ends, strict=True))
+        for reward, end in zip(rewards, ends, strict=True)
+    ]
+    rewards, numbers, ends = ([step[place] for step in steps] for place in range(3))
+    return process_advantages(
+        torch.tensor(rewards, dtype=torch.float32),
+        torch.tensor(numbers, dtype=torch.long),
+        torch.tensor(ends, dtype=torch.long),
+        lengths_G,
+        ddof=params.std_ddof,
+        eps=params.std_eps,
+    )

@@ -1,0 +1,185 @@
+"""What the RL loop works with: learners, sampler, problem order, and the state that a checkpoint restores."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.out_of_memory import memory_part
+from mathrl.core.types import Problem
+from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
+from mathrl.learners.learner import Learner, make_learner
+from mathrl.learners.torch_learner import share_gradients
+from mathrl.models.linear import keep_rounded_only
+from mathrl.models.lora import add_lora
+from mathrl.params.train import Rl
+from mathrl.rewards.compose import RewardFunction
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.critic import make_critic
+from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.prefetch import Prefetch
+from mathrl.trainers.rollouts import GroupJudge
+from mathrl.trainers.training_run import TrainingLog, TrainingRun
+from mathrl.trainers.weight_sync import WeightSync
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """The models and the judge that take part beside the policy.
+
+    `reference` is the model of the KL (a copy of the start if none is given). `judge` is called at each rank
+    on its own groups after grading, and may replace their rewards or add rewards of steps. `teacher` is the
+    model of on-policy distillation. `critic` is the scorer that PPO's critic starts from (else as `rl.critic`
+    says).
+    """
+
+    reference: Any = None
+    judge: GroupJudge | None = None
+    teacher: Any = None
+    critic: Any = None
+
+
+@dataclass
+class RlState:
+    """How far a run is; `exported_step` is the step of the weights with the dev accuracy that counts."""
+
+    step: int
+    kl_coef: float
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    exported_step: int = 0
+    dev_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class RlSetup:
+    """What `open_rl` gives the loop; `prefetch` is to be entered by it."""
+
+    policy: Learner
+    critic: Learner | None
+    reference: Any
+    teacher: Any
+    collector: Collector
+    sync: WeightSync
+    prefetch: Prefetch
+    state: RlState
+    log: TrainingLog
+    checkpoints: CheckpointFolder
+
+    @property
+    def learners(self) -> list[Learner]:
+        return [self.policy] if self.critic is None else [self.policy, self.critic]
+
+    def note_dev_accuracy(self, accuracy: float | None) -> None:
+        """Keep the accuracy of the weights as they are, and by `rl.export` best the weights, if it counts."""
+        state, export = self.state, self.collector.params.export
+        if accuracy is None or not (export == "last" or state.dev_accuracy is None or accuracy > state.dev_accuracy):
+            return
+        state.dev_accuracy, state.exported_step = accuracy, state.step
+        if export == "best":
+            self.policy.keep_best()
+
+    def checkpoint_writer(self) -> Callable[[], None]:
+        """A function that writes a checkpoint of the run as it is now, for as long as no weight moves."""
+        values = {
+            "policy": self.policy.counts,
+            "critic": self.critic.counts if self.critic is not None else None,
+            "order": self.collector.order.state(),
+            "state": asdict(self.state),
+            "prefetched": self.prefetch.state(),
+        }
+        rank = self.collector.ranks.rank
+        return partial(save_checkpoint, self.checkpoints, self.state.step, self.learners, values, rank)
+
+    def write_checkpoint(self) -> None:
+        write = self.checkpoint_writer()
+        write()
+
+
+def open_rl(
+    model: Any,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    reward: RewardFunction,
+    params: Rl,
+    run: TrainingRun,
+    helpers: Helpers,
+) -> RlSetup:
+    """Make the learners and restore the last checkpoint of `run.state`, if there is one.
+
+    Raises:
+        UserError: no problem whose prompt fits, or a missing teacher or judge.
+    """
+    check_helpers(params, helpers)
+    ranks = run.ranks
+    if params.lora is not None:
+        add_lora(model, params.lora, run.seed)
+    reference = _reference(model, params, helpers.reference)
+    for frozen in (reference, helpers.teacher):
+        if frozen is not None and frozen is not model:
+            keep_rounded_only(frozen)
+    updates_per_step = params.epochs * params.minibatches
+    critic, policy_steps = None, params.steps
+    if params.critic is not None:
+        critic = make_critic(params.critic, model, helpers.critic, params.steps * updates_per_step, run.seed, ranks)
+        policy_steps -= params.critic.warmup_steps
+    policy = make_learner(
+        model, params.optimizer, params.lr, policy_steps * updates_per_step, ranks, name="rl", ema=params.ema
+    )
+    share_gradients([policy] if critic is None else [policy, critic])
+    prompts = [sampler.prompt_tokens(problem) for problem in problems]
+    usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
+    if not usable:
+        raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
+    order = ProblemOrder(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
+    state = RlState(0, params.kl_coef)
+    checkpoints = CheckpointFolder(run.state / "checkpoints")
+    saved = checkpoints.latest()
+    if saved is not None:
+        policy.load(saved, saved.values["policy"])
+        if critic is not None:
+            critic.load(saved, saved.values["critic"])
+        order.load(saved.values["order"])
+        state = RlState(**saved.values["state"])
+    log = run.open_log(state.step if saved is not None else None)
+    usable_prompts = [prompts[index] or () for index in usable]
+    sync = WeightSync(sampler.engine, policy, ranks, usable_prompts, params.temperature, params.max_tokens)
+    sync()
+    if params.prefetch and sync.engine is None:
+        raise UserError("rl.prefetch is on, but the sampler has no weights of its own: give it a copy")
+    collector = Collector(sampler, problems, prompts, order, reward, helpers.judge, params, ranks)
+    prefetch = Prefetch(params, ranks, saved.values if saved is not None else None)
+    if params.gradient_checkpointing:
+        for learner in [policy] if critic is None else [policy, critic]:
+            learner.model.gradient_checkpointing_enable({"use_reentrant": False})
+    return RlSetup(policy, critic, reference, helpers.teacher, collector, sync, prefetch, state, log, checkpoints)
+
+
+def _reference(model: Any, params: Rl, reference: Any) -> Any:
+    """The model of the KL, or None where nothing needs one."""
+    if not (params.kl_coef or params.kl_probe):
+        return None
+    if reference is not None:
+        return reference
+    if params.lora:  # adapters are switched off for it, so it needs no copy
+        return model
+    with memory_part("reference's weights", "set rl.lora, or rl.kl_coef and rl.kl_probe to 0"):
+        return copy.deepcopy(model).requires_grad_(False)
+
+
+def check_helpers(params: Rl, helpers: Helpers) -> None:
+    """Raises UserError: the advantage needs a model that was not given, or a model has no use."""
+    if params.advantage == "distillation" and helpers.teacher is None:
+        raise UserError("rl.advantage is distillation, but there is no teacher; give the run a teacher model")
+    if params.advantage != "distillation" and helpers.teacher is not None:
+        raise UserError(
+            f"a teacher is given, but rl.advantage is {params.advantage}: set it to distillation, or "
+            "leave the teacher out"
+        )
+    if params.advantage == "process" and helpers.judge is None:
+        raise UserError(
+            "rl.advantage is process, but nothing gives rewards of steps; give the run a process reward model"
+        )

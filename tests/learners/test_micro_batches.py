@@ -1,0 +1,71 @@
+"""Micro-batches: shares of the ranks, figures over them, and half the tokens after out-of-memory."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.core.out_of_memory import OutOfMemory
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.micro_batches import TokenBudget, halved_on_out_of_memory, own_micro_batches, reduce_figures
+from mathrl.params.training import Training
+
+
+def ranks_of(action: str = "stop") -> Ranks:
+    return Ranks(torch.device("cpu"), Training.model_validate({"on_out_of_memory": action}))
+
+
+@halved_on_out_of_memory
+def needs(budget: TokenBudget, most: int) -> int:
+    """Memory for `most` tokens per micro-batch."""
+    if budget.tokens > most:
+        raise MemoryError("you tried to allocate more than there is")
+    return budget.tokens
+
+
+def test_out_of_memory_is_answered_with_half_the_tokens_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = TokenBudget(ranks_of("halve"), 1000, "rl")
+    assert needs(budget, 300) == 250 and budget.ranks.halvings == 2
+    assert needs(budget, 1000) == 250
+    printed = capsys.readouterr().err
+    assert "rl: out of memory, continuing with micro-batches of 250 tokens" in printed and printed.count("\n") == 2
+    with pytest.raises(OutOfMemory, match=r"activations of a micro-batch .* lower rl.tokens_per_microbatch \(now 31\)"):
+        needs(budget, 1)
+
+
+def test_out_of_memory_ends_the_run_where_that_is_the_setting() -> None:
+    budget = TokenBudget(ranks_of(), 1000, "sft")
+    with pytest.raises(OutOfMemory, match=r"lower sft\.tokens_per_microbatch"):
+        needs(budget, 300)
+    assert budget.ranks.halvings == 0
+
+
+def test_another_ranks_out_of_memory_halves_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = ranks_of("halve")
+    answers = iter([[False, True], [False, False]])
+    monkeypatch.setattr(ranks, "gather", lambda value: next(answers))
+    assert needs(TokenBudget(ranks, 1000, "rl"), 1000) == 500
+
+
+def test_figures_are_summed_in_their_own_dtype_and_of_a_max_the_largest_is_taken() -> None:
+    ranks: Any = ranks_of()
+    ranks.gather = lambda value: [value, {"loss": torch.tensor(4.0), "ratio_max": torch.tensor(1.5)}, {}]
+    own = [
+        {"loss": torch.tensor(1.0), "ratio_max": torch.tensor(3.0), "gaps": torch.tensor([1.0, 0.0])},
+        {"loss": torch.tensor(2.0), "ratio_max": torch.tensor(2.0), "gaps": torch.tensor([1.0, 1.0])},
+    ]
+    figures = {name: value.tolist() for name, value in reduce_figures(own, ranks).items()}
+    assert figures == {"loss": 7.0, "ratio_max": 3.0, "gaps": [2.0, 1.0]}
+    tiny = {"loss": torch.tensor(1e-12, dtype=torch.float64)}
+    ranks.gather = lambda value: [value]
+    assert reduce_figures([{"loss": torch.ones((), dtype=torch.float64)}, tiny], ranks)["loss"] == 1 + 1e-12
+    assert reduce_figures([], ranks) == {}
+
+
+def test_ranks_share_the_chosen_items_and_no_other() -> None:
+    shares = []
+    for rank in range(2):
+        ranks = ranks_of()
+        ranks.rank, ranks.world = rank, 2
+        shares.append(own_micro_batches([5, 9, 4, 2], 6, ranks, [0, 2, 3]))
+    assert shares == [[[0]], [[2, 3]]]
