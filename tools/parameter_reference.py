@@ -23,7 +23,7 @@ Defaults are the values of that file, or the schema's where the file is silent. 
 --set section.field=value` goes over both; a preset (`--preset NAME`) lies between them. The value is YAML:
 `null` is empty, `[a, b]` a list, `{a: 1}` a mapping. What does not fit is refused before anything runs.
 """
-TAGS = ("type", "kind", "stage", "generator")
+TAGS = ("generator", "type", "kind", "stage")
 WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "whole number",

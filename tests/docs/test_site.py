@@ -114,5 +114,5 @@ def test_every_parameter_has_a_description() -> None:
         assert section.__doc__ and section.__doc__ != Section.__doc__, section
         for name, info in section.model_fields.items():
             described = isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-            tag = name in ("type", "kind", "stage", "generator") and get_origin(info.annotation) is not None
+            tag = name in ("generator", "type", "kind", "stage") and get_origin(info.annotation) is not None
             assert info.description or described or tag, f"{section.__name__}.{name} has no description"
