@@ -10,7 +10,7 @@ import typer
 from mathrl.cli.options import AsJson
 from mathrl.core.paths import main_checkout
 from mathrl.health.watch import examine, sentence
-from mathrl.reports.find_run import trained
+from mathrl.reports.find_run import find_training_run
 
 
 def health(
@@ -20,7 +20,7 @@ def health(
     """Report the health of a run from its metrics: evidence, cause, remedy; exit status 1 if red."""
     folder = Path(run).absolute()
     os.chdir(main_checkout())
-    training = trained(str(folder) if folder.exists() else run)
+    training = find_training_run(str(folder) if folder.exists() else run)
     report = examine(training.rows, *training.settings()).report()
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))

@@ -25,48 +25,28 @@ class Variable(StrEnum):
     # Set by a person.
     HOME = (
         "MATHRL_HOME",
-        "folder of records, state, studies and the local MLflow store; default .mathrl of the main checkout",
+        "folder of records, state, studies and the local MLflow store; default .mathrl",
         "core.paths",
     )
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
-    DATA = (
-        "MATHRL_DATA",
-        "folder with the files of named problem sets; the Hugging Face hub otherwise",
-        "data.sources",
-    )
-    SERVE_KEY = (
-        "MATHRL_SERVE_KEY",
-        "key that `mathrl serve` asks of every request, the same where runs are started",
-        "rollout.vllm_login",
-    )
-    SWEEP_STORAGE = (
-        "MATHRL_SWEEP_STORAGE",
-        "PostgreSQL URL of the studies with sweep.storage=environment",
-        "sweeps.storage",
-    )
-    HOSTS_FOLDER = (
-        "MATHRL_HOSTS_FOLDER",
-        "new folder that the ranks of all machines share, under a launcher of your own",
-        "core.launch",
-    )
-    CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases beside the repository", "tests")
+    DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
+    SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
+    SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
+    HOSTS_FOLDER = ("MATHRL_HOSTS_FOLDER", "new folder that the ranks of all machines share", "core.launch")
+    CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases", "tests")
     # Handed down by mathrl to the processes that it starts.
-    MIRROR = (
-        "MATHRL_MIRROR",
-        "id of the process that mirrors records to MLflow; `none`: do not mirror",
-        "core.mirroring",
-    )
-    PROGRESS = ("MATHRL_PROGRESS", "file in which a stage keeps its progress", "core.progress")
-    RECORD = ("MATHRL_RECORD", "folder of the record of the stage that runs", "core.progress, stages.stage_run")
-    FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "core.records")
-    SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "core.records")
-    TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "core.records")
+    MIRROR = ("MATHRL_MIRROR", "id of the process that mirrors records to MLflow; `none` for none", "core.mirroring")
+    PROGRESS = ("MATHRL_PROGRESS", "file of a stage's progress", "core.progress")
+    RECORD = ("MATHRL_RECORD", "folder of the running stage's record", "core.progress, stages.stage_run")
+    FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "stages.stage_run")
+    SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "stages.stage_run")
+    TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
     RENDEZVOUS = ("MATHRL_RENDEZVOUS", "folder that the ranks of a stage share on one machine", "core.launch")
     PARENT = ("MATHRL_PARENT", "process id of rank 0, with which the other ranks end", "core.launch")
     CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "tasks.stage_output")
     OWN_SERVER = (
         "MATHRL_OWN_SERVER",
-        "1: Prefect's server serves this command alone, with no slots to share",
+        "1: Prefect's server serves this command alone",
         "tasks.concurrency, tasks.run_names",
     )
     WORKSPACE = ("MATHRL_WORKSPACE", "checkout in which the worker of `mathrl ui` runs flows", "prefect.yaml")

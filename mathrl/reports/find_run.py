@@ -1,7 +1,7 @@
-"""What RUN means in `mathrl health` and `mathrl report`: a folder, a stage, a step, an MLflow run.
+"""The run that RUN names in `mathrl health` and `mathrl report`: a folder, a stage, a step, an MLflow run.
 
-The files of a stage (reports/rl, pipelines/recipes/NAME/STEP/report) have the numbers; its record, found by the
-digest of what it made, has the parameters, the commit and the inputs.
+The files of a stage (reports/rl, pipelines/recipes/NAME/STEP/report) have the metrics; its record, found by the
+digest of its output, has the parameters, the commit and the inputs.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ACCEPTED = (
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRun:
     """The metrics of one training stage, with its record if that is on this machine."""
 
     name: str
@@ -33,7 +33,7 @@ class Trained:
     record: RunRecord | None
 
     def settings(self) -> tuple[Health, Rl | None]:
-        """Its own parameters, or those of params/ where it has no record here; Rl is None for fine-tuning."""
+        """Its own parameters, or those of params/ if it has no record here; Rl is None for fine-tuning."""
         sections = self.record.params if self.record else {}
         if not sections:
             params = load_params()
@@ -42,23 +42,23 @@ class Trained:
         return health, Rl.model_validate(sections["rl"]) if "rl" in sections else None
 
 
-def trained(text: str) -> Trained:
+def find_training_run(text: str) -> TrainingRun:
     """The training run that `text` names.
 
     Raises:
-        UserError: nothing of that name has metrics.
+        UserError: no run of that name has metrics.
     """
     for folder in folders(text):
         if (folder / METRICS).is_file():
-            return of_folder(folder)
+            return read_training_run(folder)
     record = mlflow_record(text)
     if record is None:
         raise UserError(f"{text}: no metrics there; give {ACCEPTED}")
-    return of_folder(record.folder)
+    return read_training_run(record.folder)
 
 
 def folders(text: str) -> list[Path]:
-    """Where the metrics of `text` may be, the most literal place first."""
+    """The folders that may hold the metrics of `text`, the most literal one first."""
     here = Path(text)
     if here.is_file():
         return [here.parent]
@@ -73,26 +73,29 @@ def folders(text: str) -> list[Path]:
     ]
 
 
-def of_folder(folder: Path) -> Trained:
-    """Raises UserError: no metrics in it."""
+def read_training_run(folder: Path) -> TrainingRun:
+    """The run whose metrics are in the folder.
+
+    Raises:
+        UserError: it has no metrics.
+    """
     rows = list(read_jsonl(folder / METRICS))
-    record = read_record((folder / METRICS).resolve().parent)  # a sweep's runs link to those of their records
+    record = read_record((folder / METRICS).resolve().parent)  # a run of a sweep has a link to its record's file
     if record is not None:
-        return Trained(record.name, folder, rows, record)
-    # The output that DVC knows: reports/rl, or a recipe's step, of which report/ is a part.
-    made = folder.parent if folder.name == "report" else folder
-    inside = made.absolute()
-    root = next((each for each in inside.parents if (each / "params" / "run.yaml").is_file()), Path.cwd())
-    path = str(inside.relative_to(root)) if inside.is_relative_to(root) else str(made)
-    record = maker_of(path, digest_path(made))
-    return Trained(record.name if record else path.removeprefix("reports/"), folder, rows, record)
+        return TrainingRun(record.name, folder, rows, record)
+    # DVC's output: reports/rl, or a recipe's step, of which report/ is a part.
+    output = (folder.parent if folder.name == "report" else folder).absolute()
+    root = next((parent for parent in output.parents if (parent / "params" / "run.yaml").is_file()), Path.cwd())
+    path = str(output.relative_to(root)) if output.is_relative_to(root) else str(output)
+    record = maker_of(path, digest_path(output))
+    return TrainingRun(record.name if record else path.removeprefix("reports/"), folder, rows, record)
 
 
 def mlflow_record(text: str) -> RunRecord | None:
-    """The record of the MLflow run of this name or id, where it is on this machine; the newest of a name.
+    """The record of the MLflow run of this name or id, the newest of a name; None if MLflow has no such run.
 
     Raises:
-        UserError: MLflow has such a run, but it was made on another machine.
+        UserError: MLflow has the run, but its record is on another machine.
     """
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
     from mathrl.tracking.lineage import find_run
@@ -102,7 +105,7 @@ def mlflow_record(text: str) -> RunRecord | None:
         return None
     name = str(run.data.tags.get("mathrl.record", ""))
     if not name:
-        raise UserError(f"{text}: a run that holds others; give one of its stages")
+        raise UserError(f"{text}: a run that groups other runs; give one of its stages")
     record = read_record(records_folder() / name)
     if record is None or not record.metrics_file.is_file():
         raise UserError(f"{text}: MLflow has it, but its record {name} is not on this machine")

@@ -23,7 +23,7 @@ from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
-from mathrl.reports.find_run import Trained, of_folder
+from mathrl.reports.find_run import TrainingRun, read_training_run
 from mathrl.reports.html_figures import before_after, breakdowns, curves, length_and_accuracy, pass_at_k, stored_picture
 from mathrl.reports.lineage_picture import picture as draw_lineage
 from mathrl.tracking.lineage import GIVEN, Step
@@ -43,7 +43,7 @@ class Material:
 
     title: str
     root: Path
-    trained: Sequence[Trained]
+    trained: Sequence[TrainingRun]
     summary: EvaluationSummary | None
     responses: Path | None
     outputs: Sequence[str]
@@ -62,7 +62,7 @@ def pipeline_material(root: Path) -> Material:
     return Material(
         f"mathrl {root.name}" if worktree else "mathrl pipeline",
         root,
-        [of_folder(folder) for folder in stages if (folder / METRICS).is_file()],
+        [read_training_run(folder) for folder in stages if (folder / METRICS).is_file()],
         EvaluationSummary.read(summary) if summary.is_file() else None,
         responses if responses.is_file() else None,
         [path for path in ("models/rl", "reports/evaluate", "models/sft") if (root / path).exists()],
@@ -83,7 +83,7 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
     return Material(
         f"{recipe}/{step}",
         root,
-        [of_folder(report) for report in reports if (report / METRICS).is_file()],
+        [read_training_run(report) for report in reports if (report / METRICS).is_file()],
         evaluated,
         responses if responses.is_file() else None,
         [f"pipelines/recipes/{recipe}/{step}"],

@@ -300,7 +300,7 @@ def _show(run: TrialRun, record: RunRecord) -> None:
     link = run.out / METRICS
     if record.metrics_file.exists() and not link.exists():
         link.symlink_to(os.path.relpath(record.metrics_file, run.out))
-        write_json(run.out / "run.json", {"record": str(record.folder), "arguments": run.arguments})
+        write_json(run.out / "command.json", {"record": str(record.folder), "arguments": run.arguments})
 
 
 def clear(run: TrialRun, *, keep: bool) -> None:

@@ -63,7 +63,7 @@ def tokenize_steps(
                 f"steps of {row['problem_id']}: {len(ends)} steps by reward.steps={rule}, {len(values)} "
                 "labels; sample with the same reward.steps"
             )
-        items.append(Item(Group(render(problem, prompt, tokenizer), (response,)), values, ends, weight=len(ends)))
+        items.append(Item(Group(render(problem, prompt, tokenizer), (response,)), values, ends))
     return items
 
 

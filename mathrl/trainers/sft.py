@@ -51,4 +51,4 @@ def negative_log_likelihood(model: Any, items: Sequence[Item]) -> tuple[Tensor, 
 
 
 def _item(group: Group) -> Item:
-    return Item(group, weight=len(group.responses[0]))
+    return Item(group, terms=len(group.responses[0]))

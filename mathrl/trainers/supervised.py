@@ -30,17 +30,20 @@ class Item:
     """A prompt with the responses that a loss looks at, and what it needs beside them.
 
     Example:
-        a demonstration: Item(Group(prompt, (response,)), weight=len(response))
+        a demonstration: Item(Group(prompt, (response,)), terms=len(response))
         a pair: Item(Group(prompt, (chosen, rejected)), values=(-12.5, -9.0))  # the reference's log-probs
-        labelled steps: Item(Group(prompt, (response,)), values=(1.0, 0.25), places=(5, 11), weight=2)
-
-    `weight` is the number of terms that the item adds to a mean: its tokens, its steps, or 1.
+        labelled steps: Item(Group(prompt, (response,)), values=(1.0, 0.25), places=(5, 11))
     """
 
     group: Group
     values: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
-    weight: int = 1
+    terms: int = 0
+
+    @property
+    def weight(self) -> int:
+        """How many terms the item adds to a mean: those it is given (its tokens), its steps, or 1."""
+        return self.terms or len(self.places) or 1
 
 
 # The summed loss of items, and sums of figures (accuracy, margin, …) of them.

@@ -39,7 +39,8 @@ def files_of(stage: str) -> tuple[list[str], list[str]]:
     """The inputs and outputs that a stage's module names in its call of `run_stage`."""
     file = ROOT / "mathrl" / "stages" / f"{stage}.py"
     tree = ast.parse(file.read_text())
-    main = next(node for node in tree.body if isinstance(node, ast.If))
+    main = tree.body[-1]
+    assert isinstance(main, ast.If)
     names = runpy.run_path(str(file), run_name="looked at")
     exec(compile(ast.Module(main.body[:-1], []), str(file), "exec"), names)
     call = main.body[-1]

@@ -138,7 +138,12 @@ def test_the_command_draws_a_page_that_loads_nothing(
     assert "chain version 2: made from it" in said
     lineage(None, str(store.root / "data" / "curated" / "test.jsonl"), None)
     assert "chain version 1: measured with it, not made from it" in capsys.readouterr().out
-    wrong = {None: "give a registered", "other": "are: chain", "chain:9": "are: 1, 2", "chain@x": "candidate"}
+    wrong = {
+        None: "give a registered",
+        "other": "registered: chain",
+        "chain:9": "versions: 1, 2",
+        "chain@x": "candidate",
+    }
     for model, said in wrong.items():
         with pytest.raises(UserError, match=said):
             lineage(model, None, None)

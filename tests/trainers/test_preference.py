@@ -11,15 +11,16 @@ import torch
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
+from mathrl.learners.micro_batches import TokenBudget
 from mathrl.models.lora import adapters_off
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
 from mathrl.params.train import Optimizer
-from mathrl.trainers.preference import pair_loss, response_sums, tokenize_pairs, train_dpo, with_reference
+from mathrl.trainers.preference import pair_loss, response_logprob_sums, tokenize_pairs, train_dpo, with_reference
 from mathrl.trainers.supervised import Item, hold_out
 
-CPU = Ranks(torch.device("cpu"))
+BUDGET = TokenBudget(Ranks(torch.device("cpu")), Dpo().tokens_per_microbatch, "dpo")
 PARAMS = Dpo(
     steps=12,
     pairs_per_step=6,
@@ -82,12 +83,14 @@ def test_sums_and_the_loss_are_those_of_plain_forwards(small: Any) -> None:
     model, reference = small.policy(seed=3)[0], small.policy(seed=4)[0]
     items = tokenize_pairs(rows_of(small), Prompt(), small.TOKENIZER)
     expected = [plain_sums(model, item) for item in items]
-    assert torch.allclose(response_sums(model, items, mean=False).double(), torch.tensor(expected).double(), atol=1e-4)
+    assert torch.allclose(
+        response_logprob_sums(model, items, mean=False).double(), torch.tensor(expected).double(), atol=1e-4
+    )
     lengths = torch.tensor([[len(each) for each in item.group.responses] for item in items])
-    means = response_sums(model, items, mean=True).double()
+    means = response_logprob_sums(model, items, mean=True).double()
     assert torch.allclose(means, torch.tensor(expected).double() / lengths, atol=1e-4)
 
-    known = with_reference(reference, items, PARAMS, CPU)
+    known = with_reference(reference, items, PARAMS, BUDGET)
     losses, margins = [], []
     for item, own in zip(items, expected, strict=True):
         other = plain_sums(reference, item)
@@ -150,10 +153,10 @@ def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(
     assert figures["dev/margin"] > 0.3 and figures["dev/judged_right"] == 1.0
     items = tokenize_pairs(rows_of(small), Prompt(), small.TOKENIZER)
     with adapters_off(model):
-        off = response_sums(model, items, mean=False)
-    known = torch.tensor([item.values for item in with_reference(start, items, params, CPU)])
+        off = response_logprob_sums(model, items, mean=False)
+    known = torch.tensor([item.values for item in with_reference(start, items, params, BUDGET)])
     assert torch.allclose(off, known, atol=1e-5)
-    assert not torch.allclose(response_sums(model, items, mean=False), known, atol=0.1)
+    assert not torch.allclose(response_logprob_sums(model, items, mean=False), known, atol=0.1)
 
 
 def test_without_a_pair_it_says_what_to_do(small: Any, tmp_path: Path) -> None:

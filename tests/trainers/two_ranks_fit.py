@@ -44,7 +44,6 @@ def items(kind: str) -> list[Item]:
                     Group(prompt, (one,)),
                     (1.0, 0.25)[: 1 + number % 2],
                     (len(one) - 2, len(one) - 1)[-(1 + number % 2) :],
-                    weight=1 + number % 2,
                 )
             )
         else:
