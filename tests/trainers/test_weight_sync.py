@@ -57,9 +57,7 @@ def test_in_bfloat16_a_swallowed_sync_of_a_small_step_is_noticed(small: Any, tmp
     assert len(rows) == 3 and rows[0]["grad_norm"] > 0
     # What the mean difference alone could not have seen: the step moves it by far less than it allows.
     assert max(row["rollout/canary_gap"] for row in rows) < 0.05
-    with pytest.raises(
-        UserError, match=r"still serves the previous weights: .* although \d+% of the"
-    ):
+    with pytest.raises(UserError, match=r"still serves the previous weights: .* although \d+% of the"):
         run(small, tmp_path / "deaf", Deaf)
 
 
