@@ -96,8 +96,8 @@ def reduce_figures(micro_batches: Sequence[Figures], ranks: Ranks) -> dict[str, 
     >>> reduce_figures([{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0)}], ranks)
     {'loss': tensor(3.)}
     """
-    own = {name: value.cpu() for name, value in _combined(micro_batches).items()}
-    return _combined(ranks.gather(own))
+    here = {name: value.cpu() for name, value in _combined(micro_batches).items()}
+    return _combined(ranks.gather(here))
 
 
 def _combined(parts: Sequence[Figures]) -> dict[str, Tensor]:
@@ -118,8 +118,8 @@ def own_micro_batches(
     """
     chosen = range(len(sizes)) if chosen is None else chosen
     share = balanced([sizes[item] for item in chosen], ranks.world)[ranks.rank]
-    own = [chosen[place] for place in share]
-    return filled(own, [sizes[item] for item in own], tokens)
+    items = [chosen[place] for place in share]
+    return filled(items, [sizes[item] for item in items], tokens)
 
 
 def smallest(sizes: Sequence[int]) -> list[int]:

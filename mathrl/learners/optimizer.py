@@ -34,7 +34,7 @@ class FlatParameters:
             weight.grad = view
 
     def set_weights(self, values: Tensor) -> None:
-        """Overwrite all weights; through the parameters, so that what is cached of them is made anew."""
+        """Overwrite all weights; through the parameters, so that what is cached of them is computed again."""
         with torch.no_grad():
             for weight, view in self._views(values):
                 weight.copy_(view)
@@ -107,14 +107,14 @@ class OptimizerSet:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Take over what `state` gave."""
         for number, (optimizer, _) in enumerate(self.parts):
-            whole = optimizer.state_dict()
+            state_dict = optimizer.state_dict()
             states: dict[int, dict[str, Any]] = {}
             for name, value in tensors.items():
                 part, index, key = name.split(".", 2)
                 if int(part) == number:
                     states.setdefault(int(index), {})[key] = value
-            whole["state"] = states
-            optimizer.load_state_dict(whole)
+            state_dict["state"] = states
+            optimizer.load_state_dict(state_dict)
 
 
 def split_parameters(model: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

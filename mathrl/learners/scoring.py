@@ -41,9 +41,9 @@ def own_passes(
     if not items:
         return []
     ranks = budget.ranks
-    own = slice(ranks.rank, None, ranks.world)
+    share = slice(ranks.rank, None, ranks.world)
     with memory_part(part, budget.advice):
-        micros = ranks.evened(filled(items[own], sizes[own], budget.tokens), [items[0]])
+        micros = ranks.evened(filled(items[share], sizes[share], budget.tokens), [items[0]])
         results = [(forward(micro), counts) for micro, counts in micros]
     return [result for result, counts in results if counts]
 
@@ -56,8 +56,9 @@ def score_items(
     sizes: Sequence[int],
 ) -> list[Result]:
     """The result of each item, which `forward` gives in a list for those of a micro-batch; all at every rank."""
-    own = [value for values in own_passes(budget, part, forward, items, sizes) for value in values]
-    shares = budget.ranks.gather(own)
+    shares = budget.ranks.gather(
+        [value for values in own_passes(budget, part, forward, items, sizes) for value in values]
+    )
     return [shares[number % len(shares)][number // len(shares)] for number in range(len(items))]
 
 
@@ -69,8 +70,8 @@ def score_tokens(
     The network is in eval mode meanwhile. `part` says what memory holds then.
     """
     with eval_mode(network):
-        own = _own_token_scores(budget, part, forward, groups)
-    scores = {number: values for share in budget.ranks.gather(own) for number, values in share.items()}
+        share = _own_token_scores(budget, part, forward, groups)
+    scores = {number: values for share in budget.ranks.gather(share) for number, values in share.items()}
     return torch.cat([scores[number] for number in sorted(scores)])
 
 

@@ -77,10 +77,10 @@ class Collector:
     def sample(self, seed: int, updates: int = 0) -> RolloutShare:
         """Take prompts_per_step problems, sample and grade this rank's share of them."""
         sampling = Sampling(self.params.group_size, self.params.temperature, self.params.max_tokens)
-        own = self.order.take(self.params.prompts_per_step)[self.ranks.rank :: self.ranks.world]
-        problems, prompts = [self.problems[index] for index in own], [self.prompts[index] for index in own]
+        numbers = self.order.take(self.params.prompts_per_step)[self.ranks.rank :: self.ranks.world]
+        problems, prompts = [self.problems[n] for n in numbers], [self.prompts[n] for n in numbers]
         graded = self.sampler.sample(problems, sampling, self.reward, seed, prompts=prompts)
-        return RolloutShare(own, graded, dict(self.sampler.seconds), updates)
+        return RolloutShare(numbers, graded, dict(self.sampler.seconds), updates)
 
     def sample_ahead(self, seed: int, updates: int) -> RolloutShare:
         """As `sample`, with the verifier's counters: a step's counters are those of its own rollouts."""
@@ -105,18 +105,18 @@ class Collector:
             if share is None:
                 share = self.sample(derive_seed(seed, "round", rounds) if rounds else seed)
             _add(seconds, share.seconds)
-            own = [
+            judged = [
                 rollout_group(index, self.prompts[index] or (), group)
                 for index, group in zip(share.problems, share.graded, strict=True)
                 if group is not None
             ]
-            own = self.judge(own) if self.judge is not None else own
+            judged = self.judge(judged) if self.judge is not None else judged
             if params.advantage == "greedy":
-                own = self._with_greedy_baselines(own, seconds)
-            own_counters = [self.reward.counters()]
+                judged = self._with_greedy_baselines(judged, seconds)
+            read = [self.reward.counters()]
             if share.counters is not None:
-                own_counters.insert(0, dict(share.counters))
-            for rank_groups, rank_counters in self.ranks.gather((own, own_counters)):
+                read.insert(0, dict(share.counters))
+            for rank_groups, rank_counters in self.ranks.gather((judged, read)):
                 groups += rank_groups
                 counters += rank_counters
             rounds += 1

@@ -20,16 +20,16 @@ def evaluate_dev(
     """
     params, ranks, sampler = collector.params, collector.ranks, collector.sampler
     sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
-    own = list(dev[ranks.rank :: ranks.world])
+    share = list(dev[ranks.rank :: ranks.world])
     dropped = sampler.dropped
     with policy.evaluated():
         sync()
         with sync.while_sampling():
-            graded = sampler.sample(own, sampling, collector.reward, derive_seed(seed, "dev", ranks.rank))
+            graded = sampler.sample(share, sampling, collector.reward, derive_seed(seed, "dev", ranks.rank))
     sampler.dropped = dropped
     collector.reward.counters()  # resets them: the counters of a step are those of its rollouts
     rows = [(response.correct, len(response.completion.tokens)) for group in graded if group for response in group]
-    rows = [row for share in ranks.gather(rows) for row in share]
+    rows = [row for rank_rows in ranks.gather(rows) for row in rank_rows]
     if not rows:
         return {}
     return {

@@ -1,11 +1,13 @@
 """What the RL loop works with: learners, sampler, problem order, and the state that a checkpoint restores."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.types import Problem
@@ -73,9 +75,26 @@ class RlSetup:
     def learners(self) -> list[Learner]:
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
-    def note_dev_accuracy(self, accuracy: float | None) -> None:
-        """Keep the accuracy of the weights as they are, and by `rl.export` best the weights, if it counts."""
-        state, export = self.state, self.collector.params.export
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Within it the models of the learners run without a gradient (see `Learner.scoring`)."""
+        with ExitStack() as contexts:
+            for learner in self.learners:
+                contexts.enter_context(learner.scoring())
+            yield
+
+    def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
+        """The step's coefficient of the KL, for the metrics; the next step's follows the KL (rl.kl_controller)."""
+        controller, used = self.collector.params.kl_controller, self.state.kl_coef
+        if controller is not None and "kl" in row:
+            self.state.kl_coef = adapted_kl_coef(
+                self.state.kl_coef, row["kl"], responses, controller.target, controller.horizon
+            )
+        return {"kl_coef": used} if self.collector.params.kl_coef else {}
+
+    def keep_dev_accuracy(self, row: Mapping[str, float]) -> None:
+        """Keep the dev accuracy of the row and, where rl.export is best, the weights if they are the best so far."""
+        state, export, accuracy = self.state, self.collector.params.export, row.get("dev/accuracy")
         if accuracy is None or not (export == "last" or state.dev_accuracy is None or accuracy > state.dev_accuracy):
             return
         state.dev_accuracy, state.exported_step = accuracy, state.step

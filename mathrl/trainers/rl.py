@@ -12,15 +12,12 @@ Shapes: P groups of G responses in the global batch; N response tokens of it.
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from mathrl.algorithms.advantages import uniform_groups
-from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
@@ -99,9 +96,7 @@ def train_rl(
             sampled_at = time.perf_counter()
 
             # Advantages: of the global batch, at every rank.
-            with ExitStack() as scoring:
-                for learner in setup.learners:
-                    scoring.enter_context(learner.scoring())
+            with setup.scoring():
                 reference = setup.reference if params.kl_coef else None
                 values_of = critic.model if critic is not None else None
                 batch, figures = make_batch(
@@ -134,9 +129,8 @@ def train_rl(
 
             # Log.
             end = time.perf_counter()
-            uniform = uniform_groups(torch.tensor([group.rewards for group in batch.groups])).sum()
             row = {
-                **rollout_metrics(rollouts.sampled, int(uniform) / len(batch.groups)),
+                **rollout_metrics(rollouts.sampled, rollouts.groups),
                 **critic_figures.metrics(batch),
                 **metrics_by_source(rollouts.sampled, problems),
                 **policy_figures.metrics(params),
@@ -158,16 +152,12 @@ def train_rl(
                 row |= {"rollout/lag": lag, "rollout/staleness": staleness, "time/rollout_wait": waited}
             if params.dynamic_sampling:
                 row["rollout/sampling_rounds"] = rollouts.rounds
-            if params.kl_coef:
-                row["kl_coef"] = state.kl_coef
-            if params.kl_controller is not None and "kl" in row:
-                target, horizon = params.kl_controller.target, params.kl_controller.horizon
-                state.kl_coef = adapted_kl_coef(state.kl_coef, row["kl"], len(batch.lengths_S), target, horizon)
+            row |= setup.adapt_kl_coef(row, len(batch.lengths_S))
             last = state.step == params.steps
             if dev and (last or (params.eval_every and state.step % params.eval_every == 0)):
                 row |= evaluate_dev(collector, dev, policy, sync, run.seed)
                 row["time/eval"] = time.perf_counter() - end
-                setup.note_dev_accuracy(row.get("dev/accuracy"))
+                setup.keep_dev_accuracy(row)
             row |= sync()
             setup.log.write(state.step, row)
             setup.log.check_health(state.step, row)
@@ -181,5 +171,5 @@ def train_rl(
     sync.sleep()  # under ZeRO 3 the complete model comes to each rank now
     for learner in setup.learners:
         learner.finish()
-    best = params.export == "best" and state.exported_step
-    return RlResult(state.step, state.sampled_tokens, state.trained_tokens, state.dev_accuracy, best or state.step)
+    exported_step = state.exported_step if params.export == "best" and state.exported_step else state.step
+    return RlResult(state.step, state.sampled_tokens, state.trained_tokens, state.dev_accuracy, exported_step)

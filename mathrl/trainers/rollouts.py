@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from mathrl.algorithms.advantages import uniform_groups
 from mathrl.core.types import Graded, Problem
 from mathrl.models.packing import Group
 
@@ -80,12 +81,13 @@ def rollout_group(problem: int, prompt: Sequence[int], graded: Sequence[Graded])
     )
 
 
-def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGroup]) -> dict[str, float]:
     """Rewards, lengths and repetition of a step's rollouts, under the field's names.
 
-    `uniform_share` is the share of the trained groups whose responses all have the same reward.
+    `trained` are those of the groups that are trained on; the zero-variance share is of them.
     """
     rewards = torch.tensor([group.rewards for group in groups])
+    uniform = uniform_groups(torch.tensor([group.rewards for group in trained]))
     lengths = [len(response) for group in groups for response in group.responses]
     count = len(lengths)
     repeated = sum(repeated_share(response) for group in groups for response in group.responses)
@@ -98,7 +100,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], uniform_share: float) -> dic
         "rollout/length_reward_correlation": correlation(lengths, rewards.flatten().tolist()),
         "rollout/repetition": repeated / count,
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
-        "rollout/zero_variance_share": uniform_share,
+        "rollout/zero_variance_share": int(uniform.sum()) / len(trained),
     }
     parts = [part for group in groups for part in group.parts]
     for name in sorted({name for part in parts for name in part}):

@@ -109,9 +109,9 @@ class WeightSync:
             canaries = engine.probe(self.prompts, self.sampling, SEED)
         if engine.shared:
             canaries = self.ranks.gather(canaries)[0]
-        own = [self._compare(name, completions) for name, completions in canaries]
+        compared = [self._compare(name, completions) for name, completions in canaries]
         self.canaries = dict(canaries)
-        results = [result for share in self.ranks.gather(own) for result in share]
+        results = [result for share in self.ranks.gather(compared) for result in share]
         for result in results:
             if not result.mean <= engine.tolerance:  # a NaN too
                 raise UserError(

@@ -260,7 +260,8 @@ def random_groups(seed: int, count: int, size: int) -> list[RolloutGroup]:
 def gradient(batch: Batch, params: Rl, world: int = 1) -> tuple[Tensor, float]:
     total, loss = torch.zeros_like(LEARNER.flat.gradients), 0.0
     for rank in range(world):
-        figures = update_gradient(LEARNER, params, backend(rank, world), batch, params.kl_coef)
+        LEARNER.ranks = backend(rank, world)
+        figures = update_gradient(LEARNER, params, LEARNER.ranks, batch, params.kl_coef)
         total += LEARNER.flat.gradients
         loss += figures.loss
     return total, loss
@@ -304,7 +305,8 @@ def test_a_process_alone_has_another_gradient() -> None:
     params, groups = Rl(max_tokens=10), random_groups(4, 5, 3)
     whole, _ = gradient(made(groups, params), params)
     for rank in range(2):
-        update_gradient(LEARNER, params, backend(rank, 2), made(groups, params), 0.0)
+        LEARNER.ranks = backend(rank, 2)
+        update_gradient(LEARNER, params, LEARNER.ranks, made(groups, params), 0.0)
         assert (LEARNER.flat.gradients - whole).norm() > 0.05 * whole.norm() > 1e-4
     apart, _ = gradient(made(groups[2:], params), params)
     assert (apart - whole).norm() > 0.05 * whole.norm()
