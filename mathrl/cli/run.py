@@ -142,7 +142,7 @@ def _print_results(folder: Path, controls: bool, seconds: float) -> None:
     for row in rows:
         table.add_row(*row.values())
     registered = json.loads((folder / "reports" / "registered.json").read_text())
-    console = Console(width=max(100, Console().width) if not sys.stdout.isatty() else None)
+    console = Console(width=max(110, Console().width) if not sys.stdout.isatty() else None)
     console.print(table)
     where = os.path.relpath(folder / "reports", Path.cwd())
     for line in (

@@ -41,7 +41,7 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
     assert ran(done.stdout + done.stderr) == list(STAGES)
     for part in (
         "pass@1",
-        "[0.400, 0.600]",
+        "0.400 to 0.600",
         "maj@8",
         "rl is better than sft",
         "mathrl-chain version 1",
