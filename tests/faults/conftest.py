@@ -129,8 +129,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServe
 
 @pytest.fixture(scope="session")
 def breakable(
-    make_workspace: Callable[..., Any],
-    servers: list[ForkServer],  # noqa: F811
+    make_workspace: Callable[..., Any],  # noqa: F811
+    servers: list[ForkServer],
 ) -> Iterator[Callable[..., Breakable]]:
     def make(*overrides: str, server: int = 0) -> Breakable:
         workspace = make_workspace(*overrides)
