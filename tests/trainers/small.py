@@ -38,14 +38,10 @@ PROBLEMS = [
 ]
 
 
+FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+SIZES = {"prompts_per_step": 8, "group_size": 8, "max_tokens": 10, "eval_every": 0}  # from which a policy learns
 # For training on pairs.
-ON_PAIRS = {
-    "lr": 1e-2,
-    "checkpoint_every": 1,
-    "eval_every": 5,
-    "tokens_per_microbatch": 64,
-    "optimizer": Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
-}
+ON_PAIRS = {"lr": 1e-2, "checkpoint_every": 1, "eval_every": 5, "tokens_per_microbatch": 64, "optimizer": FAST}
 
 
 class CountsOnes(RewardFunction):

@@ -10,17 +10,15 @@ from mathrl.core.metrics import without_timings
 from mathrl.params.lora import Lora
 from mathrl.params.train import Optimizer, Rl
 from mathrl.trainers.rl import train_rl
+from tests.trainers.small import SIZES
 
 PARAMS = Rl(
+    **SIZES,
     steps=12,
-    prompts_per_step=8,
-    group_size=8,
     lr=2e-2,
-    max_tokens=10,
     kl_coef=0.001,
     checkpoint_every=1,
     optimizer=Optimizer(type="muon", adamw_scale=1.0, warmup_steps=0, schedule="constant"),
-    eval_every=0,
     ema=0.5,
     lora=Lora(r=8, alpha=16),
 )
