@@ -34,15 +34,6 @@ CHARTS = (
     "compareRunsMode=CHART&workflowType=machine_learning&orderByAsc=false"
     "&orderByKey=metrics.%60final%2Fdev%2Faccuracy%60"
 )
-# Chromium as root in a container, without telemetry.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-default-apps",
-]
 
 
 def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
@@ -167,7 +158,7 @@ def look(url: str, folder: Path, only: list[str]) -> None:
         "compare": (f'/#/compare-runs?runs={many}&experiments=["{place}"]', ".js-plotly-plot .main-svg"),
     }
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         page = chromium.new_page(viewport={"width": 1600, "height": 1200})
         answered = [0.0]
         page.on("response", lambda _: answered.append(time.perf_counter()))

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from mathrl.core.errors import UserError
 from mathrl.data.row_formats import RowShape
 
-NORMALISED = RowShape(
-    prompt_key="question",
-    answer_key="answer",
-    solution_key="solution",
-    id_key="id",
-    level_key="level",
-    subject_key="subject",
-)
-_GSM8K = RowShape(answer_key="answer", solution_key="answer", answer_rule="hash")
+NORMALISED = RowShape(solution_key="solution", id_key="id", level_key="level", subject_key="subject")
+_GSM8K = RowShape(solution_key="answer", answer_rule="hash")
 _MATH = RowShape(
     prompt_key="problem",
     answer_key="solution",
@@ -25,7 +18,7 @@ _MATH = RowShape(
     subject_key="type",
     answer_rule="boxed",
 )
-_PROBLEM = RowShape(prompt_key="problem", answer_key="answer", solution_key="solution")
+_PROBLEM = RowShape(prompt_key="problem", solution_key="solution")
 
 
 @dataclass(frozen=True)

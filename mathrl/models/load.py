@@ -39,13 +39,8 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str, *, 
     with memory_part("weights", WEIGHTS_ADVICE):
         try:
             config = AutoConfig.from_pretrained(path, **options)
-            network = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=plain_dtype(model) if plain else torch.float32,
-                use_safetensors=True,
-                **options,
-            )
+            weights = weights_options(model, plain=plain)
+            network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **options)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{folder}: cannot be loaded as a causal language model ({reason(error)}); give a Hugging "
@@ -62,6 +57,11 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str, *, 
             # mantissa (bfloat16: 7 bits); otherwise they would take most of the time.
             torch.backends.cuda.matmul.allow_tf32 = True
     return network
+
+
+def weights_options(model: Model, *, plain: bool) -> dict[str, Any]:
+    """How from_pretrained reads weights: safetensors only, to float32 unless `plain`."""
+    return {"dtype": plain_dtype(model) if plain else torch.float32, "use_safetensors": True}
 
 
 def plain_dtype(model: Model) -> torch.dtype:

@@ -20,7 +20,7 @@ from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
-from mathrl.models.load import WEIGHTS_ADVICE, plain_dtype, reason, resolve_folder
+from mathrl.models.load import WEIGHTS_ADVICE, reason, resolve_folder, weights_options
 from mathrl.models.logprobs import padded, plain_head, same_when_packed, takes_packed
 from mathrl.models.lora import merged_state
 from mathrl.models.norm import use_fast_norms
@@ -73,13 +73,8 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *,
             if config.num_labels != 1 or not architecture.endswith("ForTokenClassification"):
                 raise ValueError(f"it is a {architecture} with {config.num_labels} labels")
             config.classifier_dropout = 0.0
-            scorer = AutoModelForTokenClassification.from_pretrained(
-                path,
-                config=config,
-                dtype=plain_dtype(model) if plain else torch.float32,
-                use_safetensors=True,
-                **options,
-            )
+            weights = weights_options(model, plain=plain)
+            scorer = AutoModelForTokenClassification.from_pretrained(path, config=config, **weights, **options)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{folder}: cannot be loaded as a model with one score per token ({reason(error)}); give the "

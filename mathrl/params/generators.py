@@ -65,10 +65,19 @@ class CountdownSource(GeneratedSource):
     options: CountdownGameOptions = CountdownGameOptions()
 
 
-class FractionsOptions(Options):
-    """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
+class FiveKindsOptions(Options):
+    """Level: the kind of problem, 1 to 5."""
 
     kinds: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.kinds
+
+
+class FractionsOptions(FiveKindsOptions):
+    """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
+
     largest_denominator: int = Field(30, ge=4, description="Largest denominator; the smallest is 2.")
 
 
@@ -93,10 +102,9 @@ class LinearEquationSource(GeneratedSource):
     options: LinearEquationOptions = LinearEquationOptions()
 
 
-class NumberTheoryOptions(Options):
+class NumberTheoryOptions(FiveKindsOptions):
     """Level 1: remainder; 2: gcd; 3: lcm; 4: remainder of a power; 5: number of divisors."""
 
-    kinds: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
     largest_number: int = Field(400, ge=20, description="Scale of the numbers in the problems.")
 
 

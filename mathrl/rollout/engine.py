@@ -84,6 +84,23 @@ class SyncedEngine(RolloutEngine, Protocol):
         ...
 
 
+class PerProcessEngine(RolloutEngine, Protocol):
+    """What the synced engines share of which each process has its own; `label` names its weights in messages."""
+
+    label: str
+    shared: bool = False
+
+    def follow(self, sync_message: str) -> None:
+        """Nothing to do: each process sends to its own engine."""
+        return None
+
+    def probe(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
+    ) -> list[tuple[str, list[list[Completion]]]]:
+        """See `SyncedEngine.probe`."""
+        return [(self.label, self.generate(prompts, sampling, seed))]
+
+
 def end_tokens(tokenizer: Any, generation_config: Any) -> list[int]:
     """Tokens that end a response: the tokenizer's end token and those of the model's generation config."""
     listed = getattr(generation_config, "eos_token_id", None)

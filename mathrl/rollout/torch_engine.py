@@ -16,7 +16,7 @@ from mathrl.models.logprobs import takes_packed
 from mathrl.models.packing import rounded_up
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
-from mathrl.rollout.engine import Progress, Sampling, end_tokens
+from mathrl.rollout.engine import PerProcessEngine, Progress, Sampling, end_tokens
 from mathrl.rollout.sample_token import sample_token
 
 # Finished sequences stay in the batch until they are this share of it: removing them copies the cache.
@@ -109,10 +109,10 @@ class TorchEngine:
         ]
 
 
-class CopyEngine(TorchEngine):
+class CopyEngine(TorchEngine, PerProcessEngine):
     """A `TorchEngine` over a copy of the trainer's model, which samples while the trainer's is updated."""
 
-    shared = False
+    label = "the sampler's copy"
 
     def __init__(
         self, model: Any, tokenizer: Any, rollout: Rollout, tolerance: float, dtype: torch.dtype = torch.float32
@@ -127,14 +127,6 @@ class CopyEngine(TorchEngine):
             for name, weight in weights:
                 own_weights[name].copy_(weight)  # in place, which invalidates what is cached of it
         return ""
-
-    def follow(self, sync_message: str) -> None:
-        """Each process has its own copy."""
-
-    def probe(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
-    ) -> list[tuple[str, list[list[Completion]]]]:
-        return [("the sampler's copy", self.generate(prompts, sampling, seed))]
 
     def sleep(self) -> None:
         """Nothing to release: the copy is needed for the next step."""

@@ -23,7 +23,15 @@ from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
-from mathrl.rollout.engine import Progress, Sampling, canary_tolerance, dtype_name, end_tokens, request_seeds
+from mathrl.rollout.engine import (
+    PerProcessEngine,
+    Progress,
+    Sampling,
+    canary_tolerance,
+    dtype_name,
+    end_tokens,
+    request_seeds,
+)
 
 # Set before vllm is imported: no usage statistics, the engine in this process, its threads not bound to one core.
 ENVIRONMENT = {
@@ -48,10 +56,10 @@ def check_vllm() -> None:
         )
 
 
-class VllmEngine:
+class VllmEngine(PerProcessEngine):
     """`RolloutEngine` and `SyncedEngine` over vLLM's offline interface. Made by `open_vllm`."""
 
-    shared = False
+    label = "vLLM in this process"
 
     def __init__(self, folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout) -> None:
         """Raises UserError: vLLM is not installed, or cannot run this model here."""
@@ -173,14 +181,6 @@ class VllmEngine:
             self.asleep = False
         self.llm.reset_prefix_cache()
         return ""
-
-    def follow(self, sync_message: str) -> None:
-        """Each process sends to its own engine."""
-
-    def probe(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
-    ) -> list[tuple[str, list[list[Completion]]]]:
-        return [("vLLM in this process", self.generate(prompts, sampling, seed))]
 
     def sleep(self) -> None:
         if self.sleeps and not self.asleep:

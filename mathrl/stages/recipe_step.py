@@ -16,6 +16,8 @@ from mathrl.stages.stage_run import StageRun, run_stage
 Work = Callable[[StageRun], None]
 ONE = ("start", "dev", "examples", "test", "rates", "difficulty", "reward-model", "process-reward-model",
        "critic", "reference", "teacher")  # fmt: skip
+# What RL takes beside a start and its problems.
+RL_PLACES = ("dev", "examples", "difficulty", "reward_model", "process_reward_model", "critic", "reference", "teacher")
 SEVERAL = ("data", "replay", "model", "evaluated", "set")
 
 
@@ -37,7 +39,7 @@ def wire(given: argparse.Namespace) -> Work:
         SystemExit: no such stage.
     """
     out, data = given.out, tuple(map(Path, given.data))
-    trained: Mapping[str, Any] = {"model": out / "model", "report": out / "report"}
+    trained: Mapping[str, Any] = {"start": given.start, "data": data, "model": out / "model", "report": out / "report"}
     if given.stage == "base":
         return partial(_make_base, folder=out / "model")
     if given.stage == "curate":
@@ -47,7 +49,7 @@ def wire(given: argparse.Namespace) -> Work:
     if given.stage == "sft":
         from mathrl.stages.sft import fine_tune
 
-        return partial(fine_tune, start=given.start, data=data, dev=given.dev, **trained)
+        return partial(fine_tune, dev=given.dev, **trained)
     if given.stage == "difficulty":
         from mathrl.stages.difficulty import measure_pass_rates
 
@@ -61,20 +63,7 @@ def wire(given: argparse.Namespace) -> Work:
     if given.stage == "rl":
         from mathrl.stages.rl import reinforce
 
-        return partial(
-            reinforce,
-            start=given.start,
-            data=data,
-            dev=given.dev,
-            examples=given.examples,
-            difficulty=given.difficulty,
-            reward_model=given.reward_model,
-            process_reward_model=given.process_reward_model,
-            critic=given.critic,
-            reference=given.reference,
-            teacher=given.teacher,
-            **trained,
-        )
+        return partial(reinforce, **{name: getattr(given, name) for name in RL_PLACES}, **trained)
     if given.stage == "evaluate":
         from mathrl.stages.evaluate import evaluate_models
 
@@ -101,12 +90,12 @@ def _preferences(given: argparse.Namespace, data: Sequence[Path], trained: Mappi
     if given.stage == "dpo":
         from mathrl.stages.dpo import prefer
 
-        return partial(prefer, start=given.start, data=data, **trained)
+        return partial(prefer, **trained)
     if given.stage in ("reward_model", "process_reward_model"):
         from mathrl.stages.reward_model import train
 
         replay = tuple(map(Path, given.replay))
-        return partial(train, start=given.start, data=data, replay=replay, **trained)
+        return partial(train, replay=replay, **trained)
     raise SystemExit(f"no stage {given.stage!r} for a step")
 
 

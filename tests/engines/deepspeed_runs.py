@@ -13,12 +13,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
-import small
-from small import Killed
-
 from mathrl.core.errors import is_disk_full
-from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.core.metrics import without_timings
 from mathrl.learners import learner as learners
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
@@ -34,7 +30,7 @@ from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.supervised import Item
-from mathrl.trainers.training_run import TrainingRun
+from tests.trainers import small
 
 # An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
 ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
@@ -90,30 +86,14 @@ def pairs(count: int) -> list[Item]:
     ]
 
 
-class EndsAfter(JsonlSink):
-    def __init__(self, file: Path, last: int, resume_after: int | None) -> None:
-        super().__init__(file, resume_after=resume_after)
-        self.last = last
-
-    def log(self, step: int, metrics: Any) -> None:
-        if step > self.last:
-            raise Killed
-        super().log(step, metrics)
-
-
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([each.detach().float().flatten() for each in model.parameters()])
 
 
-def sink(state: Path, last: int = 10**9) -> Callable[[int | None], JsonlSink]:
-    return lambda resume_after: EndsAfter(state / "metrics.jsonl", last, resume_after)
-
-
 def sft(training: Training, state: Path, params: Sft = SFT, dtype: Any = torch.float32) -> Any:
-    ranks = Ranks(torch.device("cpu"), training)
     model = small.policy()[0].to(dtype)
     groups = demonstrations(40)
-    train_sft(model, groups[3:], groups[:3], params, TrainingRun(ranks, state, 0, sink(state)))
+    train_sft(model, groups[3:], groups[:3], params, small.training_run(state, training=training))
     return model
 
 
@@ -122,7 +102,6 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
     with torch.no_grad():  # answers that depend on the weights
         for weight in model.parameters():
             weight.mul_(1.5)
-    ranks = Ranks(torch.device("cpu"), training)
     train_rl(
         model,
         sampler,
@@ -130,7 +109,7 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
         small.PROBLEMS[:3],
         small.CountsOnes(),
         params,
-        TrainingRun(ranks, state, 0, sink(state)),
+        small.training_run(state, training=training),
     )
     return model
 
@@ -138,16 +117,14 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
 def dpo(training: Training, state: Path) -> Any:
     model = small.policy()[0]
     params = Dpo(steps=4, pairs_per_step=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
-    ranks = Ranks(torch.device("cpu"), training)
-    train_dpo(model, pairs(11)[2:], pairs(11)[:2], params, TrainingRun(ranks, state, 0, sink(state)))
+    train_dpo(model, pairs(11)[2:], pairs(11)[:2], params, small.training_run(state, training=training))
     return model
 
 
 def reward_model(training: Training, state: Path) -> Any:
     scorer = make_scorer(small.policy()[0])
     params = RewardModel(steps=4, batch=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
-    ranks = Ranks(torch.device("cpu"), training)
-    train_reward_model(scorer, pairs(11)[2:], pairs(11)[:2], params, 1, TrainingRun(ranks, state, 0, sink(state)))
+    train_reward_model(scorer, pairs(11)[2:], pairs(11)[:2], params, 1, small.training_run(state, training=training))
     return scorer
 
 
@@ -156,12 +133,12 @@ def cut_and_resumed(run: Callable[[], Any], after: int) -> Any:
 
     def stops(self: Any, loss: float, before: Any = learners.DeepSpeedLearner.update) -> None:
         if self.updates == after and self.name in ("sft", "rl"):
-            raise Killed
+            raise small.Killed
         before(self, loss)
 
     kept = learners.DeepSpeedLearner.update
     learners.DeepSpeedLearner.update = stops  # type: ignore[method-assign]
-    with contextlib.suppress(Killed):
+    with contextlib.suppress(small.Killed):
         run()
     learners.DeepSpeedLearner.update = kept  # type: ignore[method-assign]
     return run()

@@ -25,7 +25,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     where = tmp_path_factory.mktemp("vllm")
     done = subprocess.run(
         [sys.executable, str(HERE / "vllm_rl.py"), str(where)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
         capture_output=True,
         text=True,
         check=False,

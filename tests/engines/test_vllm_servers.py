@@ -17,17 +17,13 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.types import Problem
-from mathrl.grading.verdict import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.weights import full_weights, write_buckets
 from mathrl.params.rollout import Rollout, Servers
-from mathrl.params.run import FreshModel, Model, Prompt
-from mathrl.params.train import Optimizer, Rl
-from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
+from mathrl.params.run import Prompt
 from mathrl.rollout import server_engine
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
@@ -36,6 +32,8 @@ from mathrl.rollout.serve import serve_command, serve_environment
 from mathrl.rollout.servers import Pool
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
+from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.trainers.small import PROBLEMS
 
 pytestmark = [
     pytest.mark.engines,
@@ -43,39 +41,8 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed: make engines"),
 ]
 torch.set_num_threads(1)
-MODEL = Model(
-    base=FreshModel(hidden_size=64, intermediate_size=96, layers=2, heads=2, kv_heads=1, max_positions=128),
-    precision="float32",
-)
-PROBLEMS = [
-    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl") for n in range(1, 9)
-]
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]
-STEPS = Rl(
-    steps=2,
-    prompts_per_step=4,
-    group_size=4,
-    max_tokens=10,
-    eval_every=1,
-    eval_samples=1,
-    lr=1e-2,
-    optimizer=Optimizer(type="adamw", warmup_steps=0),
-)
 SAMPLING = Sampling(4, 0.8, 12)
-
-
-class Letters(RewardFunction):
-    """A reward in which the responses of a random model differ: the share of small letters."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-
-    def score(self, items: Any) -> list[RewardResult]:
-        def one(item: RewardInput) -> RewardResult:
-            share = sum(each.islower() for each in item.response) / max(1, item.length)
-            return RewardResult(share, share > 0.3, {}, Verdict(False, None, "none", "", 0.0))
-
-        return [one(item) for item in items]
 
 
 @dataclass

@@ -6,7 +6,7 @@ vllm_rl.py OUT in one process; with RANK and WORLD_SIZE=2 the torch backend and 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ import mathrl.rollout.vllm_engine as vllm_engine
 from mathrl.core.errors import UserError
 from mathrl.core.launch import rank, world_size
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.core.types import Problem
-from mathrl.grading.verdict import Verdict
 from mathrl.learners import deepspeed_learner
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
@@ -28,35 +26,19 @@ from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.weights import full_weights, with_head
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Vllm
-from mathrl.params.run import FreshModel, Model, Prompt
+from mathrl.params.run import Prompt
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.params.training import DeepSpeed, Training
-from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
+from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.trainers.small import PROBLEMS
 
 torch.set_num_threads(1)
-MODEL = Model(
-    base=FreshModel(hidden_size=64, intermediate_size=96, layers=2, heads=2, kv_heads=1, max_positions=128),
-    precision="float32",
-)
 ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # which a CPU passes over
-PROBLEMS = [
-    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl") for n in range(1, 9)
-]
-STEPS = Rl(
-    steps=2,
-    prompts_per_step=4,
-    group_size=4,
-    max_tokens=10,
-    eval_every=1,
-    eval_samples=1,
-    lr=1e-2,
-    optimizer=Optimizer(type="adamw", warmup_steps=0),
-)
 # An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
 ZERO_STEPS = STEPS.model_copy(
     update={
@@ -69,17 +51,6 @@ ZERO_STEPS = STEPS.model_copy(
 )
 ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
-
-
-class Letters(RewardFunction):
-    """A reward in which the responses of a random model differ: the share of small letters."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-
-    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
-        shares = [sum(each.islower() for each in item.response) / max(1, item.length) for item in items]
-        return [RewardResult(each, each > 0.3, {}, Verdict(False, None, "none", "", 0.0)) for each in shares]
 
 
 class Trial:

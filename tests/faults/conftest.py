@@ -1,6 +1,5 @@
 """The workspaces of tests/trainers, with models and rows for every stage, whose stages can be killed at a moment."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from mathrl.core.files import write_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.models.base import make_base
 from mathrl.params import load_params
+from tests.trainers.conftest import make_workspace  # noqa: F401
 
 SCRIPT, ROOT = Path(__file__).with_name("killed_stage.py"), Path(__file__).parents[2]
 
@@ -118,21 +118,6 @@ class Breakable:
         return self.workspace.output(stage)
 
 
-def module_of_trainers(name: str, file: str) -> Any:
-    """A module of tests/trainers."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "trainers" / file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def small() -> Any:
-    return module_of_trainers("small", "small.py")
-
-
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServer]]:
     """Two, whose sets of strings have other orders."""
@@ -144,11 +129,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServe
 
 @pytest.fixture(scope="session")
 def breakable(
-    tmp_path_factory: pytest.TempPathFactory, servers: list[ForkServer]
+    make_workspace: Callable[..., Any],  # noqa: F811
+    servers: list[ForkServer],
 ) -> Iterator[Callable[..., Breakable]]:
-    module = module_of_trainers("trainer_workspaces", "conftest.py")
-    make_workspace = next(module.make_workspace.__wrapped__(tmp_path_factory))
-
     def make(*overrides: str, server: int = 0) -> Breakable:
         workspace = make_workspace(*overrides)
         params, folder = load_params(workspace.folder / "params"), workspace.folder

@@ -9,10 +9,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
-import small
-
-from mathrl.core.metrics import JsonlSink
 from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.learners.distributed import Ranks
 from mathrl.models.allocator import M_MMAP_THRESHOLD
@@ -22,7 +18,7 @@ from mathrl.params.training import Training
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.sft import train_sft
-from mathrl.trainers.training_run import TrainingRun
+from tests.trainers import small
 
 PARAMS = Sft(
     steps=2,
@@ -45,10 +41,9 @@ def demonstrations() -> list[Group]:
 
 def run(training: Training, state: Path) -> torch.Tensor:
     model = small.policy()[0]
-    ranks = Ranks(torch.device("cpu"), training)
-    run = TrainingRun(ranks, state, 0, lambda _: JsonlSink(state / "m.jsonl"))
+    run = small.training_run(state, training=training)
     train_sft(model, demonstrations(), [], PARAMS, run)
-    print(f"halved {ranks.halvings} times")
+    print(f"halved {run.ranks.halvings} times")
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 

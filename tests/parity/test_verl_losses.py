@@ -75,16 +75,8 @@ def test_verl_policy_loss(
     )
     theirs.backward()
     ours_N = ragged.flat(start_SL).requires_grad_()
-    loss_N, clipped_N = policy_loss(
-        kind,
-        ours_N,
-        ragged.flat(old_SL),
-        ragged.flat(advantages_SL),
-        ragged.lengths_S,
-        low,
-        high,
-        dual,  # type: ignore[arg-type]
-    )
+    old_N, advantages_N = ragged.flat(old_SL), ragged.flat(advantages_SL)
+    loss_N, clipped_N = policy_loss(kind, ours_N, old_N, advantages_N, ragged.lengths_S, low, high, dual)
     ours = weighted(loss_N * ragged.flat(weights_SL), ragged.lengths_S, aggregation)
     ours.backward()
     agree(ours, theirs)
@@ -112,17 +104,8 @@ def test_verl_policy_loss_without_masked_tokens(
     theirs.backward()
     kept_N = ragged.flat(kept_SL).bool()
     ours_N = ragged.flat(start_SL).requires_grad_()
-    loss_N, _ = policy_loss(
-        kind,
-        ours_N,
-        ragged.flat(old_SL),
-        ragged.flat(advantages_SL),
-        ragged.lengths_S,  # type: ignore[arg-type]
-        0.1,
-        0.2,
-        None,
-        kept_N,
-    )
+    old_N, advantages_N = ragged.flat(old_SL), ragged.flat(advantages_SL)
+    loss_N, _ = policy_loss(kind, ours_N, old_N, advantages_N, ragged.lengths_S, 0.1, 0.2, None, kept_N)
     weights_S = token_weights(kept_SL.sum(1).long(), aggregation, LONGEST).double()  # type: ignore[arg-type]
     ours = (spread(weights_S, ragged.lengths_S) * loss_N)[kept_N].sum()
     ours.backward()

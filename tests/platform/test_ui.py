@@ -23,15 +23,6 @@ from mathrl.params.train import Rl
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(400)]
-# Chromium as root in a container, and without calls home.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-default-apps",
-]
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 
@@ -124,7 +115,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium)
         opened = browser.new_page(viewport={"width": 1400, "height": 1600})
         opened.set_default_timeout(60_000)
         yield opened

@@ -14,7 +14,7 @@ from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
-from mathrl.models.base import character_tokenizer
+from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.export import export_model
 from mathrl.params import load_params
 from mathrl.params.run import FreshModel
@@ -85,21 +85,10 @@ def test_prefixes_end_where_steps_do_and_labels_come_back_in_their_order() -> No
 
 def bigram_model(folder: Path) -> None:
     """'=' is followed by 1, 1 and 2 by ';', that by 2 or an answer of 3 or 4 with equal chances."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
-    config = Qwen2Config(
-        vocab_size=len(TOKENIZER),
-        hidden_size=32,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=TOKENIZER.eos_token_id,
-        pad_token_id=TOKENIZER.pad_token_id,
-    )
+    config = fresh_config(BASE, TOKENIZER)
+    config.tie_word_embeddings = False
     network = Qwen2ForCausalLM(config)
     follow = {
         "=": "1",

@@ -1,6 +1,5 @@
-"""A workspace with tiny data and parameters, whose stages run as processes; a small policy."""
+"""A workspace with tiny data and parameters, whose stages run as processes; a scorer."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -67,14 +66,19 @@ class Workspace:
         files = sorted((self.folder / "home" / "records").glob(f"{stage}-*/metrics.jsonl"))
         return len(files[-1].read_text().splitlines()) if files else 0
 
-    def interrupt(self, stage: str, after: int, number: signal.Signals) -> subprocess.Popen[str]:
-        """Start the stage and send it the signal once `after` steps are logged."""
+    def start_until(self, stage: str, steps: int) -> subprocess.Popen[str]:
+        """Start the stage and wait until `steps` steps are logged."""
         process = self.start(stage)
         deadline = time.monotonic() + 150
-        while self.steps_logged(stage) < after:
+        while self.steps_logged(stage) < steps:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
+        return process
+
+    def interrupt(self, stage: str, after: int, number: signal.Signals) -> subprocess.Popen[str]:
+        """Start the stage and send it the signal once `after` steps are logged."""
+        process = self.start_until(stage, after)
         process.send_signal(number)
         return process
 
@@ -88,17 +92,6 @@ class Workspace:
         rows = (self.folder / "reports" / stage / "metrics.jsonl").read_text().splitlines()
         weights = (self.folder / "models" / stage / "model.safetensors").read_bytes()
         return weights, [json.loads(row) for row in rows]
-
-
-@pytest.fixture(scope="session")
-def small() -> Any:
-    """The module small.py beside this file: a tiny policy, a reward, and runs with them."""
-    spec = importlib.util.spec_from_file_location("small", Path(__file__).with_name("small.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["small"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

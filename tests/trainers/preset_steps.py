@@ -17,7 +17,7 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import plain_dtype
 from mathrl.params.load import load_params
 from mathrl.params.rollout import Rollout
-from mathrl.params.run import FreshModel, PretrainedModel
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.model_shape import KNOWN
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, build_reward
@@ -25,6 +25,7 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
+from tests.trainers.small import BASE
 
 ROOT = Path(__file__).parents[2]
 CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
@@ -67,15 +68,7 @@ def architecture(params: Params) -> Any:
 def train(name: str, folder: Path, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights before and after; the records are in folder/metrics.jsonl."""
     params = smaller(name)
-    base = FreshModel(
-        architecture=architecture(params),
-        hidden_size=32,
-        intermediate_size=48,
-        layers=2,
-        heads=2,
-        kv_heads=1,
-        max_positions=4096,
-    )
+    base = BASE.model_copy(update={"architecture": architecture(params), "alphabet": "ascii", "max_positions": 4096})
     tokenizer = character_tokenizer(base)
     tokenizer.chat_template = CHAT
     model = fresh_network(base, tokenizer, seed=3).eval()

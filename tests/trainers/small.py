@@ -17,7 +17,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
-from mathrl.params.train import Rl
+from mathrl.params.train import Optimizer, Rl
 from mathrl.params.training import Training
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
@@ -36,6 +36,12 @@ PROBLEMS = [
     Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="rl", level=n)
     for n in range(1, 9)
 ]
+
+
+FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
+SIZES = {"prompts_per_step": 8, "group_size": 8, "max_tokens": 10, "eval_every": 0}  # from which a policy learns
+# For training on pairs.
+ON_PAIRS = {"lr": 1e-2, "checkpoint_every": 1, "eval_every": 5, "tokens_per_microbatch": 64, "optimizer": FAST}
 
 
 class CountsOnes(RewardFunction):

@@ -15,13 +15,13 @@ from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
-from mathrl.params.train import Critic, Optimizer, Rl
+from mathrl.params.train import Critic, Rl
 from mathrl.rewards.compose import RewardResult
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
+from tests.trainers.small import FAST
 
 CPU = Ranks(torch.device("cpu"))
-STILL = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
 
 
 def ppo(critic: Critic, **more: Any) -> Rl:
@@ -31,7 +31,7 @@ def ppo(critic: Critic, **more: Any) -> Rl:
         "group_size": 1,
         "max_tokens": 8,
         "lr": 2e-3,
-        "optimizer": STILL,
+        "optimizer": FAST,
         "eval_every": 0,
         "ema": None,
         "advantage": "gae",

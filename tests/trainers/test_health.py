@@ -21,14 +21,14 @@ from mathrl.models.packing import Group
 from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
-from mathrl.params.train import Critic, Curriculum, Optimizer, Rl
+from mathrl.params.train import Critic, Curriculum, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import correlation, repeated_share
 from mathrl.trainers.training_run import TrainingLog
+from tests.trainers.small import FAST
 
-FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
 HEALTH = Health(lr=0.02, patience=20)
 SETTINGS: dict[str, Any] = {

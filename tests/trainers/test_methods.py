@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.params.load import load_params
-from mathrl.params.train import Critic, Curriculum, Importance, KlController, Optimizer, Rl
+from mathrl.params.train import Critic, Curriculum, Importance, KlController, Rl
+from tests.trainers.small import FAST
 
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -21,7 +22,6 @@ ROWS = {
     for line in TABLE.splitlines()
     if "`rl." in line and len(cells := line.split("|")) == 5
 }
-FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
 SMALL = ("prompts_per_step=4", "group_size=4", "max_tokens=8")
 LARGER = {"PPO": "prompts_per_step=16", "ReMax": "prompts_per_step=16"}
 

@@ -16,20 +16,12 @@ from mathrl.models.lora import adapters_off
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
-from mathrl.params.train import Optimizer
 from mathrl.trainers.preference import pair_loss, response_logprob_sums, tokenize_pairs, train_dpo, with_reference
 from mathrl.trainers.supervised import Item, hold_out
+from tests.trainers.small import ON_PAIRS
 
 BUDGET = TokenBudget(Ranks(torch.device("cpu")), Dpo().tokens_per_microbatch, "dpo")
-PARAMS = Dpo(
-    steps=12,
-    pairs_per_step=6,
-    lr=1e-2,
-    checkpoint_every=1,
-    eval_every=5,
-    tokens_per_microbatch=64,
-    optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
-)
+PARAMS = Dpo(steps=12, pairs_per_step=6, **ON_PAIRS)
 
 
 def rows_of(small: Any) -> list[dict[str, Any]]:

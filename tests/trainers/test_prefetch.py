@@ -76,6 +76,16 @@ def run(
     return without_timings(state / "metrics.jsonl"), model, engine
 
 
+def logprobs(model: Any, engine: Any, draw: int, version: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the tokens of a draw: by the weights of a sync, and as the engine gave them."""
+    _, prompts, completions, _ = engine.drawn[draw]
+    model.load_state_dict(engine.versions[version])
+    groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, completions, strict=True)]
+    with torch.no_grad():
+        expected, _ = response_logprobs(model, groups)
+    return expected, torch.tensor([value for row in completions for each in row for value in each.logprobs])
+
+
 def test_each_steps_rollouts_are_of_the_weights_before_the_last_update(small: Any, tmp_path: Path) -> None:
     rows, model, engine = run(small, AHEAD, tmp_path)
     # Version 0 is the start and each step's sync makes one, the last step's two: dev's weights, the trained.
@@ -84,22 +94,12 @@ def test_each_steps_rollouts_are_of_the_weights_before_the_last_update(small: An
     assert names[0] == "MainThread" and all(name.startswith("rollouts") for name in names[1:])
     assert [row["rollout/lag"] for row in rows] == [0, 1, 1, 1, 1]
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1, 1]
-    for version, prompts, found, _ in engine.drawn:
-        groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, found, strict=True)]
-        told = torch.tensor([value for row in found for each in row for value in each.logprobs])
+    for draw, (version, *_) in enumerate(engine.drawn):
         for number, near in ((version, True), (version + 1, False)):
-            model.load_state_dict(engine.versions[number])
-            with torch.no_grad():
-                expected, _ = response_logprobs(model, groups)
-            assert torch.allclose(told, expected, atol=1e-4) == near
+            assert torch.allclose(*logprobs(model, engine, draw, number), atol=1e-4) == near
     # The ratio is that of the trained weights to those that sampled.
-    _, prompts, found, _ = engine.drawn[1]
-    model.load_state_dict(engine.versions[1])
-    groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, found, strict=True)]
-    with torch.no_grad():
-        now, _ = response_logprobs(model, groups)
-    old = torch.tensor([value for row in found for each in row for value in each.logprobs])
-    assert rows[1]["ratio/mean"] == pytest.approx(float((now - old).exp().mean()), abs=1e-4) != 1
+    now, sampled = logprobs(model, engine, draw=1, version=1)
+    assert rows[1]["ratio/mean"] == pytest.approx(float((now - sampled).exp().mean()), abs=1e-4) != 1
 
 
 def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
@@ -115,12 +115,7 @@ def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
 def test_importance_weights_are_of_the_trainers_weights_to_the_samplers(small: Any, tmp_path: Path) -> None:
     params = AHEAD.model_copy(update={"importance": Importance(high=100.0)})
     rows, model, engine = run(small, params, tmp_path)
-    _, prompts, found, _ = engine.drawn[2]
-    model.load_state_dict(engine.versions[2])
-    groups = [Group(p, [each.tokens for each in row]) for p, row in zip(prompts, found, strict=True)]
-    with torch.no_grad():
-        now, _ = response_logprobs(model, groups)
-    sampled = torch.tensor([value for row in found for each in row for value in each.logprobs])
+    now, sampled = logprobs(model, engine, draw=2, version=2)
     assert rows[2]["importance/mean"] == pytest.approx(float((now - sampled).exp().mean()), abs=1e-4) != 1
     assert rows[2]["ratio/mean"] == pytest.approx(1, abs=1e-4)
 

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from preset_steps import ROOT, architecture, train
-
 from mathrl.core.metrics import without_timings
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.learners.distributed import Ranks
 from mathrl.params.load import load_params, preset_names
+from tests.trainers.preset_steps import ROOT, architecture, train
 
 PRESETS = preset_names(ROOT / "params")
 PAGES = ROOT / "docs" / "presets"

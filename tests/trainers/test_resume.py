@@ -59,11 +59,7 @@ def test_rl_without_dev_problems_records_no_dev_accuracy(make_workspace: Make) -
 
 def test_dead_rank_ends_the_stage_with_a_sentence(make_workspace: Make) -> None:
     workspace = make_workspace("run.processes=2", "sft.steps=5000")
-    process = workspace.start("sft")
-    deadline = time.monotonic() + 100
-    while workspace.steps_logged("sft") < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    process = workspace.start_until("sft", 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     others = [pid for pid in children if b"mathrl.stages.sft" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(others) == 1
@@ -75,11 +71,7 @@ def test_dead_rank_ends_the_stage_with_a_sentence(make_workspace: Make) -> None:
 
 def test_children_die_with_rank_0(make_workspace: Make) -> None:
     workspace = make_workspace("run.processes=2", "sft.steps=5000")
-    process = workspace.start("sft")
-    deadline = time.monotonic() + 100
-    while workspace.steps_logged("sft") < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    process = workspace.start_until("sft", 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.communicate(timeout=30)

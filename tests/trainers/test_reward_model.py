@@ -18,21 +18,13 @@ from mathrl.models.scores import load_scorer, make_scorer
 from mathrl.params.lora import Lora
 from mathrl.params.preference import RewardModel
 from mathrl.params.run import Model, Prompt
-from mathrl.params.train import Optimizer
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import items_loss, scores_after, tokenize_steps, train_reward_model, with_replay
 from mathrl.trainers.supervised import Item
+from tests.trainers.small import ON_PAIRS
 
 CPU = Ranks(torch.device("cpu"))
-PARAMS = RewardModel(
-    steps=15,
-    batch=8,
-    lr=1e-2,
-    checkpoint_every=1,
-    eval_every=5,
-    tokens_per_microbatch=64,
-    optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
-)
+PARAMS = RewardModel(steps=15, batch=8, **ON_PAIRS)
 GROUPS = [Group((7, 10, 5), ((5, 9, 11, 2), (3, 2))), Group((8, 4, 6, 9), ((12, 13, 14),))]
 PLACES = [(1, 3), (1,), (0, 1, 2)]
 

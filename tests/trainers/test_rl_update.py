@@ -153,14 +153,13 @@ def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small:
 
 
 def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
-    fast = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
     params: dict[str, Any] = {
         "steps": 2,
         "prompts_per_step": 4,
         "group_size": 4,
         "max_tokens": 8,
         "lr": 0.05,
-        "optimizer": fast,
+        "optimizer": small.FAST,
         "eval_every": 0,
         "epochs": 4,
     }
@@ -176,18 +175,8 @@ def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
 
 @pytest.mark.parametrize("advantage,parts", [("group_std", 1), ("leave_one_out", 2)])
 def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
-    params = Rl(
-        steps=20,
-        prompts_per_step=8,
-        group_size=8,
-        lr=5e-3,
-        max_tokens=10,
-        advantage=advantage,
-        optimizer=Optimizer(type="adamw", warmup_steps=0, schedule="constant"),
-        minibatches=parts,
-        eval_every=0,
-        ema=None,
-    )  # type: ignore[arg-type]
+    settings = {"steps": 20, "lr": 5e-3, "optimizer": small.FAST, "ema": None}
+    params = Rl(**small.SIZES, **settings, advantage=advantage, minibatches=parts)
     result, rows, _ = small.run(params, dev=small.PROBLEMS[:2])
     assert result.steps == len(rows) == result.exported_step == 20
     assert rows[-1]["reward/overall"] > rows[0]["reward/overall"] + 0.2

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import small
-
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.train import Critic, Importance, Rl
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
 from mathrl.trainers.policy_update import StepFigures, update_gradient
+from tests.trainers import small
 
 BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
 SETTINGS = {

@@ -6,10 +6,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import small
-
-from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
@@ -19,7 +16,7 @@ from mathrl.params.train import Optimizer
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.supervised import Item
-from mathrl.trainers.training_run import TrainingRun
+from tests.trainers import small
 
 # An eps of 1 makes of AdamW's step one that is linear in the gradient: rounding stays rounding.
 SHARED = {
@@ -60,11 +57,7 @@ def main(out: Path) -> None:
         for weight in model.parameters():
             weight.data.mul_(3 if weight.dim() > 1 else 1)
         training, dev = items(name)[2:], items(name)[:2]
-
-        def open_metrics(resume_after: int | None, state: Path = state) -> JsonlSink:
-            return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
-
-        run = TrainingRun(ranks, state, 0, open_metrics)
+        run = small.training_run(state)
         if name.startswith("dpo"):
             lora = Lora(r=4) if name.endswith("adapters") else None
             params = Dpo(**SHARED, pairs_per_step=5, lora=lora)

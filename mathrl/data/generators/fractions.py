@@ -10,10 +10,6 @@ from mathrl.params.generators import FractionsOptions
 class Fractions(FractionsOptions):
     """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
 
-    @property
-    def levels(self) -> tuple[int, ...]:
-        return self.kinds
-
     def draw(self, rng: random.Random, level: int) -> Draft | None:
         return (self._sum, self._product, self._percent, self._change, self._three)[level - 1](rng)
 

@@ -10,10 +10,6 @@ from mathrl.params.generators import NumberTheoryOptions
 class NumberTheory(NumberTheoryOptions):
     """Level 1: remainder; 2: gcd; 3: lcm; 4: last remainder of a power; 5: number of divisors."""
 
-    @property
-    def levels(self) -> tuple[int, ...]:
-        return self.kinds
-
     def draw(self, rng: random.Random, level: int) -> Draft | None:
         return (self._remainder, self._gcd, self._lcm, self._power, self._divisors)[level - 1](rng)
 
