@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mathrl.core.errors import UserError
+from mathrl.core.figures import colour
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
@@ -122,7 +123,7 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
         "curves": [(stage.name, curves(stage.rows)) for stage in material.trained],
         "commands": commands(material, steps), "origin": origin(steps), "cards": cards(material),
         "params": [(step.stage, dump_yaml(step.params)) for step in steps if step.params],
-        "models": [], "breakdowns": [], "examples": [], "verdict": "not evaluated yet",
+        "models": [], "breakdowns": {}, "examples": [], "verdict": "not evaluated yet",
     }  # fmt: skip
     if material.summary is not None:
         page |= evaluation(material.summary, material, params)
@@ -151,6 +152,7 @@ def evaluation(summary: EvaluationSummary, material: Material, params: Params) -
         "columns": list(table[0]),
         "models": table,
         "breakdowns": breakdowns(models, names),
+        "colours": {name: colour(name, place) for place, name in enumerate(names)},
         "verdicts": [test.verdict() for test in summary.comparisons.values()],
         "verdict": summary.verdict,
     }
