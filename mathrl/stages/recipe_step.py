@@ -61,20 +61,10 @@ def wire(given: argparse.Namespace) -> Work:
     if given.stage == "rl":
         from mathrl.stages.rl import reinforce
 
-        return partial(
-            reinforce,
-            start=given.start,
-            data=data,
-            dev=given.dev,
-            examples=given.examples,
-            difficulty=given.difficulty,
-            reward_model=given.reward_model,
-            process_reward_model=given.process_reward_model,
-            critic=given.critic,
-            reference=given.reference,
-            teacher=given.teacher,
-            **trained,
-        )
+        paths: Mapping[str, Any] = {
+            name: path for name, path in vars(given).items() if isinstance(path, Path) and name != "out"
+        }
+        return partial(reinforce, data=data, **paths, **trained)
     if given.stage == "evaluate":
         from mathrl.stages.evaluate import evaluate_models
 
