@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,7 +105,7 @@ def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) 
     if not (output / RESPONSES).is_file():
         evaluate_once(folder, benchmark, params, output)
     run = read_run(output / RESPONSES, None, benchmark)
-    return ModelRun(label, str(output / RESPONSES), run.benchmark, run.rows, run.questions)
+    return replace(run, label=label)
 
 
 def _names(sides: Sequence[Sequence[ModelRun]], texts: tuple[str, str]) -> tuple[str, str]:

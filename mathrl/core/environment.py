@@ -56,12 +56,6 @@ class Variable(StrEnum):
         return os.environ.get(self, "")
 
 
-def markdown_table() -> str:
-    """All variables as a markdown table."""
-    rows = [f"| `{variable.value}` | {variable.meaning} | {variable.reader} |" for variable in Variable]
-    return "\n".join(["| variable | meaning | read by |", "|---|---|---|", *rows]) + "\n"
-
-
 def rank() -> int:
     """The number of this process among those of its stage, from 0."""
     return int(os.environ.get("RANK", "0"))

@@ -23,14 +23,9 @@ def digest_path(path: Path) -> str:
     """Digest of a file's bytes, or of a folder's relative names and bytes."""
     path = Path(path)
     if path.is_file():
-        return _file(path)
+        return sha256_file(path)[:LENGTH]
     names = sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    return digest([[p.relative_to(path).as_posix(), _file(p)] for p in names])
-
-
-def _file(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:LENGTH]
+    return digest([[p.relative_to(path).as_posix(), sha256_file(p)[:LENGTH]] for p in names])
 
 
 def sha256_file(path: Path) -> str:

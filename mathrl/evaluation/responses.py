@@ -1,7 +1,7 @@
 """Kept responses (responses.jsonl) → the graded rows of one model on one benchmark, checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,6 @@ def common_problems(runs: Sequence[ModelRun], *, allow_missing: bool) -> list[Mo
     if not common:
         raise UserError(f"{' and '.join(run.where for run in runs)} have no problem in common")
     return [
-        ModelRun(
-            run.label,
-            run.where,
-            run.benchmark,
-            sorted((row for row in run.rows if row.problem_id in common), key=lambda row: row.problem_id),
-            run.questions,
-        )
+        replace(run, rows=sorted((row for row in run.rows if row.problem_id in common), key=lambda row: row.problem_id))
         for run in runs
     ]

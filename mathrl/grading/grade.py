@@ -179,11 +179,6 @@ def equal_answers(first: str, second: str, engine: SymbolicEngine | None = None)
     return False
 
 
-def clear_cache() -> None:
-    """Drop every cached match (for benchmarks and tests)."""
-    _cache.clear()
-
-
 def warm_up() -> bool:
     """Start the symbolic engine of this process and wait for it; True if it is ready."""
     return default_engine().warm_up()

@@ -229,17 +229,13 @@ def kept_activations(
         inputs += 8 * shape.width + 4 * queries + 4 * shape.mlp
     layer = 8 * shape.width + 12 * shape.mlp + 4 * (queries + 2 * keys) + inputs
     probabilities = 0.0 if length > LONG else 4.0 * shape.heads * length
-    after = {"activations: after the layers": 8.0 * tokens * shape.width}
-    if not recomputed:
-        return after | {
-            "activations": float(tokens * layer * shape.layers),
-            "attention's probabilities": tokens * probabilities * shape.layers,
-            "a layer's temporaries (estimate)": 16.0 * tokens * max(shape.mlp, shape.width),
-        }
-    return after | {
-        "activations: inputs of the layers": 4.0 * tokens * shape.width * shape.layers,
-        "activations: one layer": float(tokens * layer),
-        "attention's probabilities": tokens * probabilities,
+    kept_layers = 1 if recomputed else shape.layers
+    inputs_of_layers = {"activations: inputs of the layers": 4.0 * tokens * shape.width * shape.layers}
+    return {
+        "activations: after the layers": 8.0 * tokens * shape.width,
+        **(inputs_of_layers if recomputed else {}),
+        "activations: one layer" if recomputed else "activations": float(tokens * layer * kept_layers),
+        "attention's probabilities": tokens * probabilities * kept_layers,
         "a layer's temporaries (estimate)": 16.0 * tokens * max(shape.mlp, shape.width),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import CURATED_SFT, CURATED_TEST, main_checkout
+from mathrl.core.paths import CURATED_TEST, main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.core.results import Comparison
 from mathrl.core.types import Problem
@@ -128,19 +128,15 @@ def yardstick(back: Back, benchmark: str, params: Params) -> list[Problem]:
     Raises:
         UserError: no such benchmark, or its file is no longer here.
     """
-    return benchmark_problems(benchmark, params, _split(back, CURATED_TEST) if benchmark == TEST else CURATED_TEST)
+    return benchmark_problems(benchmark, params, split_of(back, CURATED_TEST) if benchmark == TEST else CURATED_TEST)
 
 
-def worked_examples(back: Back) -> Path:
-    """The split from which the version's prompts take their worked examples.
+def split_of(back: Back, path: Path) -> Path:
+    """A curated split as it was when the version was evaluated.
 
     Raises:
         UserError: it is no longer here.
     """
-    return _split(back, CURATED_SFT)
-
-
-def _split(back: Back, path: Path) -> Path:
     digest = stage_of(back, "evaluate").inputs.get(str(path), "")
     file = located(back, str(path), digest)
     if file is None:

@@ -20,16 +20,7 @@ from mathrl.core.types import Problem
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.params import Params, load_params
-from mathrl.registry.evidence import (
-    Evidence,
-    alignment,
-    contamination,
-    health,
-    judge,
-    stage_of,
-    worked_examples,
-    yardstick,
-)
+from mathrl.registry.evidence import Evidence, alignment, contamination, health, judge, split_of, stage_of, yardstick
 from mathrl.registry.versions import champions, set_champions
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.tracking.lineage import REMEDY, Back, find_registered, way_back
@@ -164,7 +155,7 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
     sections = [
         getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
     ]
-    examples = worked_examples(back) if params.prompt.few_shot else None
+    examples = split_of(back, CURATED_SFT) if params.prompt.few_shot else None
     content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
     key = digest([back.digest, benchmark, content, sections, examples and digest_path(examples)])
     output = Path("reports/evaluations") / f"{back.name}-{back.version}-{benchmark}-{key[:10]}"
@@ -176,4 +167,4 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
             raise UserError(f"{folder}: not the bytes of {back.name} version {back.version}; remove it")
         evaluate_once(folder, benchmark, params, output, problems=problems, examples=examples or CURATED_SFT)
     run = read_run(output / "responses.jsonl", None, benchmark)
-    return ModelRun(f"version {back.version}", run.where, run.benchmark, run.rows, run.questions)
+    return replace(run, label=f"version {back.version}")

@@ -8,7 +8,6 @@ folder, a running stage is left to the mirrors of its own machine, which alone s
 
 import json
 import logging
-import os
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from psutil import pid_exists
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.parent import at_end_of_input
@@ -244,21 +244,11 @@ def _complete(record: RunRecord, state: MirrorState) -> bool:
 
 def _dead(record: RunRecord) -> bool:
     """Whether a record that says that the stage runs has no process."""
-    return record.status == "running" and not (_here(record) and _alive(record.pid))
+    return record.status == "running" and not (_here(record) and pid_exists(record.pid))
 
 
 def _here(record: RunRecord) -> bool:
     return record.host in ("", socket.gethostname())
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 if __name__ == "__main__":

@@ -137,8 +137,8 @@ assert grade(*pair).correct
 parent_engine = default_engine()._process.pid
 child = os.fork()
 if child == 0:
-    from mathrl.grading.grade import clear_cache
-    clear_cache()
+    from mathrl.grading.grade import _cache
+    _cache.clear()
     warm_up()
     fine = grade(*pair).correct and default_engine()._process.pid != parent_engine
     default_engine().close()

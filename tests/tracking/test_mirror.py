@@ -123,7 +123,7 @@ def test_a_run_that_ends_while_its_record_is_read_was_not_killed(record: Path, m
         say(record, "finished", 1.0, pid=pid)
         return False
 
-    monkeypatch.setattr(module, "_alive", alive)
+    monkeypatch.setattr(module, "pid_exists", alive)
     mirror = Mirror()
     assert mirror.sweep() == 1 and status() == "FINISHED"
     monkeypatch.undo()
