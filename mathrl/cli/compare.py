@@ -3,14 +3,14 @@
 import json
 import os
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mathrl.cli.options import AsJson, Overrides, Preset
+from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import RECIPES, main_checkout
@@ -115,59 +115,36 @@ def _names(sides: Sequence[Sequence[ModelRun]], texts: tuple[str, str]) -> tuple
     return texts if texts[0] != texts[1] else (texts[0], f"{texts[1]} (again)")
 
 
-def _print(found: dict[str, Any], confidence: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=max(100, Console().width) if not sys.stdout.isatty() else None)
-    models, test, metric = found["models"], found["comparison"], _spoken(found["metric"])
-    table = Table(title=f"{found['benchmark']}: {found['problems']} problems")
-    some = [name for name in next(iter(models.values())) if name.startswith(("pass_at_", "maj_at_"))]
-    columns = [name for name in some if name != found["metric"] and all(name in each for each in models.values())]
-    interval = f"{confidence:.0%} interval"
-    others = map(_spoken, columns)
-    for column in ("model", "runs", metric, interval, *others, "mean length", "truncated"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for name, each in models.items():
-        table.add_row(
-            name,
-            str(len(each["runs"])),
-            f"{each['mean']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
-            *(f"{each[column]:.3f}" for column in columns),
-            f"{each['response_length']:.1f}",
-            f"{each['truncated_share']:.1%}",
-        )
-    console.print(table)
-    for name, each in models.items():
-        if len(each["runs"]) > 1:
-            console.print(f"{name}, each run: {', '.join(f'{value:.3f}' for value in each['runs'])}", highlight=False)
-    for by in ("by_level", "by_subject"):
-        if found[by]:
-            console.print(_breakdown(found[by], by.removeprefix("by_"), list(models), metric))
-    console.print(test["verdict"], soft_wrap=True, highlight=False)
+def _print(comparison: dict[str, Any], confidence: float) -> None:
+    models, test, metric = comparison["models"], comparison["comparison"], _spoken(comparison["metric"])
+    others = [name for name in next(iter(models.values())) if name.startswith(("pass_at_", "maj_at_"))]
+    others = [k for k in others if k != comparison["metric"] and all(k in figures for figures in models.values())]
+    rows = [
+        {"model": name, "runs": str(len(figures["runs"])), metric: f"{figures['mean']:.3f}"}
+        | {f"{confidence:.0%} interval": f"{figures['low']:.3f} to {figures['high']:.3f}"}
+        | {_spoken(other): f"{figures[other]:.3f}" for other in others}
+        | {"mean length": f"{figures['response_length']:.1f}", "truncated": f"{figures['truncated_share']:.1%}"}
+        for name, figures in models.items()
+    ]
+    print_table(f"{comparison['benchmark']}: {comparison['problems']} problems", rows)
+    print_lines(
+        f"{name}, each run: {', '.join(f'{value:.3f}' for value in figures['runs'])}"
+        for name, figures in models.items()
+        if len(figures["runs"]) > 1
+    )
+    for by in ("level", "subject"):
+        groups = comparison[f"by_{by}"].items()
+        print_table(f"{metric} by {by}", [_group(by, name, row, list(models)) for name, row in groups], left=(by,))
+    print_lines([test["verdict"]])
     if test["shown"]:
-        least = f"with 80 % power this set shows differences from {test['detectable']:.3f} up"
-        console.print(least, soft_wrap=True, highlight=False)
+        print_lines([f"with 80 % power this set shows differences from {test['detectable']:.3f} up"])
 
 
-def _breakdown(groups: dict[str, Any], by: str, names: Sequence[str], metric: str) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{metric} by {by}")
-    for column in (by, "problems", *names, "difference", "interval"):
-        table.add_column(column, justify="left" if column == by else "right")
-    for group, row in groups.items():
-        interval = f"{row['low']:+.3f} to {row['high']:+.3f}" if "low" in row else ""
-        table.add_row(
-            group,
-            str(row["problems"]),
-            f"{row['before']:.3f}",
-            f"{row['after']:.3f}",
-            f"{row['difference']:+.3f}",
-            interval,
-        )
-    return table
+def _group(by: str, group: str, row: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:
+    interval = f"{row['low']:+.3f} to {row['high']:+.3f}" if "low" in row else ""
+    rates = dict(zip(models, (f"{row['before']:.3f}", f"{row['after']:.3f}"), strict=True))
+    differences = {"difference": f"{row['difference']:+.3f}", "interval": interval}
+    return {by: group, "problems": str(row["problems"]), **rates, **differences}
 
 
 def _spoken(metric: str) -> str:

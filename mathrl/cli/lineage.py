@@ -1,6 +1,5 @@
 """`mathrl lineage`: a registered model's way back, or a dataset's way forward, printed and drawn."""
 
-import html
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +9,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.params import Params
-from mathrl.reports.lineage_picture import picture
+from mathrl.reports.lineage_picture import picture, render
 from mathrl.tracking.client import connect
-from mathrl.tracking.lineage import REMEDY, Back, Step, way_back, way_forward
+from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward
 from mathrl.tracking.upload import flatten
-
-STYLE = (
-    "body{font:14px sans-serif;margin:2em;color:#222}text{font:12px sans-serif}"
-    "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.3em .6em;text-align:left;"
-    "vertical-align:top}code{font-size:12px;overflow-wrap:anywhere}"
-)
 
 
 def lineage(
@@ -65,33 +58,7 @@ def lineage_text(back: Back) -> str:
 
 def page(back: Back) -> str:
     """One HTML file with the picture and the tables, which loads nothing."""
-    title = html.escape(f"{back.name} version {back.version}")
-    rows = "".join(_row(step) for step in back.steps)
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
-        f"<h1>{title}</h1><p>Digest <code>{html.escape(back.digest)}</code>."
-        f" {html.escape(_complete(back))}</p>"
-        f"<div style='overflow-x:auto'>{picture(back.steps, back.edges)}</div>"
-        "<table><tr><th>stage<th>run<th>commit<th>made"
-        f"<th>read<th>parameters</tr>{rows}</table></html>\n"
-    )
-
-
-def _row(step: Step) -> str:
-    def listed(pairs: dict[str, str]) -> str:
-        return "<br>".join(f"{html.escape(a)} <code>{html.escape(b)}</code>" for a, b in sorted(pairs.items()))
-
-    params = f"<details><summary>{len(step.params)}</summary>{listed(dict(step.params))}</details>"
-    dirty = " + uncommitted changes" if step.dirty else ""
-    cells = (
-        html.escape(step.stage),
-        f"<code>{step.run}</code>",
-        f"<code>{step.commit}</code>{dirty}",
-        listed(dict(step.outputs)),
-        listed({**step.inputs, **step.sources}),
-        params,
-    )
-    return "<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>"
+    return render("lineage.html", back=back, complete=_complete(back), picture=picture(back.steps, back.edges))
 
 
 def _defaults() -> dict[str, str]:

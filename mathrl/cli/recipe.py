@@ -10,6 +10,7 @@ import typer
 
 from mathrl.cli.options import AllowDirty, Overrides, Preset
 from mathrl.cli.run import call_flow
+from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params import load_params
 from mathrl.params.recipe import load_recipe, recipe_names, recipe_warnings
@@ -60,21 +61,9 @@ def _print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> Non
 
 
 def _print(folder: Path, name: str, seconds: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from tasks.recipe import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)
-    console = Console(width=110)
-    rows = summary_rows(summary)
-    if rows:
-        table = Table(title=f"recipe {name}")
-        for column in dict.fromkeys(column for row in rows for column in row):
-            table.add_column(column, justify="left" if column in ("evaluation", "model") else "right")
-        for row in rows:
-            table.add_row(*(row.get(str(column.header), "") for column in table.columns))
-        console.print(table)
+    print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
     where = os.path.relpath(folder / RECIPES / name, Path.cwd())
-    for line in (*verdicts(summary), f"everything: {where}", f"took {seconds:.0f} s"):
-        console.print(line, soft_wrap=True, highlight=False)
+    print_lines([*verdicts(summary), f"everything: {where}", f"took {seconds:.0f} s"])

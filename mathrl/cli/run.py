@@ -14,6 +14,7 @@ import typer
 
 from mathrl.cli.options import AllowDirty, Overrides, Preset
 from mathrl.cli.own_server import own_server
+from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -128,29 +129,26 @@ def _model(params: Params) -> str:
 
 
 def _print_results(folder: Path, controls: bool, seconds: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
     models = dict(summary.models)
     if controls:
         models |= EvaluationSummary.read(folder / "reports" / "controls" / "summary.json").models
-    rows = results_table(models)
-    table = Table(title=f"{summary.benchmark}: {summary.models['rl'].samples} samples per problem")
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for row in rows:
-        table.add_row(*row.values())
+    title = f"{summary.benchmark}: {summary.models['rl'].samples} samples per problem"
+    print_table(title, results_table(models))
     registered = json.loads((folder / "reports" / "registered.json").read_text())
+<<<<<<< HEAD
     console = Console(width=max(110, Console().width) if not sys.stdout.isatty() else None)
     console.print(table)
+=======
+>>>>>>> h-lines
     where = os.path.relpath(folder / "reports", Path.cwd())
-    for line in (
-        summary.verdict,
-        f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
-        f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
-        f"tracking: {shown(tracking_uri())}",
-        "look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
-        f"took {seconds:.0f} s",
-    ):
-        console.print(line, soft_wrap=True, highlight=False)
+    print_lines(
+        (
+            summary.verdict,
+            f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
+            f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
+            f"tracking: {shown(tracking_uri())}",
+            "look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
+            f"took {seconds:.0f} s",
+        )
+    )

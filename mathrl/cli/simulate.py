@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.params.load import FOLDER, read_yaml
-from mathrl.params.messages import did_you_mean
+from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.simulate import MODES, Simulation
 from mathrl.planning.simulate import simulate
 
@@ -53,8 +53,5 @@ def load_setup(name: str) -> Simulation:
     try:
         return Simulation.model_validate(read_yaml(file))
     except ValidationError as error:
-        messages = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'set-up'}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        )
-        raise UserError(f"{file}: {messages}") from None
+        wrong = (f"{'.'.join(map(str, path)) or 'set-up'}: {text}" for _, path, text in messages(error, Simulation))
+        raise UserError(f"{file}: {'; '.join(wrong)}") from None

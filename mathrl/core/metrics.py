@@ -1,20 +1,14 @@
-"""The metric sink of trainers: metrics.jsonl is the record, which trackers mirror."""
+"""The metrics of trainers: metrics.jsonl is the record, which trackers mirror."""
 
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mathrl.core.files import read_jsonl, remove_leftovers, write_text
 
 TIMING_PREFIXES = ("time/", "throughput/", "system/")
-
-
-class MetricSink(Protocol):
-    """Takes one dict of numbers per step."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
 
 class JsonlSink:

@@ -345,22 +345,13 @@ def timeouts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     )
 
 
+RED = (collapse, kl, mismatch, stale_sampler, importance)
+YELLOW = (
+    *(entropy, length, repetition, no_success, flat, spikes),
+    *(zero_variance, truncated, critic, reward_parts, timeouts),
+)
 RULES = (
     Rule("loss", "red", loss, needs_rl=False),  # type: ignore[arg-type]
-    Rule("collapse", "red", collapse),
-    Rule("kl", "red", kl),
-    Rule("mismatch", "red", mismatch),
-    Rule("stale_sampler", "red", stale_sampler),
-    Rule("importance", "red", importance),
-    Rule("entropy", "yellow", entropy),
-    Rule("length", "yellow", length),
-    Rule("repetition", "yellow", repetition),
-    Rule("no_success", "yellow", no_success),
-    Rule("flat", "yellow", flat),
-    Rule("spikes", "yellow", spikes),
-    Rule("zero_variance", "yellow", zero_variance),
-    Rule("truncated", "yellow", truncated),
-    Rule("critic", "yellow", critic),
-    Rule("reward_parts", "yellow", reward_parts),
-    Rule("timeouts", "yellow", timeouts),
+    *(Rule(rule.__name__, "red", rule) for rule in RED),
+    *(Rule(rule.__name__, "yellow", rule) for rule in YELLOW),
 )

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
-from mathrl.params.train import LEARNING_RATE, Optimizer
+from mathrl.params.train import LEARNING_RATE, Optimizer, TokensPerMicrobatch
 
 
 class Sample(Section):
@@ -51,9 +51,7 @@ class Dpo(Section):
     optimizer: Optimizer = Optimizer(type="adamw")
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
-    tokens_per_microbatch: int = Field(
-        8192, ge=16, description="Tokens per micro-batch: the memory budget of a forward pass."
-    )
+    tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(20, ge=0, description="Steps between dev evaluations; 0: only at the end.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")
 
@@ -71,8 +69,6 @@ class RewardModel(Section):
     )
     replay: float = Field(0.1, ge=0, le=1, description="Share of earlier data mixed in again (replay).")
     dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
-    tokens_per_microbatch: int = Field(
-        8192, ge=16, description="Tokens per micro-batch: the memory budget of a forward pass."
-    )
+    tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(20, ge=0, description="Steps between dev evaluations; 0: only at the end.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")

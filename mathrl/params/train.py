@@ -1,6 +1,6 @@
 """Sections of the training stages: sft, rl, and the controls beside them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,10 @@ ADAMW_SCALE = "With type muon: AdamW's learning rate (embeddings, norms, biases,
 SCHEDULE = "Decay of the learning rate after warm-up; flat_linear: constant for the first half, then linear to zero."
 WARMUP = "Optimizer steps of linear warm-up."
 LEARNING_RATE = "Peak learning rate of every weight; with optimizer.type muon AdamW's is this times adamw_scale."
+
+GradientCheckpointing = Annotated[bool, Field(description="Recompute activations in the backward pass to save memory.")]
+MICRO_BATCH = "Tokens per micro-batch: the memory budget of a forward pass."
+TokensPerMicrobatch = Annotated[int, Field(ge=16, description=MICRO_BATCH)]
 
 
 class Optimizer(Section):
@@ -45,12 +49,8 @@ class Sft(Section):
     lr: float = Field(0.02, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(schedule="flat_linear", adamw_scale=0.15)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass to save memory."
-    )
-    tokens_per_microbatch: int = Field(
-        8192, ge=16, description="Tokens per micro-batch: the memory budget of a forward pass."
-    )
+    gradient_checkpointing: GradientCheckpointing = False
+    tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(
         100, ge=0, description="Steps between evaluations of the loss on dev demonstrations; 0: only at the end."
     )
@@ -190,9 +190,7 @@ class Rl(Section):
     )
     epochs: int = Field(1, ge=1, description="Epochs over the rollouts of a step.")
     minibatches: int = Field(1, ge=1, description="Mini-batches (optimizer steps) per epoch over the rollouts.")
-    tokens_per_microbatch: int = Field(
-        8192, ge=16, description="Tokens per micro-batch: the memory budget of a forward pass."
-    )
+    tokens_per_microbatch: TokensPerMicrobatch = 8192
     skip_zero_variance: bool = Field(True, description="Skip the forward pass for groups whose advantages are all 0.")
     truncated: Literal["keep", "mask"] = Field(
         "keep", description="Truncated responses: keep: trained on; mask: excluded from the loss."
@@ -215,9 +213,7 @@ class Rl(Section):
         description="Decay of the exponential moving average of the weights, which is evaluated and exported; null: "
         "none.",
     )
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass to save memory."
-    )
+    gradient_checkpointing: GradientCheckpointing = False
     min_pass_at_8: float = Field(
         0.3, ge=0, le=1, description="Minimum pass@8 of the start model (stage difficulty); below it RL does not start."
     )

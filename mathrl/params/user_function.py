@@ -2,8 +2,9 @@
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from symtable import symtable
 from typing import Any
 
 from mathrl.params.messages import did_you_mean
@@ -30,16 +31,19 @@ def _problem(path: str, options: dict[str, Any]) -> str:
     if file.suffix != ".py":
         return ""  # compiled: the import at the start of the stage checks it
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        source = file.read_text(encoding="utf-8")
+        table, tree = symtable(source, str(file), "exec"), ast.parse(source)
     except (OSError, SyntaxError, ValueError) as error:
         return f"path: {file} cannot be read as Python ({error})"
-    names = {name: node for node in _statements(tree.body) for name in _defines(node)}
-    if "*" in names:  # of an import: only Python knows which
-        return ""
+    nodes = list(ast.walk(tree))
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes):
+        return ""  # only Python knows the names of such an import
+    names = [s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()]
     if name not in names:
         return f"path: {file} defines no {name!r}{did_you_mean(name, names)}"
-    function = names[name]
-    return _wrong_option(function, options) if isinstance(function, ast.FunctionDef) else ""
+    lines = {space.get_lineno() for space in table.lookup(name).get_namespaces()}  # where the module defines it
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
+    return next((_wrong_option(node, options) for node in functions if node.lineno in lines), "")
 
 
 def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:
@@ -55,27 +59,6 @@ def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:
     if takes_row and "source" not in accepted:
         return f"path: {function.name} must accept the fields of a problem's row: add **row to its parameters"
     return ""
-
-
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of the module's top level, also within if, try and with."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If | ast.Try | ast.With):
-            for inner in (node.body, getattr(node, "orelse", ()), getattr(node, "finalbody", ())):
-                yield from _statements(inner)
-            for handler in getattr(node, "handlers", ()):
-                yield from _statements(handler.body)
-
-
-def _defines(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from (each.asname or each.name for each in node.names)
-    elif isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _source(module: str) -> Path | None:

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
 from mathrl.core.errors import UserError
+from mathrl.core.figures import colour
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
@@ -25,10 +23,9 @@ from mathrl.params import Params
 from mathrl.params.load import dump_yaml
 from mathrl.reports.find_run import TrainingRun, read_training_run
 from mathrl.reports.html_figures import before_after, breakdowns, curves, length_and_accuracy, pass_at_k, stored_picture
-from mathrl.reports.lineage_picture import picture as draw_lineage
+from mathrl.reports.lineage_picture import picture, render
 from mathrl.tracking.lineage import GIVEN, Step
 
-TEMPLATE = Path(__file__).with_name("report.html")
 WORST = ("unknown", "green", "yellow", "red")
 # The metric that stands for how a training run ended: the first of these that it has.
 FINAL = ("dev/accuracy", "reward/accuracy", "dev/judged_right", "dev/loss", "loss")
@@ -103,9 +100,7 @@ def write_report(material: Material, output: Path, params: Params) -> str:
         UserError: there is neither a training run nor an evaluation.
     """
     page = page_of(material, params)
-    # Autoescape: responses, questions and answers are a model's or a data set's text.
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE.read_text("utf-8"))
-    write_text(output, template.render(page=page))
+    write_text(output, render("report.html", page=page))  # responses and questions are texts of others
     return str(page["colour"])
 
 
@@ -118,11 +113,11 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     steps, edges, complete = lineage(material)
     page: dict[str, Any] = {
         "title": material.title, "colour": colour, "health": health, "lineage": steps, "complete": complete,
-        "picture": Markup(draw_lineage(steps, edges)) if steps else "",
+        "picture": picture(steps, edges) if steps else "",
         "curves": [(stage.name, curves(stage.rows)) for stage in material.trained],
         "commands": commands(material, steps), "origin": origin(steps), "cards": cards(material),
         "params": [(step.stage, dump_yaml(step.params)) for step in steps if step.params],
-        "models": [], "breakdowns": [], "examples": [], "verdict": "not evaluated yet",
+        "models": [], "breakdowns": {}, "examples": [], "verdict": "not evaluated yet",
     }  # fmt: skip
     if material.summary is not None:
         page |= evaluation(material.summary, material, params)
@@ -151,6 +146,7 @@ def evaluation(summary: EvaluationSummary, material: Material, params: Params) -
         "columns": list(table[0]),
         "models": table,
         "breakdowns": breakdowns(models, names),
+        "colours": {name: colour(name, place) for place, name in enumerate(names)},
         "verdicts": [test.verdict() for test in summary.comparisons.values()],
         "verdict": summary.verdict,
     }

@@ -2,16 +2,17 @@
 
 import base64
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.figures import LINES, colour, picture
+from mathrl.core.figures import colour, picture
 from mathrl.core.results import Interval, ModelFigures
+from mathrl.reports.pictures import draw_rates
+from mathrl.reports.training_curves import draw_metrics
 
 Rows = Sequence[Mapping[str, Any]]
 Models = Mapping[str, ModelFigures]
@@ -46,7 +47,6 @@ NO_PARTS = ("reward/overall", "reward/overall_std", "reward/accuracy")
 SHOWN = {"became right": 6, "became wrong": 3, "stayed wrong": 2, "stayed right": 1}
 FIELDS = ("correct", "length", "truncated", "extracted", "response")
 ZERO_TO_ONE = ("Accuracy", "Pairs or steps judged right", "Shares")
-FEW = 20  # points of a line that are marked one by one
 MOST_DOTS = 300
 
 
@@ -65,46 +65,24 @@ def curves(rows: Rows) -> list[Chart]:
     charts = []
     for title, metrics in PANELS:
         labels = {n: label for n, label in (metrics | (parts if title == "Reward" else {})).items() if n in logged}
-        lines = {label: [(row["step"], row[n]) for row in rows if n in row] for n, label in labels.items()}
-        if lines:
-            charts.append(_line_chart(title, lines, share=title in ZERO_TO_ONE))
+        if labels:
+            with _chart(title) as (axes, finished):
+                draw_metrics(axes, rows, labels)
+                axes.set(**({"ylim": (-0.02, 1.02)} if title in ZERO_TO_ONE else {}))
+                if len(labels) > 1:
+                    axes.legend(fontsize=7)
+            charts += finished
     return charts
 
 
-def _line_chart(title: str, lines: Mapping[str, Points], *, share: bool) -> Chart:
-    """Values over steps; points that are not finite are left out, few points are marked one by one."""
-    with _chart(title) as (axes, charts):
-        for (label, points), colour in zip(lines.items(), cycle(LINES), strict=False):
-            finite = [point for point in points if math.isfinite(point[1])]
-            style = {"marker": "o", "markersize": 3} if len(finite) <= FEW else {}
-            axes.plot(*zip(*finite, strict=True) if finite else ([], []), color=colour, label=label, **style)
-        axes.set(xlabel="step", **({"ylim": (-0.02, 1.02)} if share else {}))
-        if len(lines) > 1:
-            axes.legend(fontsize=7)
-    return charts[0]
-
-
 def pass_at_k(models: Models, names: Sequence[str]) -> list[Chart]:
-    """pass@k and maj@k over k with their intervals, a line per model."""
-    charts = []
-    for title in ("pass@k", "maj@k"):
-        rates = {name: models[name].pass_at_k if title == "pass@k" else models[name].maj_at_k for name in names}
-        rates = {name: by_k for name, by_k in rates.items() if len(by_k) > 1}
-        if not rates:
-            continue
-        with _chart(title) as (axes, made):
-            for name, by_k in rates.items():
-                style = {"color": colour(name, names.index(name))}
-                ks = list(by_k)
-                axes.plot(ks, [rate.mean for rate in by_k.values()], marker="o", markersize=3, label=name, **style)
-                low, high = [rate.low for rate in by_k.values()], [rate.high for rate in by_k.values()]
-                axes.fill_between(ks, low, high, alpha=0.15, linewidth=0, **style)
-            axes.set_xscale("log", base=2)
-            every = sorted({k for by_k in rates.values() for k in by_k})
-            axes.set_xticks(every, [str(k) for k in every])
-            axes.set(ylim=(0, 1.02), xlabel="k responses")
-            axes.legend(fontsize=7)
-        charts += made
+    """pass@k and maj@k over k with their intervals; none where k is 1 alone."""
+    shown = {name: models[name] for name in names}
+    if all(len(figures.pass_at_k) < 2 for figures in shown.values()):
+        return []
+    with _chart("pass@k (solid) and maj@k (dashed)") as (axes, charts):
+        draw_rates(axes, shown)
+        axes.legend(fontsize=7)
     return charts
 
 
@@ -151,44 +129,19 @@ def _data_url(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """pass@1 of a model in a group: the value, its interval in words and the model's colour."""
-
-    value: float
-    interval: str
-    colour: str
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """pass@1 by level or subject; a row is (group, problems, a cell per model, None where it has no problem)."""
-
-    by: str
-    models: Sequence[str]
-    rows: Sequence[tuple[str, int, Sequence[Cell | None]]]
-
-
-def breakdowns(models: Models, names: Sequence[str]) -> list[Breakdown]:
-    """By level and by subject, where the problems have them."""
-    tables = []
+def breakdowns(models: Models, names: Sequence[str]) -> dict[str, list[tuple[str, int, list[Interval | None]]]]:
+    """By level and by subject, where the problems have them: the group, its problems, pass@1 of each model or None."""
+    tables = {}
     for by in ("level", "subject"):
         groups = [models[name].groups(by) for name in names]
         rows = []
-        for label in dict.fromkeys(label for group in groups for label in group):
-            cells = [
-                _cell(group[label].pass_at_1, colour(name, place)) if label in group else None
-                for place, (name, group) in enumerate(zip(names, groups, strict=True))
-            ]
-            problems = next(group[label].problems for group in groups if label in group)
-            rows.append((label, problems, cells))
+        for label in dict.fromkeys(chain(*groups)):
+            figures = [group.get(label) for group in groups]
+            problems = next(group.problems for group in figures if group)
+            rows.append((label, problems, [group.pass_at_1 if group else None for group in figures]))
         if rows:
-            tables.append(Breakdown(by, list(names), rows))
+            tables[by] = rows
     return tables
-
-
-def _cell(rate: Interval, shade: str) -> Cell:
-    return Cell(rate.mean, f"{rate.low:.2f} to {rate.high:.2f}", shade)
 
 
 def before_after(responses: Rows, before: str, after: str) -> tuple[list[dict[str, Any]], str]:

@@ -1,7 +1,12 @@
-"""The way back of a model as an inline SVG."""
+"""Pages from templates, and the way back of a model as an inline SVG for them."""
 
 import html
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from mathrl.tracking.lineage import Step
 
@@ -9,7 +14,13 @@ BOX, GAP, ROW = (230, 64), 90, 92
 Edges = Sequence[tuple[str, str, str]]  # maker's run, path, reader's run
 
 
-def picture(steps: Sequence[Step], edges: Edges) -> str:
+def render(template: str, **values: Any) -> str:
+    """A page from the template of this name beside this file; texts in `values` are escaped."""
+    text = Path(__file__).with_name(template).read_text("utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(text).render(**values)
+
+
+def picture(steps: Sequence[Step], edges: Edges) -> Markup:
     """The steps as an SVG, sources at the left: a column is the longest way to the model."""
     column = _columns(steps, edges)
     last = max(column.values())
@@ -32,7 +43,7 @@ def picture(steps: Sequence[Step], edges: Edges) -> str:
         texts = (step.stage, f"run {step.run[:8]}, commit {step.commit[:8]}", ", ".join(step.outputs)[:36])
         parts.append(f"<rect x='{x}' y='{y}' width='{BOX[0]}' height='{BOX[1]}' rx='4' fill='#eef3fa' stroke='#456'/>")
         parts += [f"<text x='{x + 8}' y='{y + 18 + 18 * n}'>{html.escape(text)}</text>" for n, text in enumerate(texts)]
-    return "".join([*parts, "</svg>"])
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def _columns(steps: Sequence[Step], edges: Edges) -> dict[str, int]:

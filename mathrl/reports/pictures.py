@@ -37,20 +37,26 @@ def draw_pass_at_k(models: Models, file: Path, title: str) -> None:
     """pass@k (solid) with its interval, and maj@k (dashed), over k on a logarithmic axis."""
     beside = len(models) > BESIDE
     with picture(file, width=9.0 if beside else 6.4, height=max(3.8, 0.36 * len(models) + 0.5)) as axes:
-        for place, (model, figures) in enumerate(models.items()):
-            passed, ks = figures.pass_at_k.values(), list(figures.pass_at_k)
-            style: dict[str, Any] = {"color": colour(model, place), "marker": marker(model, place), "markersize": 5}
-            axes.plot(ks, [rate.mean for rate in passed], label=f"{model}, pass@k", **style)
-            low, high = [rate.low for rate in passed], [rate.high for rate in passed]
-            axes.fill_between(ks, low, high, color=colour(model, place), alpha=0.15, linewidth=0)
-            voted = {1: figures.pass_at_1, **figures.maj_at_k}
-            style |= {"linestyle": "--", "markerfacecolor": "white"}
-            axes.plot(list(voted), [rate.mean for rate in voted.values()], label=f"{model}, maj@k", **style)
-        every = sorted({k for figures in models.values() for k in figures.pass_at_k})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(every, [str(k) for k in every])
-        axes.set(ylim=(0, 1.02), xlabel="k responses", ylabel="share of problems", title=title)
+        draw_rates(axes, models)
+        axes.set(ylabel="share of problems", title=title)
         _legend(axes, len(models), below=-0.18, fontsize=8)
+
+
+def draw_rates(axes: Any, models: Models) -> None:
+    """The lines of `draw_pass_at_k`, on axes of any size."""
+    for place, (model, figures) in enumerate(models.items()):
+        passed, ks = figures.pass_at_k.values(), list(figures.pass_at_k)
+        style: dict[str, Any] = {"color": colour(model, place), "marker": marker(model, place), "markersize": 5}
+        axes.plot(ks, [rate.mean for rate in passed], label=f"{model}, pass@k", **style)
+        low, high = [rate.low for rate in passed], [rate.high for rate in passed]
+        axes.fill_between(ks, low, high, color=colour(model, place), alpha=0.15, linewidth=0)
+        voted = {1: figures.pass_at_1, **figures.maj_at_k}
+        style |= {"linestyle": "--", "markerfacecolor": "white"}
+        axes.plot(list(voted), [rate.mean for rate in voted.values()], label=f"{model}, maj@k", **style)
+    every = sorted({k for figures in models.values() for k in figures.pass_at_k})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(every, [str(k) for k in every])
+    axes.set(ylim=(0, 1.02), xlabel="k responses")
 
 
 def draw_groups(models: Mapping[str, Mapping[str, GroupFigures]], file: Path, title: str, by: str = "level") -> None:

@@ -1,7 +1,9 @@
 """Metrics over steps as pictures."""
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,18 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Sequence[Mapping[str,
     count = max(1, len(shown))
     with panels(path, count, 4.6 * count, 3.4) as all_axes:
         for axes, panel in zip(all_axes, shown, strict=False):
-            for colour, (name, label) in zip(LINES, panel.items(), strict=False):
-                points = [(row["step"], row[name]) for row in rows if name in row]
-                style = {"marker": "o", "markersize": 4} if len(points) <= FEW else {}
-                axes.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.6, **style)
-            axes.set_xlabel("step")
+            draw_metrics(axes, rows, panel)
             axes.legend(fontsize=9)
         all_axes[0].figure.suptitle(title, fontsize=11)
+
+
+def draw_metrics(axes: Any, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> None:
+    """A line per metric; values that are not finite are left out, few points are marked one by one."""
+    for colour, (name, label) in zip(cycle(LINES), labels.items(), strict=False):
+        points = [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
+        style = {"marker": "o", "markersize": 4} if len(points) <= FEW else {}
+        axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, label=label, linewidth=1.6, **style)
+    axes.set_xlabel("step")
 
 
 def report_curves(
