@@ -39,12 +39,13 @@ class Workspace:
 
     def start(self, stage: str, fault: str = "") -> subprocess.Popen[str]:
         """Start the stage; it kills itself at the moment `fault` (see tests/faults/killed_stage.py)."""
-        command = ["-m", f"mathrl.stages.{stage}"] if not fault else [str(ROOT / "tests/faults/killed_stage.py"), stage]
+        command = [str(ROOT / "tests/faults/killed_stage.py")] if fault else ["-m", f"mathrl.stages.{stage}"]
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
             "MATHRL_HOME": str(self.folder / "home"),
             "MATHRL_MIRROR": "none",
             "PYTHONPATH": str(ROOT),
-            "FAULT": fault or ":0",
+            "STAGE": stage,
+            "FAULT": fault,
             **self.environment,
         }
         return subprocess.Popen(

@@ -38,7 +38,7 @@ def test_stopped_run_ends_soon_with_status_75_and_resumes(make_workspace: Make) 
 def test_fine_tuning_killed_while_its_model_is_exported_ends_as_if_it_was_not(make_workspace: Make) -> None:
     whole, killed = (make_workspace("sft.steps=3") for _ in range(2))
     whole.run("sft")
-    killed.run("sft", status=-signal.SIGKILL, fault="export:2")  # the first export is the base model's
+    killed.run("sft", status=-signal.SIGKILL, fault="export:1")
     assert killed.steps_logged("sft") == 3 and not (killed.folder / "models" / "sft").exists()
     killed.run("sft")
     assert killed.output("sft") == whole.output("sft")
@@ -46,15 +46,6 @@ def test_fine_tuning_killed_while_its_model_is_exported_ends_as_if_it_was_not(ma
     summary = killed.record("sft")["summary"]
     assert summary == whole.record("sft")["summary"] and set(summary) == {"loss", "dev/loss", "tokens"}
     assert all(value > 0 for value in summary.values())
-
-
-def test_rl_without_dev_problems_records_no_dev_accuracy(make_workspace: Make) -> None:
-    workspace = make_workspace("rl.steps=1")
-    make_base(load_params(workspace.folder / "params").model, workspace.folder / "models" / "sft", 0)
-    (workspace.folder / "data/curated/dev.jsonl").write_text("")
-    workspace.run("rl")
-    assert set(workspace.record("rl")["summary"]) == {"sampled_tokens"}
-    assert "accuracy on dev problems not measured" in (workspace.folder / "models/rl/README.md").read_text()
 
 
 def test_dead_rank_ends_the_stage_with_a_sentence(make_workspace: Make) -> None:

@@ -12,8 +12,10 @@ from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
+from mathrl.trainers.rollouts import merged_counters
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -189,6 +191,26 @@ def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
             uniform = row["rollout/zero_variance_share"] == 1
             assert ("rollout/logprob_alignment" in row) != uniform
         assert ("rollout/staleness" in row) == (parts > 1)
+
+
+def test_where_no_dev_prompt_fits_no_dev_accuracy_is_logged_or_recorded(small: Any) -> None:
+    long = replace(small.PROBLEMS[0], question="1+" * 3000)
+    params = Rl(steps=1, prompts_per_step=2, group_size=2, max_tokens=4)
+    result, (row,), _ = small.run(params, dev=[long])
+    assert result.dev_accuracy is None and not [name for name in row if name.startswith("dev/")]
+    assert summary_of(result) == {"sampled_tokens": float(result.sampled_tokens)}
+    result, (row,), _ = small.run(params, dev=[long, *small.PROBLEMS[:2]])
+    assert summary_of(result)["dev/accuracy"] == row["dev/accuracy"]
+
+
+def test_the_disagreement_over_ranks_is_of_what_was_judged() -> None:
+    """One of one judged differs at rank 0; rank 1 graded as much and judged nothing."""
+    counters = {"verifier/graded": 4.0, "verifier/second_graded": 1.0, "verifier/disagreement": 1.0}
+    none = {"verifier/graded": 4.0, "verifier/second_graded": 0.0, "verifier/disagreement": 0.0}
+    merged = merged_counters([{**counters, "verifier/rule/string": 1.0}, {**none, "verifier/rule/string": 0.5}])
+    assert merged["verifier/disagreement"] == 1.0 and merged["verifier/second_graded"] == 1.0
+    assert merged["verifier/rule/string"] == 0.75, "of what was graded"
+    assert merged_counters([none, none])["verifier/disagreement"] == 0.0
 
 
 def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small: Any, tmp_path: Any) -> None:
