@@ -51,8 +51,8 @@ def check_vllm() -> None:
     """Raises UserError: vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "rollout.engine needs vLLM, which is not installed: `make engines` installs it for a CPU, "
-            "`pip install -c constraints.txt -e '.[vllm]'` for GPUs; or set rollout.engine to torch"
+            "rollout.engine needs vLLM, which is not installed: `make engines` installs the build for this machine; "
+            "or set rollout.engine to torch"
         )
 
 
