@@ -17,6 +17,7 @@ from mathrl.data.sources import resolve_benchmark
 from mathrl.params.evaluate import TEST
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
+from mathrl.rewards.compose import build_reward
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ def evaluate_model(
     """
     # torch and transformers take seconds to import and are not needed to read a finished evaluation.
     from mathrl.models.device import choose_device
-    from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
     from mathrl.rollout.sample_problems import sample_problems, usable

@@ -29,6 +29,7 @@ from mathrl.data.difficulty import (
 )
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
+from mathrl.rewards.compose import build_reward
 from mathrl.stages.stage_run import StageRun, run_stage
 
 PROBLEMS, EXAMPLES, MODEL = Path("data/curated/rl.jsonl"), Path("data/curated/sft.jsonl"), Path("models/sft")
@@ -47,7 +48,6 @@ def measure_pass_rates(run: StageRun, *, start: Path, data: Path, examples: Path
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.device import choose_device
     from mathrl.reports.pictures import draw_difficulty
-    from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
     from mathrl.rollout.sample_problems import sample_problems, usable

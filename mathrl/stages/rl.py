@@ -16,8 +16,10 @@ from mathrl.core.files import read_json
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import few_shot_examples
+from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
 from mathrl.params.train import Rl
+from mathrl.rewards.compose import build_reward
 from mathrl.stages.stage_run import StageRun, run_stage
 from mathrl.stages.training_stage import start_ranks, write_report
 
@@ -84,9 +86,7 @@ def reinforce(
         check_skill(difficulty, rl.min_pass_at_8)
     ranks = start_ranks(params)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.health.watch import HealthMonitor
     from mathrl.models.load import export_model, load_model, load_tokenizer
-    from mathrl.rewards.compose import build_reward
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.open_rl import Helpers
@@ -129,7 +129,6 @@ def _judge(
 ) -> GroupJudge | None:
     """What judges rollouts beside the rule, if anything does."""
     from mathrl.models.scores import load_scorer
-    from mathrl.rewards.compose import build_reward
     from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
 
     judge, tokenizer, steps = params.reward.judge, sampler.tokenizer, params.reward.steps

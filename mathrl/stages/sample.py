@@ -20,6 +20,8 @@ from mathrl.data.difficulty import seeded_subset
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
+from mathrl.rewards.compose import build_reward
+from mathrl.rewards.steps import step_ends
 from mathrl.stages.stage_run import StageRun
 
 Row = dict[str, Any]
@@ -33,7 +35,6 @@ def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], exampl
     launch_ranks(params.run.processes, params.run.device, fewer=True)
     # torch: after the ranks are started, so that each has its own.
     from mathrl.models.device import choose_device
-    from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
     from mathrl.rollout.sample_problems import sample_problems, usable
@@ -133,7 +134,6 @@ def pairs_of(groups: Groups, per_problem: int, seed: int) -> list[Row]:
 
 def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
     """A seeded choice of different responses per problem, cut into steps, not yet labelled."""
-    from mathrl.rewards.steps import step_ends  # torch
 
     rows = []
     start = params.prompt.response_prefix

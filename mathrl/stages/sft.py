@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mathrl.core.files import written_aside
 from mathrl.core.problems import read_problems
+from mathrl.health.watch import HealthMonitor
 from mathrl.stages.stage_run import StageRun, run_stage
 from mathrl.stages.training_stage import start_ranks, write_report
 
@@ -33,7 +34,6 @@ def fine_tune(
     params, seed = run.params, run.params.run.seed
     ranks = start_ranks(params)
     # torch: after the ranks are started, so that each has its own.
-    from mathrl.health.watch import HealthMonitor
     from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft

@@ -63,12 +63,10 @@ def train_rl(
 ) -> RlResult:
     """Train `model`, which `sampler`'s engine samples from, in place; resumes from `run.state`.
 
-    At the end the model holds the averaged weights where `params.ema` is set, with `export: best` those of
-    the best dev accuracy.
+    The model ends with the averaged weights where `params.ema` is set, with `export: best` those of the best step.
 
     Raises:
-        UserError: no problem whose prompt fits, a missing teacher or judge, too many updates with a non-finite
-            loss or gradient, or a run that its health ends.
+        UserError: no prompt fits, a teacher or judge is missing, too many updates are non-finite, or health ends it.
         Stopped: after a signal, once the checkpoint is written.
     """
     setup = open_rl(model, sampler, problems, reward, params, run, helpers or Helpers())
