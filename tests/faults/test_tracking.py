@@ -1,7 +1,9 @@
 """The MLflow server dies in the middle of a run and is down at its end: each step arrives once."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +45,8 @@ def serve(folder: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[byt
 
 
 def end(server: "subprocess.Popen[bytes]") -> None:
-    os.killpg(server.pid, 9)
+    with contextlib.suppress(ProcessLookupError):  # ended already
+        os.killpg(server.pid, 9)
     server.wait()
 
 
@@ -72,9 +75,17 @@ def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tm
             files = list((folder / "home" / "records").glob("rl-*/mirror.json"))
             return int(json.loads(files[0].read_text()).get("step") or 0) if files else 0
 
+        def logged() -> int:
+            files = list((folder / "home" / "records").glob("rl-*/metrics.jsonl"))
+            return len(files[0].read_text().splitlines()) if files else 0
+
+        # The run is held after its first steps, however long the mirror takes to start.
+        wait_for(lambda: logged() >= 1 or process.poll() is not None, 250, "the first step")
+        process.send_signal(signal.SIGSTOP)
         wait_for(lambda: sent() >= 1 or process.poll() is not None, 250, "the first step in MLflow")
         end(server)
         at_the_death = sent()
+        process.send_signal(signal.SIGCONT)
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
         assert 1 <= at_the_death < STEPS and errors.count("`mathrl sync` uploads") == 1, errors
