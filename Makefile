@@ -15,6 +15,8 @@ SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(GPU),cuda,cpu)
+# The certificates of the operating system, as pip takes them: those of a company's proxy among them.
+export UV_SYSTEM_CERTS ?= true
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
