@@ -3,28 +3,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The first of these that runs; PYTHON=path names another.
 PYTHON ?= $(shell for v in 3.11 3.12 3.13; do python$$v -c '' 2>/dev/null && echo python$$v && break; done)
-# uv installs; where it is missing, pip puts it into $(VENV) first. (pip install -c $(LOCK) -e . works as well.)
+# uv installs; where it is missing, pip puts it into $(VENV) first. (pip install -c $(LOCK) -e '.[platform]' works as well.)
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(BIN)/uv)
 # GPU=1 or GPU= chooses the lock file and vLLM's build; by default a working NVIDIA driver does.
 GPU ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1)
 LOCK := $(if $(GPU),constraints-gpu.txt,constraints.txt)
 comma := ,
-EXTRAS := $(if $(GPU),[vllm$(comma)deepspeed])
+EXTRAS := [platform$(if $(GPU),$(comma)vllm$(comma)deepspeed)]
 INSTALL = $(UV) pip install --python $(BIN)/python -c $(LOCK)
 SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(GPU),cuda,cpu)
+# Each stage is a process: with this variable set it would compile torch, MLflow and SymPy again, six seconds each time.
+unexport PYTHONDONTWRITEBYTECODE
 # The certificates of the operating system, as pip takes them: those of a company's proxy among them.
 export UV_SYSTEM_CERTS ?= true
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test smoke lint docs generate ui engines doctor parity mutants faults lock
+.PHONY: help install demo study test smoke lint docs generate ui engines doctor parity mutants faults lock gpu gpu-packages
 
 help:  ## This list.
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(VENV)/.installed  ## What running needs, with the versions of constraints.txt (constraints-gpu.txt on a GPU).
 
@@ -69,6 +71,14 @@ study: install  ## Five questions on the small model, three seeds (an hour); wri
 	@$(BIN)/mathrl recipe study
 	@$(BIN)/python tools/study_page.py
 
+gpu: install  ## Correctness, speed and memory on this machine's GPU; writes the tables of docs/gpu.md.
+	$(BIN)/python -m benchmarks.gpu --out build/gpu
+	$(BIN)/python -m benchmarks.gpu --page build/gpu
+
+gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and transformers, into build/gpu-packages.
+	$(UV) pip install -q --target build/gpu-packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: \
+	    -c $(LOCK) --no-deps pydantic pydantic-core annotated-types typing-inspection typing-extensions ruamel.yaml
+
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui
 
@@ -81,7 +91,7 @@ lock:  ## Both lock files resolve on Python 3.11, 3.12 and 3.13, without compili
 	@for python in 3.11 3.12 3.13; do for lock in constraints.txt:s3 constraints-gpu.txt:vllm; do \
 	    echo "$${lock%:*}, Python $$python" && $(UV) pip compile pyproject.toml --quiet --no-header -o /dev/null \
 	    --python-version $$python --python-platform x86_64-manylinux_2_31 -c $${lock%:*} --extra $${lock#*:} \
-	    --extra dev --extra deepspeed --only-binary :all: --no-binary antlr4-python3-runtime --no-binary deepspeed \
+	    --extra platform --extra dev --extra deepspeed --only-binary :all: --no-binary antlr4-python3-runtime --no-binary deepspeed \
 	    || exit 1; done; done
 
 parity: $(VENV)/.developing  ## Our formulas against verl's and TRL's, in an environment of its own (.venv-parity).

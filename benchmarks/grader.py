@@ -57,13 +57,14 @@ for line in sys.stdin:
 
 
 class Peer:
-    """Math-Verify in a child process, restarted after each kill."""
+    """Math-Verify in a child process that is killed after `patience` seconds without a reply, then restarted."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = KILL) -> None:
+        self.patience = patience
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Any) -> tuple[bool, float]:
-        """The verdict and its seconds; (False, KILL) if it had to be killed."""
+        """The verdict and its seconds; (False, patience) if it had to be killed."""
         if self.process is None:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -75,7 +76,7 @@ class Peer:
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            ready, _, _ = select.select([self.process.stdout], [], [], KILL)
+            ready, _, _ = select.select([self.process.stdout], [], [], self.patience)
             line = self.process.stdout.readline() if ready else b""
         except BrokenPipeError:
             line = b""
@@ -83,7 +84,7 @@ class Peer:
         if line:
             return bool(json.loads(line)), seconds
         self.close()
-        return False, max(seconds, KILL if not ready else seconds)
+        return False, seconds if ready else max(seconds, self.patience)
 
     def close(self) -> None:
         if self.process is not None:

@@ -12,13 +12,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from mathrl.core.launch import rendezvous
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
@@ -26,13 +23,14 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.export import export_model
 from mathrl.models.load import keep_freed_memory, load_model
+from mathrl.models.model_shape import shape_of
 from mathrl.models.packing import Group
 from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.load import load_params
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
-from mathrl.planning.memory import GIB, plan_memory
-from mathrl.planning.model_shape import shape_of
+from mathrl.planning.memory import plan_memory
+from mathrl.planning.memory_states import GIB
 from mathrl.rewards.compose import RewardFunction, RewardResult
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
@@ -105,10 +103,9 @@ def run(case: str) -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     state, ranks = Path(tempfile.mkdtemp()), Ranks(device, params.training)
-    tokenizer, folder = character_tokenizer(base), (rendezvous() or state) / "base"
+    tokenizer, folder = character_tokenizer(base), state / "base"
     export_model(fresh_network(base, tokenizer, seed=0), tokenizer, folder, "")
     gc.collect()
-    ranks.gather(None)  # rank 0 has written it
     model = load_model(folder, params.model, device, plain=ranks.uses_deepspeed)
 
     def sink(resume_after: int | None) -> JsonlSink:
@@ -146,30 +143,16 @@ def peak_resident() -> float:
 
 def measure(case: str) -> dict[str, float]:
     """The figures of the process that took most, if there are several."""
-    world, meeting = params_of(case).run.processes, tempfile.mkdtemp()
-    shared = os.environ | {"OMP_NUM_THREADS": "1"}
-    if world > 1:
-        shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MATHRL_RENDEZVOUS": meeting}
-    files = [Path(meeting, f"output-{rank}") for rank in range(world)]
-    with ExitStack() as stack:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--run", case],
-                stdout=stack.enter_context(file.open("w")),
-                stderr=subprocess.STDOUT,
-                env=shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
-            )
-            for rank, file in enumerate(files)
-        ]
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.returncode for rank in ranks):  # the others would wait for it
-                for rank in ranks:
-                    rank.kill()
-            time.sleep(0.2)
-    outputs = [file.read_text() for file in files]
-    for rank, output in zip(ranks, outputs, strict=True):
-        if (rank.returncode or 0) > 0:
-            sys.exit(output)
+    with tempfile.TemporaryDirectory() as logs:
+        ranks = str(params_of(case).run.processes)
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
+             "--log-dir", logs, "--redirects", "3", __file__, "--run", case],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+        )  # fmt: skip
+        outputs = [file.read_text() for file in sorted(Path(logs).glob("**/stdout.log"))]
+        if done.returncode:
+            sys.exit("\n".join(file.read_text() for file in sorted(Path(logs).glob("**/stderr.log"))))
     results = [json.loads(output[output.rindex('{"planned"') :].splitlines()[0]) for output in outputs]
     return max(results, key=lambda result: float(result["measured"]))
 

@@ -90,8 +90,10 @@ def run_role(role: str, precision: str, options: argparse.Namespace) -> dict[str
         out = Path(folder) / "result.json"
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         environment.pop("OMP_NUM_THREADS", None)
+        ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes)]
+        launcher = ranks if role.startswith("mathrl") else []
         done = subprocess.run(
-            [sys.executable, __file__, "--role", role, "--precision", precision, "--model", options.model,
+            [sys.executable, *launcher, __file__, "--role", role, "--precision", precision, "--model", options.model,
              "--steps", str(options.steps), "--processes", str(options.processes), "--out", str(out)],
             env=environment, cwd=ROOT, check=False, capture_output=True, text=True,
         )  # fmt: skip
@@ -144,9 +146,6 @@ def greedy_accuracy(model: Any, tokenizer: Any) -> float:
 
 
 def run_mathrl(options: argparse.Namespace) -> None:
-    from mathrl.core.launch import launch_ranks, rank
-
-    launch_ranks(options.processes)
     import resource
 
     import torch
@@ -208,7 +207,7 @@ def run_mathrl(options: argparse.Namespace) -> None:
         run = TrainingRun(ranks, Path(state), 0, lambda resume_after: Sink(Path(state) / "metrics.jsonl"))
         train_rl(model, sampler, places, [], build_reward(params.reward), params.rl, run)
     cpu_seconds = sum(ranks.gather(cpu() - used[WARM_UP]))
-    if rank() == 0:
+    if ranks.rank == 0:
         responses = PROMPTS * SAMPLES
         steps = [
             {

@@ -1,4 +1,4 @@
-"""Problems from their sources to disjoint splits: deduplicated, decontaminated, reported."""
+"""Build disjoint splits from the problem sources: deduplicate, decontaminate, report."""
 
 from flows.factory import stage_flow
 

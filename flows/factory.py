@@ -1,4 +1,4 @@
-"""Makes flows: the form of each has the sections of params/ that its stages read."""
+"""Makes flows, each with a form that has the sections of params/ that its stages read."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ def option(kind: object, help_text: str, default: object = inspect.Parameter.emp
     return Annotated[kind, HelpText(help_text)], default
 
 
-PRESET = option(Preset, "Preset (a file of params/presets) over params/; what is set here goes over it.", None)
+PRESET = option(Preset, "Preset (a file of params/presets), over params/; the fields of this form override it.", None)
 OVERRIDES = option(list[str], "Further parameters as section.key=value, e.g. rl.optimizer.beta2=0.99.", [])
 ALLOW_DIRTY = option(bool, "Run from the last commit even if code or parameters have uncommitted changes.", False)
 

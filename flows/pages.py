@@ -1,4 +1,4 @@
-"""Mathematical pages out of a corpus: classifier, top share, promoted domains, next round."""
+"""Collect mathematical pages from a corpus, in rounds of classifier, top share and promoted domains."""
 
 from flows.factory import stage_flow
 

@@ -1,4 +1,4 @@
-"""Ordered steps, each starting from the model and the data of others: params/recipes."""
+"""Run a recipe of params/recipes: ordered steps that start from models and data of other steps."""
 
 from typing import Literal
 
@@ -11,5 +11,5 @@ from tasks.recipe import run_recipe
 Recipe = Literal[tuple(recipe_names(PARAMS))]  # type: ignore[valid-type]
 
 recipe = form_flow(
-    "recipe", __doc__, sections_read(STEP_STAGES), run_recipe, recipe=option(Recipe, "A file of params/recipes.")
+    "recipe", __doc__, sections_read(STEP_STAGES), run_recipe, recipe=option(Recipe, "File of params/recipes.")
 )

@@ -1,4 +1,4 @@
-"""Search for better parameters of RL runs, judged on the dev problems."""
+"""Search for better parameters of RL runs, scored on the dev problems."""
 
 from flows.factory import form_flow, option
 from tasks.sweep import run_sweep

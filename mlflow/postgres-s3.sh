@@ -7,7 +7,7 @@
 #   MLFLOW_BUCKET           s3://BUCKET/FOLDER
 #   MLFLOW_S3_ENDPOINT_URL  such as http://127.0.0.1:9000 (MinIO); empty: AWS
 #   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
-# Clients need none of these: the server hands artifacts on (`pip install -e '.[s3]'` is for its machine alone).
+# Clients need none of these: the server hands artifacts on (`pip install -e '.[platform,s3]'` is for its machine alone).
 set -eu
 . "$(dirname "$0")/login.sh"
 port="${1:-5000}"

@@ -13,7 +13,7 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe import recipe_warnings
-from mathrl.params.recipe_graph import ROOT, bring_up_to_date
+from mathrl.params.recipe_graph import ROOT, write_recipe_graph
 from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
 from tasks.report import link_to_mlflow, show_pictures
@@ -37,7 +37,7 @@ def run_recipe(
     Overrides go over those of every step, in a worktree of their own.
     """
     workspace = prepare_recipe(recipe, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
-    checked = bring_up_to_date(recipe, workspace.folder)
+    checked = write_recipe_graph(recipe, workspace.folder)
     seeds = checked.seeds or (workspace.params.run.seed,)
     named = name_run("recipe", recipe, workspace, seeds)
     env = environment(workspace.folder, str(flow_run.id or ""))

@@ -14,6 +14,7 @@ from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from mathrl.params.ignored import warnings
 from mathrl.params.schema import BESIDE, stages_until
+from mathrl.params.watched_code import write_side_graph
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
 from tasks.live_progress import LiveProgress
@@ -56,7 +57,9 @@ def run_stages(
 def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
     """One `dvc repro` of the last of the stages; beside the pipeline, of it alone."""
     last = stages[-1]
-    target = f"pipelines/{last}/dvc.yaml:{last}" if last in BESIDE else last
+    target = last
+    if last in BESIDE:
+        target = f"{write_side_graph(last, workspace.folder).relative_to(workspace.folder)}:{last}"
     with running(Repro(workspace.folder, target, env, show, single=last in BESIDE)) as repro:
         for stage in stages:
             outcome = run_stage(stage, repro, env[Variable.PROGRESS])

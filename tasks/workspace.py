@@ -19,8 +19,10 @@ from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
 from mathrl.core.paths import WORKTREE_NOTE, home, main_checkout
 from mathrl.params import Params, load_params, write_params
+from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import dump_yaml, preset_file, read_yaml
 from mathrl.params.recipe import load_recipe
+from mathrl.params.schema import TARGETS, stages_until
 
 # Code and parameters: a worktree at HEAD lacks uncommitted changes of these.
 CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
@@ -50,6 +52,7 @@ def prepare(target: str, preset: str | None, overrides: Sequence[str], *, allow_
     """
     root = main_checkout()
     params = load_params(root / "params", preset=preset, overrides=overrides)
+    check_learning_rates(params, stages_until(target) if target in TARGETS else ())
     if params == load_params(root / "params"):
         return Workspace(root, params)
     with _worktree(root, target, preset, overrides, allow_dirty) as (folder, _):
@@ -126,12 +129,18 @@ def _locks(folder: Path) -> Path:
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
-    code = [name for name in uncommitted(root) if name.split("/")[0] in CODE and Path(name).name != "dvc.lock"]
+    code = [name for name in uncommitted(root) if _is_code(name)]
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
             "commit them, or give --allow-dirty to run without them"
         )
+
+
+def _is_code(name: str) -> bool:
+    """Whether a change to the file changes what a run does; dvc.lock and pipelines/*/ are what runs left."""
+    folder, *inner = Path(name).parts
+    return folder in CODE and Path(name).name != "dvc.lock" and not (folder == "pipelines" and len(inner) > 1)
 
 
 def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -157,7 +166,7 @@ def uncommitted(root: Path) -> list[str]:
     names: list[str] = []
     for entry in entries:
         state, name = entry[:2], entry[3:]
-        if state != "??" or name.split("/")[0] in CODE:
+        if state != "??" or _is_code(name):
             names.append(name)
         if state[0] in "RC":
             names.append(next(entries))

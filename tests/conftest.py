@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 LONG = (
     "test_ui.py", "test_vllm_servers.py", "test_stopping.py", "test_pipeline.py", "test_recipes.py",
     "test_vllm.py", "test_run.py", "test_resume.py", "test_kills.py", "test_small.py", "test_servers.py",
-    "test_tracking.py", "test_deepspeed.py", "test_hostfile.py", "test_engines.py",
+    "test_tracking.py", "test_deepspeed.py", "test_engines.py",
 )  # fmt: skip
 
 
@@ -31,6 +29,18 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("store") / "mlflow.db"
     mlflow.MlflowClient(f"sqlite:///{file}")
     return file
+
+
+@pytest.fixture(scope="session")
+def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Prefect home with a database that has its tables, to be copied: making one takes seconds."""
+    folder = tmp_path_factory.mktemp("prefect")
+    code = (
+        "import asyncio; from prefect.server.database import provide_database_interface as database; "
+        "asyncio.run(database().create_db())"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PREFECT_HOME": str(folder)}, check=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -66,38 +76,17 @@ def network() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def run_ranks() -> Callable[[Path, Path, int], None]:
-    """A script run by so many gloo processes on the CPU, each given `folder`, which they also meet in."""
+    """Run a script in several gloo processes on the CPU; each gets `folder`, which also holds their logs."""
 
     def run(script: Path, folder: Path, processes: int) -> None:
-        folder.mkdir(exist_ok=True)
-        count = str(processes)
-        shared = os.environ | {
-            "PYTHONPATH": str(Path(__file__).parents[1]),
-            "MATHRL_RENDEZVOUS": str(folder),
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-            "WORLD_SIZE": count,
-            "LOCAL_WORLD_SIZE": count,
-        }
-        with ExitStack() as opened:
-            logs = [opened.enter_context((folder / f"{rank}.log").open("w")) for rank in range(processes)]
-            ranks = [
-                subprocess.Popen(
-                    [sys.executable, str(script), str(folder)],
-                    stdout=log,
-                    stderr=log,
-                    env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                )
-                for rank, log in enumerate(logs)
-            ]
-            try:
-                while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
-                    time.sleep(0.05)
-            finally:
-                for rank in ranks:
-                    rank.kill()
-        codes = [rank.wait() for rank in ranks]
-        said = "\n".join((folder / f"{rank}.log").read_text()[-4000:] for rank in range(processes))
-        assert codes == [0] * processes, said
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        done = subprocess.run(
+            [sys.executable, *launcher, "--log-dir", str(folder / "logs"), "--redirects", "3", script, folder],
+            env=os.environ
+            | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            check=False,
+        )
+        logs = sorted(folder.glob("logs/**/std*.log"))
+        assert done.returncode == 0, "\n".join(log.read_text()[-4000:] for log in logs)
 
     return run

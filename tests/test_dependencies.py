@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +32,9 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+INSTALLED = {normalized(name) for names in DISTRIBUTIONS.values() for name in names}
+
+
 def modules(tree: ast.AST) -> Iterator[str]:
     """What a file imports, anywhere in it, and what it starts with `-m`."""
     for node in ast.walk(tree):
@@ -52,14 +55,16 @@ def imported(folders: tuple[str, ...]) -> dict[str, set[str]]:
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [ROOT / name for name in listed.stdout.splitlines() if name.endswith(".py") and (ROOT / name).exists()]
     own = {*LIBRARY, "tests", *(file.stem for file in files if not file.is_relative_to(ROOT / "mathrl"))}
+    own |= set(DEVELOPMENT)
     names = {name.split(".")[0] for file in files for name in modules(ast.parse(file.read_text(encoding="utf-8")))}
     packages = names - own - set(sys.stdlib_module_names)
     return {name: {normalized(each) for each in (name, *DISTRIBUTIONS.get(name, ()))} for name in packages}
 
 
 def declared(*extras: str) -> set[str]:
-    """The distributions of some extras; without any, those that the library always needs."""
-    lists = [PROJECT["optional-dependencies"][extra] for extra in extras] if extras else [PROJECT["dependencies"]]
+    """The distributions of some extras; without any, those that `make install` installs everywhere."""
+    table = PROJECT["optional-dependencies"]
+    lists = [table[extra] for extra in extras] if extras else [PROJECT["dependencies"], table["platform"]]
     return {name_of(requirement) for requirements in lists for requirement in requirements}
 
 
@@ -73,7 +78,8 @@ def test_what_the_library_imports_is_declared_and_no_more() -> None:
     assert declared() - providers == set()
     assert optional - providers - PLUGINS == set()
     assert not optional & declared()
-    assert len(PROJECT["dependencies"]) == len(declared()), "a dependency is declared twice"
+    lists = [PROJECT["dependencies"], PROJECT["optional-dependencies"]["platform"]]
+    assert sum(map(len, lists)) == len(declared()), "a dependency is declared twice"
 
 
 def test_what_the_tests_import_is_declared_for_development_and_no_more() -> None:
@@ -84,6 +90,47 @@ def test_what_the_tests_import_is_declared_for_development_and_no_more() -> None
     providers = set().union(*packages.values(), *imported(LIBRARY).values())
     assert declared("dev") - providers - PLUGINS - PROGRAMS == set()
     assert not declared("dev") & declared()
+
+
+LIGHT = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import mathrl.grading
+assert mathrl.grading.grade("#### 4", "4").correct
+outside = {name.partition(".")[0] for name in sys.modules} - {*sys.stdlib_module_names, "mathrl"}
+print([name for name in outside if not name.startswith("_")])
+sys.argv = ["mathrl", *ARGUMENTS]
+from mathrl.cli import main
+main()
+"""
+
+
+def light(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`mathrl` where the packages of the extra platform cannot be imported, except what the others need."""
+    kept = [normalized(name_of(requirement)) for requirement in PROJECT["dependencies"]]
+    for name in kept:
+        needed = [normalized(name_of(line)) for line in requires(name) or () if ";" not in line]
+        kept += [other for other in needed if other not in kept and other in INSTALLED]
+    absent = declared("platform") - {*kept}
+    blocked = {package for package, names in DISTRIBUTIONS.items() if {*map(normalized, names)} & absent}
+    program = LIGHT.replace("BLOCKED", repr(blocked)).replace("ARGUMENTS", repr(arguments))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_the_verifier_runs_with_the_light_dependencies_alone(tmp_path: Path) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+    rows.write_text('{"response": "\\\\boxed{\\\\sin^2 t + \\\\cos^2 t}", "ground_truth": "1"}\n')
+    graded = light("grade", str(rows), "--output", str(output))
+    assert "1 of 1 correct" in graded.stdout, graded.stderr
+    assert graded.stdout.startswith("[]"), "mathrl.grading itself imports nothing outside the standard library"
+    other = light("plan")
+    assert other.returncode == 2 and "pip install 'mathrl[platform]'" in other.stderr, other.stderr
 
 
 def test_every_dependency_is_pinned() -> None:

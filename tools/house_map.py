@@ -17,7 +17,7 @@ WIDTH, COLUMN = 112, 30
 OTHERS = {
     "params/": "the parameters, one YAML file per section, with presets/ and recipes/",
     "dvc.yaml": "the pipeline: what each stage depends on and what it makes",
-    "pipelines/": "the DVC files beside the main one: controls, pages, suite and one per recipe",
+    "pipelines/": "the DVC graphs beside the main one, which appear where they are asked for",
     "prefect.yaml": "the deployments of the flows",
     "mlflow/": "scripts that serve MLflow; configuration only, never a package",
     "benchmarks/": "measurements beside those of a peer, both from one run",
@@ -55,7 +55,7 @@ def rooms_map() -> str:
     """Every room and module with its description, in the order of the floors."""
     rooms = [room for layer in floors() for room in layer]
     listed = subprocess.run(
-        ["git", "ls-files", *rooms], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--deduplicate", *rooms], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     files = [ROOT / name for name in listed if name.endswith(".py") and (ROOT / name).exists()]
     lines: list[str] = []

@@ -37,10 +37,10 @@ def token_weights(lengths_S: Tensor, kind: Aggregation, max_tokens: int) -> Tens
     return counted_S / (max_tokens * responses)
 
 
-def spread(values_S: Tensor, lengths_S: Tensor) -> Tensor:
-    """Repeat each response's value for its tokens: [S] → [N].
+def spread(values_S: Tensor, lengths_S: Tensor, tokens: int | None = None) -> Tensor:
+    """Repeat each response's value for its tokens: [S] → [N]; `tokens` is N where it is known without a sum.
 
     >>> spread(torch.tensor([0.5, -1.0]), torch.tensor([2, 1]))
     tensor([ 0.5000,  0.5000, -1.0000])
     """
-    return torch.repeat_interleave(values_S, lengths_S)
+    return torch.repeat_interleave(values_S, lengths_S, output_size=tokens)

@@ -5,7 +5,7 @@ All return a loss per token and take log-probs with a gradient, old log-probs an
 Shapes: S responses of the given lengths, N their tokens in order.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,15 +17,24 @@ Kind = Literal["clip", "gspo", "cispo", "reinforce"]
 MOST_GAP = 20.0  # exp(20) is far beyond any clip, and finite
 
 
+class Clip(NamedTuple):
+    """Bounds of the ratio, 1 - low and 1 + high; where A < 0 also `dual`, if it is set.
+
+    Example: Clip(low=0.2, high=0.28, dual=3.0) is [0.8, 1.28], and at most 3 where A < 0.
+    """
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
 def policy_loss(
     kind: Kind,
     logprobs_N: Tensor,
     old_logprobs_N: Tensor,
     advantages_N: Tensor,
     lengths_S: Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    clip: Clip,
     kept_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss of the kind's function below, and where it is clipped: loss_N, clipped_N.
@@ -33,36 +42,31 @@ def policy_loss(
     `kept_N` marks the tokens that have a loss (None: all); the sequence's ratio (gspo) is over those.
 
     >>> logprobs, advantages = torch.tensor([0.5, 1.5]).log(), torch.tensor([1.0, 1.0])
-    >>> policy_loss("clip", logprobs, torch.zeros(2), advantages, torch.tensor([2]), 0.2, 0.28)
+    >>> policy_loss("clip", logprobs, torch.zeros(2), advantages, torch.tensor([2]), Clip(0.2, 0.28))
     (tensor([-0.5000, -1.2800]), tensor([False,  True]))
     """
     if kind == "reinforce":
         return reinforce_loss(logprobs_N, advantages_N)
     if kind == "cispo":
-        return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip_low, clip_high)
+        return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip)
     if kind == "gspo":
         logprobs_N = old_logprobs_N + sequence_log_ratio(logprobs_N, old_logprobs_N, lengths_S, kept_N)
-    return clipped_policy_loss(logprobs_N, old_logprobs_N, advantages_N, clip_low, clip_high, dual_clip)
+    return clipped_policy_loss(logprobs_N, old_logprobs_N, advantages_N, clip)
 
 
 def clipped_policy_loss(
-    logprobs_N: Tensor,
-    old_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, clip: Clip
 ) -> tuple[Tensor, Tensor]:
     """-min(r A, clip(r, 1 - low, 1 + high) A) with r = exp(logprob - old logprob), per token.
 
     PPO (arXiv:1707.06347, equation 7); with high > low it is DAPO's clip-higher (arXiv:2503.14476,
-    equation 10). With `dual_clip` c > 1, where A < 0 the loss is at most -c A (arXiv:1912.09729),
+    equation 10). With `clip.dual` c > 1, where A < 0 the loss is at most -c A (arXiv:1912.09729),
     which bounds it for exploding ratios. Log-ratios are clamped to ±20.
 
     >>> ratio, advantages = torch.tensor([1.5, 0.5, 1.1]), torch.tensor([1.0, -1.0, 2.0])
-    >>> clipped_policy_loss(ratio.log(), torch.zeros(3), advantages, 0.2, 0.28)
+    >>> clipped_policy_loss(ratio.log(), torch.zeros(3), advantages, Clip(0.2, 0.28))
     (tensor([-1.2800,  0.8000, -2.2000]), tensor([ True,  True, False]))
-    >>> clipped_policy_loss(torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), 0.2, 0.28, 3.0)
+    >>> clipped_policy_loss(torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0]), Clip(0.2, 0.28, 3.0))
     (tensor([3.]), tensor([True]))
 
     Returns:
@@ -70,29 +74,27 @@ def clipped_policy_loss(
     """
     ratio_N = log_ratio(logprobs_N, old_logprobs_N).exp()
     free_N = -ratio_N * advantages_N
-    bound_N = -ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
+    bound_N = -ratio_N.clamp(1 - clip.low, 1 + clip.high) * advantages_N
     loss_N, clipped_N = torch.maximum(free_N, bound_N), bound_N.detach() > free_N.detach()
-    if dual_clip is None:
+    if clip.dual is None:
         return loss_N, clipped_N
-    cap_N = -dual_clip * advantages_N
+    cap_N = -clip.dual * advantages_N
     capped_N = (advantages_N < 0) & (cap_N < loss_N.detach())
     return torch.where(capped_N, cap_N, loss_N), clipped_N | capped_N
 
 
-def cispo_loss(
-    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
+def cispo_loss(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
     """-stop_gradient(clip(r, 1 - low, 1 + high)) A logprob: no token loses its gradient; weights are bounded.
 
     CISPO (MiniMax-M1, arXiv:2506.13585, equation 4), which has no lower bound: clip_low 1. The upper bound is
     1 + clip_high, as in verl; TRL's epsilon_high is the bound itself, so its 5 is 4 here.
 
     >>> logprobs = torch.tensor([3.0, 0.5]).log()
-    >>> cispo_loss(logprobs, torch.zeros(2), torch.tensor([1.0, 2.0]), 1.0, 1.0)  # -2 ln 3, -0.5 * 2 ln 0.5
+    >>> cispo_loss(logprobs, torch.zeros(2), torch.tensor([1.0, 2.0]), Clip(1.0, 1.0))  # -2 ln 3, -0.5 * 2 ln 0.5
     (tensor([-2.1972,  0.6931]), tensor([ True, False]))
     """
     ratio_N = log_ratio(logprobs_N, old_logprobs_N).exp().detach()
-    weight_N = ratio_N.clamp(1 - clip_low, 1 + clip_high)
+    weight_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
     return -weight_N * advantages_N * logprobs_N, weight_N != ratio_N
 
 
@@ -125,7 +127,7 @@ def sequence_log_ratio(
     counted_N = torch.ones_like(gap_N) if kept_N is None else kept_N.to(gap_N.dtype)
     counts_S = response_sums(counted_N, lengths_S).clamp(min=1)
     mean_S = response_sums(gap_N.detach() * counted_N, lengths_S) / counts_S
-    return gap_N - gap_N.detach() + spread(mean_S, lengths_S)
+    return gap_N - gap_N.detach() + spread(mean_S, lengths_S, len(gap_N))
 
 
 def log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:

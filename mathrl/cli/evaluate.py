@@ -1,4 +1,4 @@
-"""`mathrl evaluate`: any model folder on any benchmark."""
+"""`mathrl evaluate`: evaluate any model on any benchmark."""
 
 import os
 from pathlib import Path
@@ -15,16 +15,16 @@ from mathrl.reports.evaluation import evaluate_once
 
 
 def evaluate(
-    model: Annotated[str, typer.Option(help="A Hugging Face model folder, or a hub id.")],
-    benchmark: Annotated[str, typer.Option(help="test, or a named problem set such as gsm8k or math500.")],
+    model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
+    benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
     preset: Preset = None,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
     samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
-    """Evaluate any model on a benchmark: pass@1 with its interval, pass@k, maj@k."""
-    local = Path(model).absolute()  # relative to where the person stands, not to the checkout
+    """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k."""
+    local = Path(model).absolute()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
     if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
         raise UserError(f"{model}: no such folder; give a Hugging Face model folder or a hub id")
@@ -39,4 +39,4 @@ def evaluate(
     print("  ".join(f"{column} {cell}" for column, cell in row.items()))
     if figures.prompts_too_long:
         print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
-    print(f"figures, every response and pictures: {target}")
+    print(f"figures, responses and pictures: {target}")

@@ -1,4 +1,4 @@
-"""`mathrl export`: curated problems as the rows of other frameworks."""
+"""`mathrl export`: write curated problems in the row formats of other frameworks."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,9 +10,9 @@ from mathrl.data import export as rows
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="Curated problems, e.g. data/curated/rl.jsonl.")],
+    file: Annotated[Path, typer.Argument(help="File of curated problems, e.g. data/curated/rl.jsonl.")],
     output: Annotated[Path, typer.Option(help="File for the rows: .parquet or .jsonl.")],
-    format: Annotated[Literal["verl", "rlinf"], typer.Option(help="The framework that reads them.")] = "verl",
+    format: Annotated[Literal["verl", "rlinf"], typer.Option(help="Framework that will read the rows.")] = "verl",
 ) -> None:
     """Write curated problems as veRL or RLinf rows."""
     print(f"{rows.export(read_problems(file), format, output)} rows in {output}")

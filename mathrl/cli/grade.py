@@ -1,4 +1,4 @@
-"""`mathrl grade`: rows with a response and a true answer in, verdicts out."""
+"""`mathrl grade`: grade a file of responses with their true answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +12,19 @@ from mathrl.grading import grade_batch
 
 
 def grade(
-    file: Annotated[Path, typer.Argument(help="Rows with a response and its true answer, as JSON lines.")],
+    file: Annotated[Path, typer.Argument(help="JSON lines, each with a response and its true answer.")],
     output: Annotated[Path, typer.Option(help="File for the graded rows.")],
-    response_key: Annotated[str, typer.Option(help="Field of the response.")] = "response",
-    answer_key: Annotated[str, typer.Option(help="Field of the true answer, or of a list of them.")] = "ground_truth",
+    response_key: Annotated[str, typer.Option(help="Field with the response.")] = "response",
+    answer_key: Annotated[str, typer.Option(help="Field with the true answer, or a list of them.")] = "ground_truth",
     extraction: Annotated[
         Literal["strict", "lenient"],
-        typer.Option(help="strict: only a marked answer counts; lenient: the last number will do."),
+        typer.Option(help="strict: only a marked answer counts; lenient: else the last number counts."),
     ] = "lenient",
 ) -> None:
     """Grade responses: write each row with `correct`, `extracted` and `rule`."""
     rows = list(read_numbered_jsonl(file))
     if not rows:
-        raise UserError(f"{file}: no row in it")
+        raise UserError(f"{file}: it has no rows")
     responses = [_text(file, number, row, response_key) for number, row in rows]
     truths = [_truth(file, number, row, answer_key) for number, row in rows]
     verdicts = grade_batch(responses, truths, extraction=extraction)
@@ -41,7 +41,7 @@ def grade(
 def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
     if key not in row:
         fields = ", ".join(row) or "none"
-        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --response-key")
+        raise UserError(f"{file}, line {number}: no field {key!r}; its fields: {fields}; see --response-key")
     if not isinstance(row[key], str):
         raise UserError(f"{file}, line {number}, field {key}: expected text, found {row[key]!r}")
     return str(row[key])
@@ -50,7 +50,7 @@ def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
 def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list[str]:
     if key not in row:
         fields = ", ".join(row) or "none"
-        raise UserError(f"{file}, line {number}: no field {key!r}; fields there: {fields}; see --answer-key")
+        raise UserError(f"{file}, line {number}: no field {key!r}; its fields: {fields}; see --answer-key")
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
         raise UserError(f"{file}, line {number}, field {key}: expected an answer or a list of them, found {truth!r}")

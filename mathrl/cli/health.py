@@ -1,4 +1,4 @@
-"""`mathrl health RUN`: the health rules over the metrics of a run, afterwards or while it runs."""
+"""`mathrl health RUN`: apply the health rules to the metrics of a run, during or after it."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from mathrl.reports.find_run import find_training_run
 
 
 def health(
-    run: Annotated[str, typer.Argument(help="A stage, a recipe's step, a folder with metrics, or an MLflow run.")],
+    run: Annotated[str, typer.Argument(help="Stage, recipe's step, folder with metrics, or MLflow run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Report the health of a run from its metrics: evidence, cause, remedy; exit status 1 if red."""
+    """Report the health of a run from its metrics: evidence, cause and remedy; exit status 1 if red."""
     folder = Path(run).absolute()
     os.chdir(main_checkout())
     training = find_training_run(str(folder) if folder.exists() else run)

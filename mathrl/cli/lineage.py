@@ -1,4 +1,4 @@
-"""`mathrl lineage`: a registered model's way back, or a dataset's way forward, printed and drawn."""
+"""`mathrl lineage`: the runs and data behind a registered model, or the models made from a dataset."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,33 +6,24 @@ from typing import Annotated
 import typer
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
-from mathrl.params import Params
-from mathrl.reports.lineage_picture import picture, render
+from mathrl.params.schema import SECTIONS
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward
 from mathrl.tracking.upload import flatten
 
 
 def lineage(
-    model: Annotated[str | None, typer.Argument(help="NAME, NAME:VERSION or NAME@ALIAS.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Path or digest of a dataset whose models are wanted.")] = None,
-    output: Annotated[Path | None, typer.Option(help="HTML file for a picture of the model's lineage.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Registered model: NAME, NAME:VERSION or NAME@ALIAS.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Path or digest of a dataset: list its models.")] = None,
 ) -> None:
     """Trace a registered model back to its sources, or a dataset forward to every model made from it."""
     if (model is None) == (dataset is None):
         raise UserError("give a registered model NAME[:VERSION|@ALIAS], or --dataset DIGEST_OR_PATH")
     if dataset is not None:
-        if output is not None:
-            raise UserError("--output draws a model's way back; with --dataset there is no picture")
         _forward(dataset)
-        return
-    back = way_back(connect(), str(model))
-    print(lineage_text(back))
-    if output is not None:
-        write_text(output, page(back))
-        print(f"drawn in {output}")
+    else:
+        print(lineage_text(way_back(connect(), str(model))))
 
 
 def lineage_text(back: Back) -> str:
@@ -40,7 +31,7 @@ def lineage_text(back: Back) -> str:
     lines = [f"{back.name} version {back.version}, digest {back.digest}"]
     if "gate.decision" in back.tags:
         on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
-        lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion at that time {against}")
+        lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then: {against}")
     shown = _defaults()
     for step in sorted(back.steps, key=lambda step: step.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
@@ -51,33 +42,16 @@ def lineage_text(back: Back) -> str:
         changed = {key: value for key, value in step.params.items() if shown.get(key) != value}
         lines += [f"  param {key} = {value}" for key, value in sorted(changed.items())]
         shown |= changed
-    lines += ["", "parameters that differ from the defaults, each where it first occurs; --output FILE has all of them"]
-    lines.append(_complete(back))
+    lines += ["", "parameters that differ from the defaults, shown at the first run that has them"]
+    missing = back.gaps()
+    complete = f"complete: {len(back.steps)} runs, every input made by one of them"
+    lines.append(f"not complete: no run in MLflow made {', '.join(missing)}; {REMEDY}" if missing else complete)
     return "\n".join(lines)
-
-
-def page(back: Back) -> str:
-    """One HTML file with the picture and the tables, which loads nothing."""
-    return render("lineage.html", back=back, complete=_complete(back), picture=picture(back.steps, back.edges))
 
 
 def _defaults() -> dict[str, str]:
     """Every parameter's default as MLflow shows it: {"rl.lr": "1e-06", …}."""
-    sections = {field.alias or name: field.annotation for name, field in Params.model_fields.items()}
-    return flatten(
-        {
-            name: kind.model_construct().model_dump(mode="json")
-            for name, kind in sections.items()
-            if isinstance(kind, type)
-        }
-    )
-
-
-def _complete(back: Back) -> str:
-    missing = back.gaps()
-    if not missing:
-        return f"complete: {len(back.steps)} runs, every input made by one of them"
-    return f"not complete: no run in MLflow made {', '.join(missing)}; {REMEDY}"
+    return flatten({name: kind.model_construct().model_dump(mode="json") for name, kind in SECTIONS.items()})
 
 
 def _forward(dataset: str) -> None:

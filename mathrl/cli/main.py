@@ -18,16 +18,17 @@ from mathrl.core.exit_status import EXIT_USER_ERROR
 
 # In the order of `mathrl --help`. mathrl/cli/<command>.py has a function of this name, or a group of commands.
 COMMANDS = (
-    "run", "recipe", "evaluate", "alignment", "compare", "grade", "sources", "decontaminate", "export", "runs", "plan",
-    "health", "report", "lineage", "promote", "rollback", "serve", "sync", "doctor", "ui", "sweep",
+    "run", "recipe", "graph", "evaluate", "alignment", "compare", "grade", "audit", "sources", "decontaminate",
+    "export", "runs", "plan", "health", "report", "lineage", "promote", "rollback", "serve", "sync", "doctor", "ui",
+    "sweep",
 )  # fmt: skip
 
 
 class LazyGroup(TyperGroup):
-    """The commands, of which only the one that is called is imported."""
+    """The commands; only the one that is called is imported."""
 
     def __init__(self, **options: Any) -> None:
-        names: dict[str, Any] = dict.fromkeys(COMMANDS)  # what a mistyped name is compared with
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)  # for the suggestion when a name is mistyped
         super().__init__(**options | {"commands": names})
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -69,9 +70,17 @@ def mathrl() -> None:
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one line on stderr and exit status 2."""
+    """Run the command; a user's mistake is one line on stderr and exit status 2, and so is a missing package."""
     try:
         app()
+    except ModuleNotFoundError as error:
+        if (error.name or "mathrl").partition(".")[0] in ("mathrl", "flows", "tasks"):
+            raise
+        print(
+            f"error: {error}; without the extra platform only `mathrl grade` works: pip install 'mathrl[platform]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(EXIT_USER_ERROR) from None
     except UserError as error:
         print(f"error: {without_logins(str(error))}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None

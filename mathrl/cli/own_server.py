@@ -1,7 +1,7 @@
 """A Prefect server for one command, if no other is running.
 
-Prefect would start one itself, but for that imports its server into the flow's process and waits, 3.4 s each time.
-Here it starts while the flow is imported, and ends with the process that started it, however that ends.
+Prefect would start one itself, but it first imports its server into the flow's process and takes 3.4 s each time.
+Here the server starts while the flow is imported, and ends with the process that started it, however that ends.
 """
 
 import os
@@ -18,8 +18,8 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home
 
-START_SECONDS = 120.0  # the first start makes a database; a busy machine takes long
-# As Prefect's own temporary server has it.
+START_SECONDS = 120.0  # the first start creates a database, which takes long on a busy machine
+# The settings of Prefect's own temporary server.
 SETTINGS = {
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
@@ -30,10 +30,10 @@ SETTINGS = {
 
 @contextmanager
 def own_server() -> Iterator[Callable[[], None]]:
-    """Start a server unless PREFECT_API_URL or a Prefect profile names one; yields a function that awaits its answer.
+    """Start a server unless PREFECT_API_URL or a Prefect profile names one; yield a function that waits for it.
 
     Raises:
-        UserError: from that call, the server did not start.
+        UserError: from that function: the server did not start.
     """
     if os.environ.get("PREFECT_API_URL") or (Path(os.environ["PREFECT_HOME"]) / "profiles.toml").exists():
         yield lambda: None
@@ -44,7 +44,7 @@ def own_server() -> Iterator[Callable[[], None]]:
     log = home() / "logs" / "prefect-run.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C in the terminal is for the flow, which still has to report to the server.
+        # In a new session: Ctrl-C in the terminal must reach only the flow, which still reports to the server.
         child = subprocess.Popen(
             [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "uvicorn", "--factory",
              "tasks.own_server:app", "--host", "127.0.0.1", "--port", str(port),
@@ -60,7 +60,7 @@ def own_server() -> Iterator[Callable[[], None]]:
         for name in ("PREFECT_API_URL", Variable.OWN_SERVER):
             del os.environ[name]
         assert child.stdin is not None
-        child.stdin.close()  # the guard ends the server; nothing waits for that
+        child.stdin.close()  # the guard ends the server; nobody needs to wait
 
 
 def _wait(url: str, child: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -1,7 +1,7 @@
-"""`mathrl plan`: memory of a run by part before it is started, and what to change where it does not fit."""
+"""`mathrl plan`: the memory of a run by part before it starts, and what to change if it does not fit."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +13,7 @@ from mathrl.params.load import load_params
 from mathrl.params.schema import Params
 
 if TYPE_CHECKING:
-    from mathrl.planning.memory import MemoryPlan, Stage
+    from mathrl.planning.memory_states import MemoryPlan, Stage
 
 GIB = 1 << 30
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
@@ -28,19 +28,20 @@ def plan(
     prompt_tokens: Annotated[int | None, typer.Option(help="Typical length of a prompt, not the longest.")] = None,
     response_tokens: Annotated[int | None, typer.Option(help="Typical length of a response, not the longest.")] = None,
     simulate: Annotated[
-        str | None, typer.Option(help="Simulate this set-up instead: a file of params/simulate, by name or path.")
+        str | None, typer.Option(help="Simulate a cluster instead: a file of params/simulate, by name or path.")
     ] = None,
 ) -> None:
-    """Plan the memory of a run by part, and what to change if it does not fit; exit status 1 then.
+    """Estimate the memory of a run by part. If it does not fit, show what to change and exit with status 1.
 
-    With --simulate: seconds per step at any size, colocated, one step ahead and asynchronous.
+    --simulate estimates seconds per step at any size: colocated, one step ahead and asynchronous.
     """
     if simulate is not None:
         show_simulation(simulate)
         return
+    from mathrl.models.model_shape import config_of, shape_of
     from mathrl.planning.memory import plan_memory  # torch and transformers: --help answers without them
     from mathrl.planning.memory_advice import advise
-    from mathrl.planning.model_shape import config_of, shape_of
+    from mathrl.planning.rollout_memory import check_vllm_share
 
     settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
     params = load_params(preset=preset, overrides=settings)
@@ -53,7 +54,8 @@ def plan(
         except UserError:
             return None
 
-    print(f"{shape.parameters / 1e6:,.1f} million parameters, {params.run.processes} processes")
+    processes = params.run.processes
+    print(f"{shape.parameters / 1e6:,.1f} million parameters, {processes} process{'es' * (processes != 1)}")
     fits = True
     stages: list[Stage] = ["sft", "rl"] if params.sft.steps else ["rl"]
     for stage in stages:
@@ -69,18 +71,20 @@ def plan(
                 gpu_memory=memory or 0.0,
             )
 
-        show(stage, planned(params), params.run.processes, memory)
+        show(stage, planned(params), processes, memory)
         if memory is None:
             continue
+        if planned(params).lacking:
+            show_refusal(planned(params), lambda: check_vllm_share(shape, params, memory))
         room = memory * (1 - RESERVE)
         changes = advise(params, stage, room, resolved, planned)
         if changes is None:
-            print(f"  does not fit {gpu_memory} with any setting: take more GPUs (--gpus) or a smaller model")
+            print(f"  does not fit {gpu_memory} with any setting: use more GPUs (--gpus) or a smaller model")
             fits = False
         elif changes:
             fits = False
             after = resolved(changes)
-            print("  does not fit; with these settings it does:")
+            print("  does not fit; it fits with these settings:")
             print("".join(f"    --set '{change}'\n" for change in changes), end="")
             if after is not None:
                 show(f"{stage}, changed", planned(after), after.run.processes, memory)
@@ -95,18 +99,33 @@ def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -
     """Print one line per part that is not negligible, and the sums."""
     print(
         f"\n{title}: {plan.peak / GIB:.2f} GiB per process"
-        + ("" if memory else f", {plan.peak * processes / GIB:.2f} GiB in all")
+        + ("" if memory else f", {plan.peak * processes / GIB:.2f} GiB in total")
     )
-    _parts("all the time", plan.standing)
+    if plan.early:
+        print("before the first update, all that is held:")
+    for name, parts in plan.early.items():
+        _parts(name, parts, name == plan.largest_phase)
+    if plan.early:
+        print("from the first update on:")
+    _parts("in every phase", plan.standing)
     for name, parts in plan.phases.items():
-        _parts(name + (" (the largest)" if name == plan.largest_phase else ""), parts)
+        _parts("also in: " + name, parts, name == plan.largest_phase)
     if plan.host:
-        _parts("in the CPU's memory", plan.host)
+        _parts("CPU memory (offload)", plan.host)
 
 
-def _parts(title: str, parts: Mapping[str, float]) -> None:
+def show_refusal(plan: "MemoryPlan", check: Callable[[], None]) -> None:
+    """Print what vLLM's share lacks, or `check`'s error: the one with which the stage would refuse to start."""
+    try:
+        check()
+        print("".join(f"  {name}: {size / GIB:.2f} GiB are missing\n" for name, size in plan.lacking.items()), end="")
+    except UserError as error:
+        print(f"  {error}")
+
+
+def _parts(title: str, parts: Mapping[str, float], peak: bool = False) -> None:
     total = sum(parts.values())
-    print(f"  {title:<40} {total / GIB:>8.2f} GiB")
+    print(f"  {title + ' (peak)' * peak:<40} {total / GIB:>8.2f} GiB")
     for name, size in parts.items():
         if size >= 0.005 * GIB:
             print(f"    {name:<38} {size / GIB:>8.2f}")

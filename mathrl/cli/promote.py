@@ -1,4 +1,4 @@
-"""`mathrl promote`: a registered version becomes the champion if the gate lets it."""
+"""`mathrl promote`: make a registered version the champion if it passes the gate."""
 
 import os
 from typing import Annotated
@@ -12,12 +12,12 @@ from mathrl.tracking.client import connect
 
 
 def promote(
-    model: Annotated[str, typer.Argument(help="NAME (its candidate), NAME:VERSION or NAME@ALIAS.")],
+    model: Annotated[str, typer.Argument(help="Registered model: NAME (its candidate), NAME:VERSION or NAME@ALIAS.")],
     benchmark: Annotated[str | None, typer.Option(help="Benchmark on which it must beat the champion.")] = None,
     preset: Preset = None,
     overrides: Overrides = None,
 ) -> None:
-    """Make a registered version the champion if the gate lets it; exit status 1 if not."""
+    """Make a registered version the champion if it passes the gate; exit status 1 if not."""
     os.chdir(main_checkout())
     promoted, message = gate.promote(connect(), model, benchmark, preset, overrides or ())
     print(message)

@@ -1,4 +1,4 @@
-"""`mathrl recipe`: the flow `recipe` in this terminal, and what recipes there are."""
+"""`mathrl recipe`: run the flow `recipe` in this terminal, or list the recipes."""
 
 import os
 import time
@@ -18,17 +18,17 @@ from mathrl.params.recipe_graph import graph
 
 
 def recipe(
-    name: Annotated[str | None, typer.Argument(help="A file of params/recipes, by its name.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe: a file of params/recipes, by its name.")] = None,
     preset: Preset = None,
     overrides: Overrides = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes with their steps.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and exit without running.")] = False,
     allow_dirty: AllowDirty = False,
 ) -> None:
-    """Bring a recipe up to date: ordered steps, each starting from others' models and data.
+    """Run the steps of a recipe that are out of date; without a name, list the recipes.
 
-    Without --preset and --set this is `dvc repro pipelines/recipes/NAME/dvc.yaml` in the checkout; with them, in a
-    worktree under runs/.
+    Without --preset and --set it writes pipelines/recipes/NAME/dvc.yaml and runs `dvc repro` on it in the checkout;
+    with them, in a worktree under runs/.
     """
     os.chdir(main_checkout())
     if list_recipes or name is None:
@@ -66,4 +66,4 @@ def _print(folder: Path, name: str, seconds: float) -> None:
     summary = recipe_summary(folder, name)
     print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
     where = os.path.relpath(folder / RECIPES / name, Path.cwd())
-    print_lines([*verdicts(summary), f"everything: {where}", f"took {seconds:.0f} s"])
+    print_lines([*verdicts(summary), f"outputs: {where}", f"took {seconds:.0f} s"])

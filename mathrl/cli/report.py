@@ -16,10 +16,8 @@ PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
 
 
 def report(
-    run: Annotated[
-        str, typer.Argument(help="A stage, a recipe's step, a run under runs/, or an MLflow run.")
-    ] = "pipeline",
-    output: Annotated[Path | None, typer.Option(help="HTML file to write (default in reports/html).")] = None,
+    run: Annotated[str, typer.Argument(help="Stage, recipe's step, run under runs/, or MLflow run.")] = "pipeline",
+    output: Annotated[Path | None, typer.Option(help="HTML file to write; default: in reports/html.")] = None,
 ) -> None:
     """Write one HTML file: verdict, curves, examples before and after, health, lineage, how to reproduce."""
     here, target = Path(run).absolute(), output.absolute() if output else None
@@ -50,5 +48,5 @@ def _material(run: str, here: Path) -> Material:
         )
     name, workspace = record.name, Path(record.workspace)
     if not workspace.is_dir():
-        raise UserError(f"{run}: its folder {workspace} is gone; its report may be with its MLflow run")
+        raise UserError(f"{run}: its folder {workspace} no longer exists; its MLflow run may have its report")
     return step_material(workspace, *name.split("/", 1)) if "/" in name else pipeline_material(workspace)

@@ -1,4 +1,4 @@
-"""`mathrl rollback`: the champion before the present one."""
+"""`mathrl rollback`: make the previous champion the champion again."""
 
 from typing import Annotated
 

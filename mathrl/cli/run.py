@@ -22,6 +22,7 @@ from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params, load_params
 from mathrl.params.ignored import warnings
+from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import dump_yaml
 from mathrl.params.schema import TARGETS, stages_until
 from mathrl.stages import curate
@@ -40,23 +41,24 @@ def run(
     preset: Preset = None,
     overrides: Overrides = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Also train and evaluate the demo's three controls.")
+        bool, typer.Option("--controls", help="Also train and evaluate the three control runs.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Validate parameters, sources and model name, then exit without running.")
     ] = False,
     allow_dirty: AllowDirty = False,
 ) -> None:
-    """Bring a stage, or the whole pipeline, up to date.
+    """Run a stage, or the whole pipeline, with everything before it that is out of date.
 
-    Without --preset and --set this is `dvc repro` in the checkout; with them, in a worktree under runs/.
+    Without --preset and --set it runs `dvc repro` in the checkout; with them, in a worktree under runs/.
     """
     if stage not in TARGETS:
         raise UserError(f"no stage {stage!r}; stages: {', '.join(TARGETS)}")
     if controls and stage != "pipeline":
-        raise UserError("--controls goes with the pipeline: mathrl run pipeline --controls")
+        raise UserError("--controls needs the whole pipeline: mathrl run pipeline --controls")
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
+    check_learning_rates(params, (*stages_until(stage), *(["controls"] if controls else [])))
     if dry_run:
         _print_plan(stage, params)
         return
@@ -68,13 +70,13 @@ def run(
 
 
 def call_flow(name: str, **options: Any) -> str:
-    """Call a flow in this terminal, with the servers of `mathrl ui` if they answer; returns what it returns."""
+    """Call a flow in this terminal, with the servers of `mathrl ui` if they answer; return its result."""
     os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ[Variable.CONSOLE] = "1"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends its child processes
     for variable, url in answering().items():
         os.environ.setdefault(variable, url)
-    home().mkdir(parents=True, exist_ok=True)  # Prefect makes its folder in it, but not its parents
+    home().mkdir(parents=True, exist_ok=True)  # Prefect creates its folder, but not the parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
     with own_server() as wait_for_server:
         flow = _flow(name)
@@ -86,15 +88,15 @@ def call_flow(name: str, **options: Any) -> str:
             return str(flow(**options))
         except (HTTPError, ConcurrencySlotAcquisitionError) as error:
             raise UserError(
-                f"Prefect's server stopped answering ({error}): the stages ran to their end and what they made is "
-                "kept; start the server (`mathrl ui`), or none, and run the same command again for the report"
+                f"Prefect's server stopped answering ({error}): the stages finished and their outputs are kept; start "
+                "the server (`mathrl ui`), or none, and run the same command again for the report"
             ) from None
 
 
 def _flow(name: str) -> Any:
-    """The flow of flows/<name>.py, or one made here for a stage without such a file.
+    """The flow of flows/<name>.py, or a new one for a stage without such a file.
 
-    By name: Prefect, which it imports, reads its settings once, and they stand only now.
+    It is imported only here, because Prefect reads its settings at the import.
     """
     if importlib.util.find_spec(f"flows.{name}"):
         return getattr(importlib.import_module(f"flows.{name}"), name)
@@ -143,7 +145,7 @@ def _print_results(folder: Path, controls: bool, seconds: float) -> None:
             f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {shown(tracking_uri())}",
-            "look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
+            "to look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
             f"took {seconds:.0f} s",
         )
     )

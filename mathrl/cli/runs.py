@@ -1,4 +1,4 @@
-"""`mathrl runs`: the worktrees under runs/, listed, removed, or one of them taken over into the checkout."""
+"""`mathrl runs`: list or remove the worktrees under runs/, or adopt the parameters of one in the checkout."""
 
 import os
 import subprocess
@@ -18,18 +18,16 @@ from tasks import workspace
 
 
 def runs(
-    prune: Annotated[list[str] | None, typer.Option(help="Remove the run of this name; all removes every run.")] = None,
-    promote: Annotated[
-        str | None, typer.Option(help="Write the parameters of the run of this name into params/.")
-    ] = None,
+    prune: Annotated[list[str] | None, typer.Option(help="Run to remove, by name; all removes every run.")] = None,
+    promote: Annotated[str | None, typer.Option(help="Run whose parameters are written into params/, by name.")] = None,
 ) -> None:
-    """List the worktrees under runs/, remove some, or write the parameters of one into params/ to commit them."""
+    """List the worktrees under runs/, remove some, or write the parameters of one into params/ for a commit."""
     root = main_checkout()
     notes = {folder.name: (folder, note) for folder, note in workspace.runs(root)}
     removed = list(notes) if prune and "all" in prune else prune or []
     for name in [*removed, *([promote] if promote else [])]:
         if name not in notes:
-            raise UserError(f"no run {name!r} under runs/; there are: {', '.join(notes) or 'none'}")
+            raise UserError(f"no run {name!r} under runs/; runs: {', '.join(notes) or 'none'}")
     if promote:
         _promote(root, *notes[promote])
     busy = []
@@ -48,10 +46,10 @@ def runs(
 
 
 def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
-    """Write what a run changed into the checkout's params/ and say how to commit it.
+    """Write the parameters that a run changed into the checkout's params/, and print how to commit them.
 
     Raises:
-        UserError: params/ has changed since the run was started, so that its results would not be those.
+        UserError: params/ has changed since the run started, so that other results would follow.
     """
     from mathrl.sweeps.promote import edited, promote  # optuna
 
@@ -61,8 +59,8 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
     changed += [name for name in workspace.uncommitted(root) if name.startswith("params/")]
     if changed:
         raise UserError(
-            f"{folder.name} was started before {', '.join(changed)} changed, so its results are not those of "
-            f"params/ with its overrides: start it again with {' '.join(map(str, note['overrides']))}"
+            f"{', '.join(changed)} changed after {folder.name} started, so params/ with its overrides would give other "
+            f"results: start it again with {' '.join(map(str, note['overrides']))}"
         )
     before, after = (load_params(at / "params").model_dump(mode="json", by_alias=True) for at in (root, folder))
     diff = promote(differences(before, after))
@@ -72,7 +70,7 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
         write_text(recipe, edited(recipe.read_text(encoding="utf-8"), {"overrides": overrides}, str(recipe)))
         diff += f"{recipe}: overrides {', '.join(overrides)}\n"
     print(diff.rstrip())
-    print(f"its results come from DVC's cache: mathrl {verb} {note['run']}")
+    print(f"to restore its results from DVC's cache: mathrl {verb} {note['run']}")
     print(f'to keep it: git add params dvc.lock && git commit -m "As in {folder.name}"')
 
 

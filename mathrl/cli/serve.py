@@ -1,4 +1,4 @@
-"""`mathrl serve`: this process becomes a vLLM server that runs sample from."""
+"""`mathrl serve`: a vLLM server that runs sample from, in place of this process."""
 
 import os
 from pathlib import Path
@@ -14,8 +14,8 @@ from mathrl.rollout.vllm_login import KEY
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A Hugging Face model folder, or a hub id.")],
-    port: Annotated[int, typer.Option(help="Port to listen on; runs name it in rollout.servers.urls.")] = 8001,
+    model: Annotated[str, typer.Argument(help="Hugging Face model folder or hub id.")],
+    port: Annotated[int, typer.Option(help="Port to listen on; runs find the server by rollout.servers.urls.")] = 8001,
     host: Annotated[
         str, typer.Option(help="Address to listen on; anything but loopback is reachable by others.")
     ] = "127.0.0.1",
@@ -24,7 +24,7 @@ def serve(
 ) -> None:
     """Serve a model with vLLM, for runs with rollout.engine=vllm_server; Ctrl-C ends it."""
     check_key(host)
-    local = Path(model).absolute()  # relative to where the person stands, not to the checkout
+    local = Path(model).absolute()  # relative to the current folder, not to the checkout
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides or ())
     from mathrl.rollout.serve import serve_command, serve_environment  # torch: after the checks
@@ -37,6 +37,6 @@ def check_key(host: str) -> None:
     """Raises UserError: `host` is not loopback, and no key is set."""
     if not is_loopback(host) and not os.environ.get(KEY):
         raise UserError(
-            f"--host {host} lets everyone who reaches it replace the weights: keep 127.0.0.1 and reach it by "
-            f"`ssh -L 8001:127.0.0.1:8001`, or set {KEY} to a key of your own, here and where runs start"
+            f"--host {host} lets everyone who reaches it replace the weights: keep 127.0.0.1 and connect by "
+            f"`ssh -L 8001:127.0.0.1:8001`, or set {KEY} to a secret key, here and where runs start"
         )

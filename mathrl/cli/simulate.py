@@ -1,12 +1,10 @@
-"""`mathrl plan --simulate`: seconds per step of a run at any size, in three ways to share the GPUs."""
+"""`mathrl plan --simulate`: seconds per step of a run of any size, for three ways to share the GPUs."""
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mathrl.core.errors import UserError
-from mathrl.params.load import FOLDER, read_yaml
-from mathrl.params.messages import did_you_mean, messages
+from mathrl.params.load import FOLDER, read_yaml, validated
+from mathrl.params.messages import did_you_mean
 from mathrl.params.simulate import MODES, Simulation
 from mathrl.planning.simulate import simulate
 
@@ -14,17 +12,17 @@ WIDTHS = (9, 10, 9, 9, 8, 15, 7, 8)
 
 
 def show_simulation(name: str) -> None:
-    """Print the table of a set-up, given as a file or as the name of one in params/simulate."""
+    """Print the table of a set-up: a YAML file, or the name of one in params/simulate."""
     setup = load_setup(name)
     if setup.description:
         print(setup.description.strip())
     apart = setup.sampler_gpus or setup.gpus // 2
     print(
-        f"{setup.gpus} GPUs in {setup.nodes} nodes ({apart} of them sample where sampling is apart), "
+        f"{setup.gpus} GPUs in {setup.nodes} nodes ({apart} of them sample when sampling and training are apart), "
         f"{setup.responses:,} responses per step, mean {setup.lengths.mean:,.0f} tokens, "
         f"at most {setup.lengths.limit:,}\n"
     )
-    heads = ("step s", "sample s", "train s", "waits s", "sync s", "samplers busy", "stale", "speed")
+    heads = ("step s", "sample s", "train s", "wait s", "sync s", "samplers busy", "stale", "speed")
     print(" " * 16 + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
     first: float | None = None
     for mode in MODES:
@@ -38,7 +36,7 @@ def show_simulation(name: str) -> None:
 
 
 def load_setup(name: str) -> Simulation:
-    """A set-up, checked.
+    """The validated set-up.
 
     Raises:
         UserError: no such file, or values that do not fit; the message names all of them with their fields.
@@ -50,8 +48,4 @@ def load_setup(name: str) -> Simulation:
         raise UserError(
             f"no set-up {name!r}{did_you_mean(name, names)}; give a YAML file, or one of {', '.join(names)}"
         )
-    try:
-        return Simulation.model_validate(read_yaml(file))
-    except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, path)) or 'set-up'}: {text}" for _, path, text in messages(error, Simulation))
-        raise UserError(f"{file}: {'; '.join(wrong)}") from None
+    return validated(Simulation, read_yaml(file), str(file))

@@ -1,4 +1,4 @@
-"""`mathrl sources`: the named problem sets."""
+"""`mathrl sources`: list the named problem sets."""
 
 from mathrl.data.registry import REGISTRY
 

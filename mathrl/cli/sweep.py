@@ -1,4 +1,4 @@
-"""Search for better parameters of RL runs: run a study, look at it, compare and promote its winner."""
+"""Search for better parameters of RL runs: run a study, show it, compare and promote its winner."""
 
 import json
 import os
@@ -20,14 +20,16 @@ from tasks.sweep_workspace import with_study, workspace
 
 sweep = typer.Typer(name="sweep", no_args_is_help=True, help=__doc__)
 
-Study = Annotated[str | None, typer.Option(help="Name of the study (default: that of params/sweep.yaml).")]
+Study = Annotated[str | None, typer.Option(help="Name of the study; default: sweep.study of params/sweep.yaml.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="sweep.key=value, or any other parameter for every trial; repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Override of the sweep (sweep.key=value) or of every trial (rl.key=value); repeatable."),
 ]
-Preset = Annotated[str | None, typer.Option(help="Preset (a file of params/presets): a sweep in its own worktree.")]
+Preset = Annotated[
+    str | None, typer.Option(help="Preset (a file of params/presets); the sweep then runs in its own worktree.")
+]
 AllowDirty = Annotated[
-    bool,
-    typer.Option("--allow-dirty", help="Take the preset from the last commit even if code or params have changed."),
+    bool, typer.Option("--allow-dirty", help="Use the last commit even if code or params have uncommitted changes.")
 ]
 
 
@@ -41,7 +43,7 @@ def run(
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
 ) -> None:
-    """Run a study, or continue it; params/sweep.yaml names what is varied."""
+    """Run a study, or continue it; params/sweep.yaml has its search space."""
     settings = _settings(study, overrides, trials=trials, hours=hours, workers=workers)
     _call_flow(preset, settings, compare=False, allow_dirty=allow_dirty)
 
@@ -61,7 +63,7 @@ def show(study: Study = None) -> None:
     keys = list(opened.user_attrs["mathrl"]["present"])
     trials = opened.get_trials(deepcopy=False)
     print(markdown({"study": name, "trials": [row(trial, keys) for trial in trials]}))
-    print(f"pictures, each trial's metrics and log: {folder}")
+    print(f"pictures, metrics and log of every trial: {folder}")
     _print_comparison(folder, best(trials))
 
 
@@ -77,7 +79,7 @@ def promote(study: Study = None) -> None:
     diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
     print(diff or "params/ has these values already; nothing to write")
     if attributes["facts"]["sweep.set"]:
-        print(f"not written, though every trial had it: {', '.join(attributes['facts']['sweep.set'])}")
+        print(f"not written, although every trial used it: {', '.join(attributes['facts']['sweep.set'])}")
     if diff:
         print(f'to keep it: git commit -m "Winner of study {name}" -- params')
         _print_comparison(folder, winner)
@@ -85,7 +87,7 @@ def promote(study: Study = None) -> None:
 
 @sweep.command()
 def dashboard(
-    study: Study = None, port: Annotated[int, typer.Option(help="Port to listen on, on loopback.")] = 8080
+    study: Study = None, port: Annotated[int, typer.Option(help="Port to listen on (loopback only).")] = 8080
 ) -> None:
     """Serve Optuna's dashboard of the study on loopback until Ctrl-C."""
     try:
@@ -94,7 +96,7 @@ def dashboard(
         raise UserError("optuna-dashboard is missing: pip install -c constraints.txt -e '.[sweep]'") from None
     opened, name, _ = _existing(study)
     if listens(port):
-        raise UserError(f"port {port} is in use: stop what listens there, or give --port another")
+        raise UserError(f"port {port} is in use: stop that program, or choose another --port")
     print(f"study {name}: http://{HOST}:{port}/dashboard")
     run_server(opened._storage, host=HOST, port=port)
 
@@ -112,7 +114,7 @@ def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow
     open_study(sweep_section(named_overrides))  # before any server is started
     os.chdir(root)
     options: dict[str, Any] = {"preset": preset, "overrides": overrides, "compare": compare}
-    print(f"everything: {call_flow('sweep', **options, allow_dirty=allow_dirty)}")
+    print(f"outputs: {call_flow('sweep', **options, allow_dirty=allow_dirty)}")
 
 
 def _existing(study: str | None) -> tuple[Any, str, Any]:

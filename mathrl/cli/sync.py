@@ -1,8 +1,8 @@
-"""`mathrl sync`: what MLflow missed."""
+"""`mathrl sync`: upload to MLflow what it missed."""
 
 from mathrl.tracking import mirror
 
 
 def sync() -> None:
-    """Upload to MLflow what could not be uploaded while the runs were running."""
+    """Upload to MLflow the metrics and files that could not be uploaded during the runs."""
     print(f"{mirror.sync()} runs are complete in MLflow")

@@ -1,4 +1,4 @@
-"""Tables and lines on the terminal, never narrower than WIDTH where the output goes to a file."""
+"""Tables and lines on the terminal; at least WIDTH characters wide when the output goes to a file."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ def _console() -> Any:
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[str] = ("model",)) -> None:
-    """Rows by column, those of `left` aligned to the left; nothing without rows."""
+    """Print rows as a table, the columns of `left` aligned left; without rows print nothing."""
     from rich.table import Table
 
     table = Table(title=title)
@@ -28,6 +28,6 @@ def print_table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[st
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Lines that are not wrapped, and whose numbers are not coloured."""
+    """Print lines without wrapping or coloured numbers."""
     for line in lines:
         _console().print(line, soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""`mathrl ui`: Prefect and MLflow on loopback, the flows deployed, a worker that runs them."""
+"""`mathrl ui`: servers of Prefect and MLflow on loopback, with the flows deployed and a worker for them."""
 
 import importlib.util
 import json
@@ -35,10 +35,10 @@ def ui(
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
     host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --open.")] = HOST,
     open_host: Annotated[
-        bool, typer.Option("--open", help="Let other machines in; both servers need a login.")
+        bool, typer.Option("--open", help="Accept connections of other machines; both servers need a login.")
     ] = False,
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Number of flows that may compute at a time (at first 2).")
+        int | None, typer.Option(min=1, help="Maximum number of flows that compute at a time (initially 2).")
     ] = None,
 ) -> None:
     """Start Prefect and MLflow on this machine with the flows deployed; Ctrl-C ends them."""
@@ -47,15 +47,13 @@ def ui(
     os.chdir(root)
     for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
         if listens(port):
-            raise UserError(
-                f"port {port} of {name} is in use: stop what listens there, or give --{option}-port another"
-            )
+            raise UserError(f"port {port} of {name} is in use: stop that program, or choose another --{option}-port")
     env = _environment(root, prefect_port, mlflow_port, host)
     logs = home() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     children: list[subprocess.Popen[bytes]] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as it is for a command in the background
+        if signal.getsignal(number) != signal.SIG_IGN:  # a command in the background ignores it
             signal.signal(number, _stop_once)
 
     def start(name: str, *command: str) -> None:
@@ -81,7 +79,7 @@ def ui(
         print(f"logs in {logs}; Ctrl-C ends both", flush=True)
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
-        raise UserError(f"a server ended by itself; see {logs}")
+        raise UserError(f"a server ended unexpectedly; see {logs}")
     except KeyboardInterrupt:
         print("ending ...")
     finally:
@@ -107,7 +105,7 @@ def check_host(host: str, open_host: bool, environment: Mapping[str, str]) -> No
     if is_loopback(host):
         return
     remedy = (
-        "keep 127.0.0.1 and reach it by `ssh -L 4200:127.0.0.1:4200 -L 5000:127.0.0.1:5000`, or give --open "
+        "keep 127.0.0.1 and connect by `ssh -L 4200:127.0.0.1:4200 -L 5000:127.0.0.1:5000`, or give --open "
         "and set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD (clients: PREFECT_API_AUTH_STRING) and "
         "MLFLOW_AUTH_CONFIG_PATH to a basic_auth.ini with an administrator's password of your own (clients: "
         "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
@@ -133,19 +131,19 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
         | {
             "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
             "PREFECT_HOME": str(home() / "prefect"),
-            # Before the server starts: its pages call this address.
+            # Set before the server starts, because its pages call this address.
             "PREFECT_API_URL": f"http://{address}:{prefect_port}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
             "DO_NOT_TRACK": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            # Judges of GenAI traces, eight processes of 245 MB each that nothing here gives work.
+            # Judges of GenAI traces: eight processes of 245 MB each, without work here.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_TRACKING_URI": f"http://{address}:{mlflow_port}",
             Variable.WORKSPACE: str(root),
             Variable.HOME: str(home()),
             Variable.STATE: str(state_root()),
-            # By the environment and not as an option: what is in a command line, every user can read.
+            # In the environment and not as an option, because every user can read command lines.
             "MLFLOW_BACKEND_STORE_URI": _store(),
         }
         | ({"PREFECT_API_AUTH_STRING": login} if login else {})
@@ -154,7 +152,7 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
 
 
 def _open_environment(prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
-    """The host names of the servers: MLflow answers to no others, and Prefect's pages call the first.
+    """Variables with the servers' host names: MLflow answers only to these, and Prefect's pages call the first.
 
     Variables that are set already, for a proxy or an alias, stay.
     """
@@ -168,14 +166,14 @@ def _open_environment(prefect_port: int, mlflow_port: int, host: str) -> dict[st
         "PREFECT_UI_API_URL": f"http://{names[0]}:{prefect_port}/api",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:{mlflow_port}" for name in names),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{mlflow_port}" for name in names),
-        # Signs the forms of one server's life; MLflow's login does not start without.
+        # Signs the forms of this server; MLflow's login does not start without it.
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
     }
     return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
 def _store() -> str:
-    """The local store that runs without a server write to."""
+    """The local store, which runs without a server write to as well."""
     uri = tracking_uri()
     return uri if uri.startswith(("sqlite", "postgresql")) else f"sqlite:///{home() / 'mlflow.db'}"
 
@@ -205,7 +203,7 @@ def _prefect(env: dict[str, str], *words: str) -> None:
 
 
 def _make_slots(env: dict[str, str], limit: int | None) -> None:
-    """Set the limit `mathrl-slots`; without a number it keeps its own, which is first two."""
+    """Set the limit `mathrl-slots`; without a number it stays as it is, initially two."""
     inspect = [sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS]
     exists = subprocess.run(inspect, env=env, capture_output=True, check=False).returncode == 0
     if not exists:

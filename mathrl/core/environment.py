@@ -1,4 +1,4 @@
-"""Every environment variable of mathrl in one table, and the rank of this process.
+"""Every environment variable of mathrl and of its ranks in one table, and the rank of this process.
 
     Variable.HOME.value_or(".mathrl"); os.environ[Variable.RECORD] = "…"; {Variable.STATE: "…"}
 
@@ -31,9 +31,13 @@ class Variable(StrEnum):
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
     DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
     SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
+    JUDGE_KEY = ("MATHRL_JUDGE_KEY", "bearer key of the endpoint of a judge model", "rewards.model_judge")
     SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
-    HOSTS_FOLDER = ("MATHRL_HOSTS_FOLDER", "new folder that the ranks of all machines share", "core.launch")
     CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases", "tests")
+    # Set by whatever starts the processes of a stage: mathrl or torchrun.
+    RANK = ("RANK", "number of this process among those of its stage, from 0", "core.environment")
+    WORLD_SIZE = ("WORLD_SIZE", "number of processes of the stage", "core.environment, stages.launch")
+    LOCAL_RANK = ("LOCAL_RANK", "number of this process on its machine: its GPU", "models.device")
     # Handed down by mathrl to the processes that it starts.
     MIRROR = ("MATHRL_MIRROR", "id of the process that mirrors records to MLflow; `none` for none", "core.mirroring")
     PROGRESS = ("MATHRL_PROGRESS", "file of a stage's progress", "core.progress")
@@ -41,8 +45,6 @@ class Variable(StrEnum):
     FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "stages.stage_run")
     SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "stages.stage_run")
     TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
-    RENDEZVOUS = ("MATHRL_RENDEZVOUS", "folder that the ranks of a stage share on one machine", "core.launch")
-    PARENT = ("MATHRL_PARENT", "process id of rank 0, with which the other ranks end", "core.launch")
     CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "tasks.stage_output")
     OWN_SERVER = (
         "MATHRL_OWN_SERVER",
@@ -58,9 +60,9 @@ class Variable(StrEnum):
 
 def rank() -> int:
     """The number of this process among those of its stage, from 0."""
-    return int(os.environ.get("RANK", "0"))
+    return int(Variable.RANK.get() or 0)
 
 
 def world_size() -> int:
     """How many processes the stage has."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(Variable.WORLD_SIZE.get() or 1)

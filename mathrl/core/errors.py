@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +31,8 @@ def exit_on_user_error(main: Callable[[], None]) -> None:
         if not isinstance(error, UserError) and not is_disk_full(error):
             raise
         if rank() != 0:
-            # Rank 0 usually meets the same error, prints it and ends this process: print it once.
+            # Rank 0 usually meets the same error, prints it, and is the end of this process: print it once.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(OTHER_RANKS_WAIT_SECONDS)
         message = str(error) if isinstance(error, UserError) else _disk_full(error)
         print(f"error: {without_logins(message)}", file=sys.stderr)

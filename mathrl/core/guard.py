@@ -23,7 +23,8 @@ def main(command: list[str]) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
-    child = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    # close_fds: a lock that the caller passed on is held by the command too.
+    child = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, close_fds=False)
     at_end_of_input(stop.set)
     while child.poll() is None:
         if stop.wait(0.05):

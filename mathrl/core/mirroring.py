@@ -25,7 +25,7 @@ def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = 
         [sys.executable, "-m", "mathrl.tracking.mirror"],
         cwd=folder,
         stdin=subprocess.PIPE,
-        env={key: value for key, value in env.items() if key not in ("RANK", "WORLD_SIZE")},
+        env={key: value for key, value in env.items() if key not in (Variable.RANK, Variable.WORLD_SIZE)},
         start_new_session=True,
     )
     env[Variable.MIRROR] = str(mirror.pid)

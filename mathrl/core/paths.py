@@ -17,6 +17,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
+AUDITS = Path("reports/audits")  # each with sample, labels and rates
 CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
 WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides and creation time
 

@@ -49,6 +49,7 @@ class RunRecord:
 
     `name` is the stage's, of a recipe's step recipe/step; `key` is the digest of the stage, its parameters and
     inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
+    `resolved` has what the stage chose where a parameter leaves it open, such as {"rollout.engine": "vllm"};
     `inputs` and `outputs` map paths to content digests; `started` and `ended` are Unix seconds; `trial` is the
     name of the trial's record, `sweep` the study; `health` is the report of `mathrl.health.watch`, None before
     there is one; `outcome` says in words how a trial ended.
@@ -66,6 +67,7 @@ class RunRecord:
     workspace: str = ""
     git: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     pipeline: str = ""
@@ -213,8 +215,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _known_fields(kind: type[RunRecord | MirrorState], row: dict[str, Any]) -> dict[str, Any]:
-    known = {item.name for item in fields(kind)} - {"folder"}
-    return {name: value for name, value in row.items() if name in known and value is not None}
+    names = {item.name for item in fields(kind)} - {"folder"}
+    return {name: value for name, value in row.items() if name in names and value is not None}
 
 
 def _modified(file: Path) -> int | None:

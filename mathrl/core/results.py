@@ -104,6 +104,7 @@ class ModelFigures:
          "pass_at_8": 0.945, …, "maj_at_8": 0.913, …, "response_length": 34.1, "truncated_share": 0.002,
          "no_answer_share": 0.001, "by_level": {"2": {"problems": 100, "pass_at_1": 0.97, …}}, "by_subject": {}}
 
+    `verifier` are the counters of an evaluation with a judge model (mathrl/rewards/cascade.py).
     `pass_at_k` begins with k = 1, `maj_at_k` with k = 2; lengths are in tokens. None is what was not counted.
     """
 
@@ -120,6 +121,7 @@ class ModelFigures:
     seeds: int | None = None
     response_length_low: float | None = None
     response_length_high: float | None = None
+    verifier: Mapping[str, float] | None = None
 
     @property
     def pass_at_1(self) -> Interval:
@@ -158,7 +160,8 @@ class ModelFigures:
 
     def numbers(self) -> dict[str, float]:
         """What the tracker keeps: {"pass_at_1": 0.884, "response_length": 34.1, …}."""
-        return {name: float(value) for name, value in self.to_row().items() if isinstance(value, int | float)}
+        numbers = {name: float(value) for name, value in self.to_row().items() if isinstance(value, int | float)}
+        return numbers | dict(self.verifier or {})
 
 
 @dataclass(frozen=True)

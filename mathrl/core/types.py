@@ -1,12 +1,18 @@
 """Data types: what flows from a source to the registry."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from mathrl.core.errors import UserError
 
 FinishReason = Literal["stop", "length"]
+Tokens = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+TokenIds = Sequence[int] | Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +70,30 @@ class Completion:
     """One sampled response to one prompt.
 
     Example:
-        Completion(tokens=(5, 9, 2), logprobs=(-0.1, -0.7, -0.01), text="<answer>9</answer>",
+        Completion(tokens=np.array([5, 9, 2]), logprobs=np.array([-0.1, -0.7, -0.01]), text="<answer>9</answer>",
                    finish_reason="stop")
 
     `tokens` includes the end token when `finish_reason` is "stop"; `logprobs` are the natural-log
-    probabilities, under the distribution that was sampled from, of exactly these tokens.
+    probabilities, under the distribution that was sampled from, of exactly these tokens. Both may be given as any
+    sequence and are int32 and float32 arrays.
     """
 
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    tokens: Tokens
+    logprobs: Logprobs
     text: str
     finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", np.asarray(self.tokens, np.int32))
+        object.__setattr__(self, "logprobs", np.asarray(self.logprobs, np.float32))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Completion)
+            and (self.text, self.finish_reason) == (other.text, other.finish_reason)
+            and np.array_equal(self.tokens, other.tokens)
+            and np.array_equal(self.logprobs, other.logprobs)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 import re
 
+from mathrl.core.braces import closing_brace
+
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOXED = re.compile(r"\\(?:f|d)?box(?:ed)?\s*")
 
@@ -30,9 +32,9 @@ def last_boxed(text: str) -> str | None:
     for match in reversed(list(_BOXED.finditer(text))):
         rest = text[match.end() :]
         if rest.startswith("{"):
-            inside = _balanced(rest)
-            if inside is not None:
-                return inside.strip() or None
+            end = closing_brace(rest, 0)
+            if end > 0:
+                return rest[1:end].strip() or None
         elif bare := re.match(r"[^\s$.,;{}\\]+", rest):
             return bare.group()
     return None
@@ -42,19 +44,3 @@ def answer_tag(text: str) -> str | None:
     """The content of the last <answer> tag."""
     tags = _TAG.findall(text)
     return (tags[-1].strip() or None) if tags else None
-
-
-def _balanced(text: str) -> str | None:
-    depth, skip = 0, False
-    for index, character in enumerate(text):
-        if skip:
-            skip = False
-        elif character == "\\":
-            skip = True
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return text[1:index]
-    return None

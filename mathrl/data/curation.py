@@ -16,9 +16,9 @@ from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.deduplicate import Dropped, deduplicate
 from mathrl.data.grams import exact_key
-from mathrl.data.reading import Read, Rejected, input_row, read_source
-from mathrl.data.sources import ResolvedSource, resolve_benchmark, resolve_source
-from mathrl.params.data import Curate, Decontaminate, FileSource
+from mathrl.data.reading import Read, Rejected, input_row, read_source, taken
+from mathrl.data.sources import ResolvedSource, resolve_evaluation, resolve_source
+from mathrl.params.data import Curate, Decontaminate
 
 SPLITS = ("sft", "rl", "dev", "test")
 TRAINED = ("sft", "rl")
@@ -70,12 +70,7 @@ def plan(curate: Curate) -> CurationPlan:
     """
     sources = tuple(resolve_source(source, curate.data_folder) for source in curate.sources)
     clean = curate.decontaminate
-    further: list[ResolvedSource] = []
-    if clean:
-        further += [resolve_benchmark(name, curate.data_folder) for name in clean.benchmarks]
-        for path in clean.files:
-            source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
-            further.append(resolve_source(source, curate.data_folder))
+    further = resolve_evaluation(clean.benchmarks, clean.files, curate.data_folder) if clean else []
     return CurationPlan(sources, tuple(further))
 
 
@@ -88,7 +83,8 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
     planned = planned or plan(curate)
     generated = frozenset(r.name for r in planned.sources if r.generated)
     curated = Curated({}, [], [], [], [], [], {}, generated)
-    problems = _read(planned.sources, seed, curate.on_bad_row == "stop", curated)
+    remedy = "correct the row, or set curate.on_bad_row to reject" if curate.on_bad_row == "stop" else None
+    problems = _read(planned.sources, seed, remedy, curated)
     if not problems:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
     kept, dropped = deduplicate(problems, curate.deduplicate)
@@ -98,7 +94,7 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
         against = [p for p in held_out if p.split in curate.decontaminate.against]
         for resolved in planned.evaluation:
             read = Read()
-            problems_of_set, bad = _taken(read_source(resolved, seed, read), curate.on_bad_row == "stop")
+            problems_of_set, bad = taken(read_source(resolved, seed, read), remedy)
             curated.evaluation_inputs.append(input_row(resolved, read))
             curated.rejected += bad
             curated.evaluation_sizes[resolved.name] = len(problems_of_set)
@@ -154,12 +150,12 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
             raise UserError(f"curate: the id {problem.id} occurs twice; give its source a unique id_key")
 
 
-def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, curated: Curated) -> list[Problem]:
+def _read(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, curated: Curated) -> list[Problem]:
     problems: list[Problem] = []
     ids: set[str] = set()
     for resolved in sources:
         read = Read()
-        source_problems, bad = _taken(read_source(resolved, seed, read), stop)
+        source_problems, bad = taken(read_source(resolved, seed, read), remedy)
         curated.inputs.append(input_row(resolved, read))
         # Rows that two sources share get distinct ids.
         source_problems = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in source_problems]
@@ -170,19 +166,6 @@ def _read(sources: Iterable[ResolvedSource], seed: int, stop: bool, curated: Cur
         reasons = +Counter({"bad row": len(bad), **read.left_out})
         curated.steps.append(CurationStep(name, len(source_problems) + reasons.total(), len(source_problems), reasons))
     return problems
-
-
-def _taken(items: Iterable[Problem | Rejected], stop: bool) -> tuple[list[Problem], list[Rejected]]:
-    problems: list[Problem] = []
-    bad: list[Rejected] = []
-    for item in items:
-        if isinstance(item, Problem):
-            problems.append(item)
-        elif stop:
-            raise UserError(f"{item.where}: {item.reason}; correct the row, or set curate.on_bad_row to reject")
-        else:
-            bad.append(item)
-    return problems, bad
 
 
 def _decontaminate(
@@ -217,8 +200,6 @@ def _decontaminate(
     return kept
 
 
-def _account(
-    curated: Curated, name: str, rows_before: Sequence[Any], rows_after: Sequence[Any], dropped: list[Dropped]
-) -> None:
-    curated.steps.append(CurationStep(name, len(rows_before), len(rows_after), Counter(row.reason for row in dropped)))
+def _account(curated: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]) -> None:
+    curated.steps.append(CurationStep(name, len(before), len(after), Counter(row.reason for row in dropped)))
     curated.dropped += dropped

@@ -10,7 +10,6 @@ from mathrl.core.figures import BLUE, GREEN, ORANGE, PURPLE, picture
 from mathrl.core.files import write_text
 from mathrl.core.types import Problem
 from mathrl.data.curation import SPLITS, TRAINED, Curated, CurationPlan
-from mathrl.data.grams import grams
 from mathrl.data.markdown import cell, table
 from mathrl.params.data import Curate, Decontaminate
 
@@ -47,9 +46,9 @@ def manifest(
 
 
 def write_report(folder: Path, curated: Curated, planned: CurationPlan, curate: Curate, seed: int) -> None:
-    """report.md, levels.png and lengths.png in `folder`."""
+    """report.md and levels.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    _pictures(folder, curated.splits)
+    _draw_levels(folder / "levels.png", curated.splits)
     write_text(folder / "report.md", _markdown(curated, planned, curate, seed))
 
 
@@ -62,18 +61,11 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
         "`data/curated/dropped.jsonl` and `rejected.jsonl`."
     )
     parts = ["# Curation report", "", summary, "", "## Rows in and out of each step", ""]
-    parts += table(
-        ("step", "in", "out", "gone because"),
-        (
-            (
-                s.name,
-                f"{s.rows_in:,}",
-                f"{s.rows_out:,}",
-                ", ".join(f"{reason} {count:,}" for reason, count in s.reasons.most_common()) or "",
-            )
-            for s in curated.steps
-        ),
-    )
+    rows_of_steps = []
+    for step in curated.steps:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in step.reasons.most_common())
+        rows_of_steps.append((step.name, f"{step.rows_in:,}", f"{step.rows_out:,}", reasons))
+    parts += table(("step", "in", "out", "gone because"), rows_of_steps)
     parts += ["", "## What came out", ""]
     sources = sorted({p.source for rows in curated.splits.values() for p in rows})
     counts = {split: Counter(p.source for p in rows) for split, rows in curated.splits.items()}
@@ -84,7 +76,7 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
             ("all", *(f"{len(curated.splits[s]):,}" for s in SPLITS)),
         ],
     )
-    parts += ["", "![levels](levels.png)", "", "![lengths](lengths.png)", ""]
+    parts += ["", "![levels](levels.png)", ""]
     parts += ["## Sources and licences", ""]
     parts += table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
     parts += ["", *_duplicates(curated, curate), *_overlap(curated, curate), *_dropped_examples(curated, seed)]
@@ -100,31 +92,20 @@ def _read(curated: Curated) -> Iterable[tuple[str, ...]]:
     for number, row in enumerate((*curated.inputs, *curated.evaluation_inputs)):
         where = f"{row['name']} → {row['split']}" if row["split"] else row["name"]
         where = f"against {row['name']}" if number >= len(curated.inputs) else where
+        files = row.get("files", {})
         if "generator" in row:
-            yield (
-                where,
-                f"generator {row['generator']}, version {row['version']}",
-                f"{row['rows']:,}",
-                "",
-                row["licence"],
-            )
+            files = {f"generator {row['generator']}, version {row['version']}": row}
         elif "hub" in row:
             at = f" at {row['commit'][:12]}" if row["commit"] else ""
-            yield (
-                where,
-                f"hub {row['hub']}, {row['hub_split']}{at}",
-                f"{row['rows']:,}",
-                row["sha256"][:16],
-                row["licence"],
-            )
-        for name, file in row.get("files", {}).items():
-            yield where, name, f"{file['rows']:,}", file["sha256"][:16], row["licence"]
+            files = {f"hub {row['hub']}, {row['hub_split']}{at}": row}
+        for name, file in files.items():
+            yield where, name, f"{file['rows']:,}", file.get("sha256", "")[:16], row["licence"]
 
 
 def _duplicates(curated: Curated, curate: Curate) -> list[str]:
-    how = curate.deduplicate
-    rules = ["equal after NFKC and case folding with white space left out"] if how.exact else []
-    if near := how.near:
+    settings = curate.deduplicate
+    rules = ["equal after NFKC and case folding with white space left out"] if settings.exact else []
+    if near := settings.near:
         numbers = ", the same numbers in both" if near.same_numbers else ""
         rules.append(
             f"Jaccard similarity of {near.ngram}-gram shingles of at least {near.threshold:g} (MinHash LSH, "
@@ -147,22 +128,22 @@ def _duplicates(curated: Curated, curate: Curate) -> list[str]:
 
 
 def _overlap(curated: Curated, curate: Curate) -> list[str]:
-    how = curate.decontaminate
-    if how is None:
+    settings = curate.decontaminate
+    if settings is None:
         return ["## Overlap with evaluation sets", "", "Decontamination is switched off.", ""]
     where = {row.problem.id: row.problem.source for row in curated.dropped}
     cells: Counter[tuple[str, str]] = Counter()
     for hit in curated.hits:
-        if hit.share >= how.min_share:
+        if hit.share >= settings.min_share:
             cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
     rule = (
-        f"A row of sft or rl goes when it shares {how.ngram} grams in a row with an evaluation question or "
+        f"A row of sft or rl goes when it shares {settings.ngram} grams in a row with an evaluation question or "
         "answer text (evaluation texts of 3 to "
-        f"{how.ngram - 1} grams: as a whole), and the share of its grams is at least {how.min_share:g}. "
+        f"{settings.ngram - 1} grams: as a whole), and the share of its grams is at least {settings.min_share:g}. "
         "Every hit stands in `data/curated/hits.jsonl`, by falling share, those too that let the row stay "
         "(`dropped: false`): low shares are often boilerplate, which `decontaminate.min_share` lets stay."
     )
-    if curated.generated and not how.within_generator:
+    if curated.generated and not settings.within_generator:
         rule += " Problems of one generator are not compared by grams: they share its phrases and all differ."
     parts = ["## Overlap with evaluation sets", "", rule, ""]
     if cells:
@@ -172,7 +153,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
         parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
     if curated.hits:
         went, stay = (
-            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if (hit.share >= how.min_share) == large)
+            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if (hit.share >= settings.min_share) == large)
             for large in (True, False)
         )
         shares = (
@@ -180,16 +161,16 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
             for b in sorted(went | stay, reverse=True)
         )
         parts += ["", *table(("share", "rows that went", "rows that stay"), shares)]
-    parts += _chance_matches(curated, how)
+    parts += _chance_matches(curated, settings)
     if curated.too_short:
         short = len(curated.too_short)
         parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]
     return [*parts, ""]
 
 
-def _chance_matches(curated: Curated, how: Decontaminate) -> list[str]:
+def _chance_matches(curated: Curated, settings: Decontaminate) -> list[str]:
     """What to look at where a tenth of a source went for evaluation texts that are short."""
-    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.share >= how.min_share}
+    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.share >= settings.min_share}
     went = Counter(row.problem.source for row in curated.dropped if row.problem.id in whole)
     rows = Counter(p.source for name in TRAINED for p in curated.splits.get(name, ()))
     rows += Counter(row.problem.source for row in curated.dropped if row.problem.split in TRAINED)
@@ -211,18 +192,14 @@ def _dropped_examples(curated: Curated, seed: int) -> list[str]:
     for reason, rows in sorted(by_reason.items()):
         parts += [f"## Dropped: {reason} ({len(rows):,})", ""]
         for row in random.Random(seed).sample(rows, min(EXAMPLES, len(rows))):
-            parts += [
-                f"- `{row.problem.id}` for `{row.other}` ({cell(row.detail)})",
-                "",
-                f"  > {cell(row.problem.question)[:300]}",
-                "",
-            ]
+            parts += [f"- `{row.problem.id}` for `{row.other}` ({cell(row.detail)})", ""]
+            parts += [f"  > {cell(row.problem.question)[:300]}", ""]
     return parts
 
 
-def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:
+def _draw_levels(file: Path, splits: dict[str, list[Problem]]) -> None:
     shown = [split for split in SPLITS if splits[split]]
-    with picture(folder / "levels.png", 7, 3.6) as axes:
+    with picture(file, 7, 3.6) as axes:
         levels = sorted({p.level if p.level is not None else -1 for rows in splits.values() for p in rows})
         width = 0.8 / max(1, len(shown))
         for i, split in enumerate(shown):
@@ -233,13 +210,3 @@ def _pictures(folder: Path, splits: dict[str, list[Problem]]) -> None:
         axes.set_xticks(range(len(levels)), ["none" if level < 0 else str(level) for level in levels])
         axes.set(xlabel="level", ylabel="share of the split", title="Levels")
         axes.figure.legend(loc="outside right center")
-    with picture(folder / "lengths.png", 7, 3.6) as axes:
-        lengths = {split: [len(grams(p.question)) for p in splits[split][:20_000]] for split in shown}
-        longest = sorted(length for found in lengths.values() for length in found)
-        limit = max(5, longest[int(0.995 * (len(longest) - 1))])
-        bins = [limit * i / 40 for i in range(41)] if limit > 40 else [i - 0.5 for i in range(limit + 2)]
-        style = {"bins": bins, "density": True, "histtype": "step", "linewidth": 1.8}
-        for split in shown:
-            axes.hist([min(x, limit) for x in lengths[split]], color=COLOURS[split], label=split, **style)
-        axes.set(xlabel="grams in the question", ylabel="density", title="Lengths")
-        axes.legend()

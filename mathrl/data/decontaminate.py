@@ -75,7 +75,8 @@ class EvaluationIndex:
             self.add(problem.id, "solution", problem.solution)
         for answer in problem.answers:
             answer_grams = grams(answer)
-            if len(answer_grams) >= self.ngram or sum(map(_is_word, answer_grams)) >= SHORTEST:
+            words = sum(gram[0].isalpha() and (len(gram) > 1 or not gram.isascii()) for gram in answer_grams)
+            if len(answer_grams) >= self.ngram or words >= SHORTEST:
                 self.add(problem.id, "answer", answer)
 
     def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
@@ -108,10 +109,6 @@ class EvaluationIndex:
             ngrams_shared=len({tuple(ids[i : i + s]) for i, s in shared[best]}),
             others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
         )
-
-
-def _is_word(gram: str) -> bool:
-    return gram[0].isalpha() and (len(gram) > 1 or not gram.isascii())
 
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate import EvaluationIndex, Hit
+from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.row_files import Row, list_files, read_rows
 from mathrl.data.row_formats import look_up
 
@@ -48,10 +48,7 @@ def decontaminate_files(
         for file in list_files(train):
             for row in read_rows(file):
                 counts["rows"] += 1
-                problem = _problem(row)
-                texts = [problem.question, *([problem.solution] if problem.solution else [])]
-                row_hits = [hit for text in texts if (hit := index.look_up(problem.id, text))]
-                strongest = max(row_hits, key=lambda hit: hit.share, default=None)
+                ((_, strongest),) = find_hits([_problem(row)], index)
                 hits.extend([strongest] if strongest else [])
                 if strongest is None or strongest.share < min_share:
                     yield row.values
@@ -85,7 +82,7 @@ def _problem(row: Row) -> Problem:
     solution = _text(row.values.get("solution"))
     answers = [text for key in FURTHER_KEYS[1:] if (text := _text(look_up(row.values, key)))]
     id = row.values.get("id")
-    return Problem(str(id) if id is not None else row.name, question, tuple(answers), row.name, "rl", solution)
+    return Problem(str(id) if id is not None else row.name, question, tuple(answers), row.name, "sft", solution)
 
 
 def _text(value: Any) -> str | None:

@@ -14,7 +14,7 @@ from mathrl.data.grams import exact_key
 from mathrl.grading.matching import compare
 from mathrl.params.data import Deduplicate
 
-HELD_OUT = ("test", "dev")
+HELD_OUT = {"test": 0, "dev": 1}  # the splits whose rows win, and their ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class Dropped:
         }
 
 
-def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> tuple[list[Problem], list[Dropped]]:
+Settled = tuple[list[Problem], list[Dropped]]  # the rows that stay, in their order, and the dropped ones
+
+
+def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> Settled:
     """The rows that stay, in their order, and the dropped ones."""
     kept, dropped = list(problems), []
     if params.exact:
@@ -66,31 +69,21 @@ def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _settle(
-    problems: Sequence[Problem], clusters: Iterable[Sequence[int]], detail: str
-) -> tuple[list[Problem], list[Dropped]]:
+def _settle(problems: Sequence[Problem], clusters: Iterable[Sequence[int]], detail: str) -> Settled:
     dropped: dict[int, Dropped] = {}
     for cluster in clusters:
-        ranked = sorted(cluster, key=lambda index: (_rank(problems[index]), index))
+        ranked = sorted(cluster, key=lambda index: (HELD_OUT.get(problems[index].split, 2), index))
         winner = problems[ranked[0]]
-        conflict = next((i for i in ranked[1:] if not agree(winner, problems[i])), None)
-        for index in ranked[1:]:
+        conflict = next((problems[i] for i in ranked[1:] if not agree(winner, problems[i])), None)
+        for index in ranked:
             problem = problems[index]
             if conflict is not None and problem.split not in HELD_OUT:
-                against = winner if not agree(winner, problem) else problems[conflict]
-                detail_text = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
-                dropped[index] = Dropped(problem, "conflicting answers", against.id, detail_text)
-            else:
+                against = conflict if problem is winner or agree(winner, problem) else winner
+                answers = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
+                dropped[index] = Dropped(problem, "conflicting answers", against.id, answers)
+            elif problem is not winner:
                 dropped[index] = Dropped(problem, "duplicate", winner.id, detail)
-        if conflict is not None and winner.split not in HELD_OUT:
-            other = problems[conflict]
-            detail_text = f"{detail}; answers {list(winner.answers)} and {list(other.answers)}"
-            dropped[ranked[0]] = Dropped(winner, "conflicting answers", other.id, detail_text)
     return [p for i, p in enumerate(problems) if i not in dropped], [dropped[i] for i in sorted(dropped)]
-
-
-def _rank(problem: Problem) -> int:
-    return HELD_OUT.index(problem.split) if problem.split in HELD_OUT else len(HELD_OUT)
 
 
 def agree(first: Problem, second: Problem) -> bool:

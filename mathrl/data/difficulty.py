@@ -14,6 +14,7 @@ from math import comb, sqrt
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 
 from mathrl.core.hashing import digest
@@ -128,14 +129,6 @@ def _pass(row: dict[str, Any], k: int) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop < len(order) and values[order[stop]] == values[order[start]]:
-            stop += 1
-        for i in order[start:stop]:
-            ranks[i] = (start + stop - 1) / 2
-        start = stop
+    _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: list[float] = (np.cumsum(counts) - (counts + 1) / 2)[groups].tolist()
     return ranks

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xxhash
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from mathrl.core.types import Problem
 from mathrl.data.grams import grams, numbers
@@ -28,7 +30,7 @@ def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[l
         texts = (" ".join(numbers(grams(problem.question))) for problem in problems)
         salt = np.fromiter((xxhash.xxh3_64_intdigest(t.encode()) for t in texts), np.uint64, len(problems))
     bands, rows = band_shape(params.threshold, params.permutations)
-    parent = np.arange(len(problems))
+    edges: list[tuple[int, int]] = []
     for band in range(bands):
         keys = _band_keys(signatures[:, band * rows : (band + 1) * rows], salt)
         for bucket in _buckets(keys):
@@ -39,11 +41,11 @@ def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[l
                     if len(heads) < _HEADS and len(shingled[index]):
                         heads.append(index)
                 else:
-                    low, high = sorted((_root(parent, matched), _root(parent, index)))
-                    parent[high] = low
+                    edges.append((matched, index))
     groups: dict[int, list[int]] = {}
-    for index in range(len(problems)):
-        groups.setdefault(_root(parent, index), []).append(index)
+    graph = coo_array((np.ones(len(edges)), np.array(edges, int).reshape(-1, 2).T), shape=(len(problems),) * 2)
+    for index, label in enumerate(connected_components(graph, directed=False)[1]):
+        groups.setdefault(label, []).append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -112,10 +114,3 @@ def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
     for group in np.split(order, edges):
         if len(group) > 1:
             yield group.tolist()
-
-
-def _root(parent: np.ndarray, index: int) -> int:
-    while parent[index] != index:
-        parent[index] = parent[parent[index]]
-        index = int(parent[index])
-    return index

@@ -112,24 +112,20 @@ def _capped(pool: list[Problem], cap: int | None, seed: int, number: int) -> lis
 
 
 def _fits(problem: Problem, rate: float | None, component: Component) -> bool:
-    if component.source not in ("*", problem.source):
-        return False
-    if component.band is None:
-        return True
-    return rate is not None and component.band[0] <= rate <= component.band[1]
+    band = component.band
+    in_band = band is None or (rate is not None and band[0] <= rate <= band[1])
+    return component.source in ("*", problem.source) and in_band
 
 
 def _sizes(pools: Sequence[int], params: Mix) -> list[int]:
     """The number of rows of each component, from the numbers of its problems."""
-    available = [available_rows * (c.epochs or 1) for c, available_rows in zip(params.components, pools, strict=True)]
-    counts = [
-        rows if c.weight is None and c.count is None else c.count
-        for c, rows in zip(params.components, available, strict=True)
-    ]
-    for component, available_rows, wanted_rows in zip(params.components, available, counts, strict=True):
-        if wanted_rows is not None and wanted_rows > available_rows:
+    available = [problems * (c.epochs or 1) for c, problems in zip(params.components, pools, strict=True)]
+    counts: list[int | None] = []
+    for component, rows in zip(params.components, available, strict=True):
+        counts.append(rows if component.weight is None and component.count is None else component.count)
+        if component.count is not None and component.count > rows:
             raise UserError(
-                f"mix: source {component.source} has {_rows(component, available_rows)}, fewer than {wanted_rows}; "
+                f"mix: source {component.source} has {_rows(component, rows)}, fewer than {component.count}; "
                 "lower its count or raise its epochs"
             )
     weights = [_weight(component) for component in params.components]
@@ -137,11 +133,7 @@ def _sizes(pools: Sequence[int], params: Mix) -> list[int]:
     fixed = sum(count or 0 for count in counts)
     if not total:
         return [count or 0 for count in counts]
-    room = min(
-        Fraction(available_rows) * total / weight
-        for available_rows, weight in zip(available, weights, strict=True)
-        if weight
-    )
+    room = min(rows * total / weight for rows, weight in zip(available, weights, strict=True) if weight)
     rest = params.size - fixed if params.size is not None else floor(room)
     if rest < 0:
         raise UserError(f"mix.size is {params.size}, but the components with a count take {fixed} already")
@@ -180,5 +172,5 @@ def largest_remainders(exact: Sequence[Fraction]) -> list[int]:
 
 
 def _levels(problems: Sequence[Problem]) -> dict[str, int]:
-    levels = sorted({problem.level for problem in problems if problem.level is not None})
-    return {str(level): sum(problem.level == level for problem in problems) for level in levels}
+    levels = Counter(problem.level for problem in problems if problem.level is not None)
+    return {str(level): count for level, count in sorted(levels.items())}

@@ -5,7 +5,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,23 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
     if not items:
         raise UserError(f"{resolved.describe()}: no row in it")
     yield from items
+
+
+def taken(items: Iterable[Problem | Rejected], remedy: str | None) -> tuple[list[Problem], list[Rejected]]:
+    """The problems and the bad rows.
+
+    Raises:
+        UserError: there is a `remedy` for bad rows, and a bad row; the message names both.
+    """
+    rows: tuple[list[Problem], list[Rejected]] = [], []
+    for item in items:
+        if isinstance(item, Problem):
+            rows[0].append(item)
+        elif remedy:
+            raise UserError(f"{item.where}: {item.reason}; {remedy}")
+        else:
+            rows[1].append(item)
+    return rows
 
 
 def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:

@@ -3,22 +3,15 @@
 The normalised shape (id, question, answer, …) is tried first, then the shapes in which the set is published.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mathrl.core.errors import UserError
 from mathrl.data.row_formats import RowShape
 
 NORMALISED = RowShape(solution_key="solution", id_key="id", level_key="level", subject_key="subject")
 _GSM8K = RowShape(solution_key="answer", answer_rule="hash")
-_MATH = RowShape(
-    prompt_key="problem",
-    answer_key="solution",
-    solution_key="solution",
-    level_key="level",
-    subject_key="type",
-    answer_rule="boxed",
-)
 _PROBLEM = RowShape(prompt_key="problem", solution_key="solution")
+_MATH = replace(_PROBLEM, answer_key="solution", level_key="level", subject_key="type", answer_rule="boxed")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from mathrl.rewards.repetition import repetition_penalty
 
 # A row of responses.jsonl: {"response": "…", "correct": true, "truncated": false, "length": 34, …}
 ResponseRow = Mapping[str, Any]
+Groups = Iterable[tuple[Problem, Sequence[ResponseRow]]]
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,11 @@ class Filters:
     repetition_ngram: int = 8
 
 
-def rejection_sample(
-    groups: Iterable[tuple[Problem, Sequence[ResponseRow]]], filters: Filters, seed: int
-) -> tuple[list[Problem], Counter[str]]:
-    """Problems of the sft split whose `extra.response` is to be imitated, and the number of samples by reason.
+def rejection_sample(groups: Groups, filters: Filters, seed: int) -> tuple[list[Problem], Counter[str]]:
+    """Problems of the sft split with a response to imitate in `extra.response`, and the number of samples by reason.
 
-    Every sample is counted once: kept, wrong, cut off, too long, mixed language, repetitive, said before, or
-    above the number a problem. The seed decides which of the fitting samples are kept.
+    Every sample is counted once: kept, wrong, truncated, too long, mixed language, repetitive, duplicate, or
+    above per_problem. The seed decides which of the fitting samples are kept.
     """
     kept: list[Problem] = []
     counts: Counter[str] = Counter()
@@ -49,7 +48,7 @@ def rejection_sample(
             response = str(sample["response"])
             reason = _why_not(sample, response, filters)
             if reason is None and exact_key(response) in fitting:
-                reason = "said before"
+                reason = "duplicate"
             if reason is None:
                 fitting[exact_key(response)] = response
             else:
@@ -57,7 +56,7 @@ def rejection_sample(
         responses = list(fitting.values())
         rng = random.Random(derive_seed(seed, "rejection", problem.id))
         taken = sorted(rng.sample(range(len(responses)), min(filters.per_problem, len(responses))))
-        counts["above the number a problem"] += len(responses) - len(taken)
+        counts["above per_problem"] += len(responses) - len(taken)
         counts["kept"] += len(taken)
         kept += [
             problem.with_(id=f"{problem.id}#{number}", split="sft", extra={**problem.extra, "response": responses[i]})
@@ -70,7 +69,7 @@ def _why_not(sample: ResponseRow, response: str, filters: Filters) -> str | None
     if not sample["correct"]:
         return "wrong"
     if sample.get("truncated"):
-        return "cut off"
+        return "truncated"
     if filters.max_length is not None and sample["length"] > filters.max_length:
         return "too long"
     if filters.language and language_share(response, filters.language) < filters.min_language_share:
@@ -82,9 +81,7 @@ def _why_not(sample: ResponseRow, response: str, filters: Filters) -> str | None
     return None
 
 
-def preference_pairs(
-    groups: Iterable[tuple[Problem, Sequence[ResponseRow]]], per_problem: int, seed: int
-) -> list[dict[str, Any]]:
+def preference_pairs(groups: Groups, per_problem: int, seed: int) -> list[dict[str, Any]]:
     """Pairs of a correct (chosen) and a wrong (rejected) response; no response in two pairs of a problem.
 
     A truncated response is never the chosen one, whatever its answer.

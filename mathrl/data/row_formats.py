@@ -10,6 +10,7 @@ from typing import Any
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
+from mathrl.data.generators.countdown import problem_parts
 
 RULES: dict[str, tuple[Callable[[str], str | None], str]] = {
     "hash": (after_hashes, "no text after ####"),
@@ -70,18 +71,8 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     answers = tuple(dict.fromkeys(parts["answers"]))
     row_id = look_up(row, shape.id_key) if shape.id_key else None
     row_id = parts.get("id") if row_id is None else row_id
-    used = {
-        shape.prompt_key.split("+")[0],
-        shape.answer_key,
-        shape.solution_key,
-        shape.id_key,
-        shape.level_key,
-        shape.subject_key,
-        *shape.prompt_key.split("+"),
-        *parts.get("used", ()),
-        "source",
-        "split",
-    }
+    keys = (shape.answer_key, shape.solution_key, shape.id_key, shape.level_key, shape.subject_key)
+    used = {*shape.prompt_key.split("+"), *keys, *parts.get("used", ()), "source", "split"}
     extra = {key: value for key, value in row.items() if key not in used and value not in (None, "", [], {})}
     subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
     return Problem(
@@ -128,13 +119,8 @@ def _rlinf(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dic
     question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="solutions"))
     extra = {"templated": True} if _TEMPLATED.search(question) else {}
-    return {
-        "question": question,
-        "answers": answers,
-        "id": row.get("query_id"),
-        "extra": extra,
-        "used": ("prompt", "solutions", "query_id"),
-    }
+    used = ("prompt", "solutions", "query_id")
+    return {"question": question, "answers": answers, "id": row.get("query_id"), "extra": extra, "used": used}
 
 
 def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
@@ -149,21 +135,14 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
     else:
         question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
-    info = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
+    info = row.get("extra_info")
+    info = info if isinstance(info, Mapping) else {}
     # Rows of export.py have the id and all accepted answers of the problem; veRL reads only the ground truth.
-    further_answers = info.get("answers") if info else None
+    further_answers, index = info.get("answers"), info.get("index")
     answers += [str(answer) for answer in further_answers] if isinstance(further_answers, list) else []
-    index = info.get("index") if info else None
-    place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if info else None
-    id = (info.get("id") if info else None) or (place if index is not None else None)
-    return {
-        "question": question,
-        "answers": answers,
-        "id": id,
-        "subject": row.get("ability"),
-        "extra": extra,
-        "used": ("prompt", "ability"),
-    }
+    place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if index is not None else None
+    row_id, subject, used = info.get("id") or place, row.get("ability"), ("prompt", "ability")
+    return {"question": question, "answers": answers, "id": row_id, "subject": subject, "extra": extra, "used": used}
 
 
 def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
@@ -190,8 +169,6 @@ def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
 
 
 def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
-    from mathrl.data.generators.countdown import problem_parts  # only such rows need the solver
-
     numbers, target = row.get("nums"), row.get("target")
     if not isinstance(numbers, list) or not numbers or not isinstance(target, int):
         raise BadRow("expected fields 'nums' (a list of integers) and 'target'")

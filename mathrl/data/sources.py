@@ -1,6 +1,7 @@
 """From the sources of params/curate.yaml to what is read: local files first, then the hub, or a generator."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from mathrl.core.environment import Variable
@@ -56,33 +57,23 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
     if isinstance(source, FileSource):
         files = tuple(list_files(_absolute(source.path)))
         return ResolvedSource(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
-    named = find(source.id)
-    if named is None:
-        if "/" not in source.id:
-            raise UserError(
-                f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, or a hub id owner/name"
-            )
-        return ResolvedSource(
-            source.name,
-            source.split,
-            licence,
-            hub=source.id,
-            subset=source.subset,
-            hub_split=source.hub_split,
-            revision=source.revision,
-            shapes=(_shape(source),),
-            limit=source.limit,
+    named, split, revision = find(source.id), source.hub_split, source.revision
+    if named is not None:
+        resolved = resolve_named(named, split, data_folder, revision=revision)
+    elif "/" in source.id:
+        resolved = ResolvedSource(source.name, source.split, licence, hub=source.id, hub_split=split, revision=revision)
+    else:
+        raise UserError(
+            f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, or a hub id owner/name"
         )
-    resolved = resolve_named(named, source.hub_split, data_folder, revision=source.revision)
-    shapes = (_shape(source),) if _says_fields(source) else resolved.shapes
-    shapes = tuple(replace(shape, keep=source.keep) for shape in shapes)
+    shapes = (_shape(source),) if named is None or _says_fields(source) else resolved.shapes
     return replace(
         resolved,
         name=source.name,
         split=source.split,
         limit=source.limit,
-        shapes=shapes,
-        licence=source.licence or named.licence,
+        shapes=tuple(replace(shape, keep=source.keep) for shape in shapes),
+        licence=source.licence or resolved.licence,
         subset=source.subset or resolved.subset,
     )
 
@@ -107,6 +98,17 @@ def resolve_benchmark(name: str, data_folder: str | None) -> ResolvedSource:
     named = benchmark(name)
     assert named.evaluation
     return resolve_named(named, named.evaluation, data_folder)
+
+
+def resolve_evaluation(names: Iterable[str], files: Iterable[str], data_folder: str | None) -> list[ResolvedSource]:
+    """The evaluation sets of decontamination: benchmarks by name, and files with question, answer and solution.
+
+    Raises:
+        UserError: a set or a file that does not exist.
+    """
+    further = (FileSource(name=f, path=f, split="test", solution_key="solution", id_key="id") for f in files)
+    benchmarks = [resolve_benchmark(name, data_folder) for name in names]
+    return benchmarks + [resolve_source(source, data_folder) for source in further]
 
 
 def data_root(data_folder: str | None) -> Path | None:
@@ -148,14 +150,4 @@ def _says_fields(source: HubSource) -> bool:
 
 
 def _shape(source: RowSource) -> RowShape:
-    return RowShape(
-        source.format,
-        source.prompt_key,
-        source.answer_key,
-        source.solution_key,
-        source.id_key,
-        source.level_key,
-        source.subject_key,
-        source.answer_rule,
-        source.keep,
-    )
+    return RowShape(**{field.name: getattr(source, field.name) for field in fields(RowShape)})

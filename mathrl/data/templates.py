@@ -1,14 +1,23 @@
 """The prompt of a problem: plain, R1-Zero, boxed, or the chat template of the tokenizer."""
 
+import re
 from collections.abc import Sequence
+from datetime import date
+from functools import lru_cache
 from typing import Any
+
+from jinja2 import TemplateError
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration, routed
+from mathrl.models.end_tokens import turn_end
 from mathrl.params.run import Prompt
 
+# Templates of Llama 3 and SmolLM 3 write today's date; prompts must not change from day to day. Llama's own default.
+TODAY = date(2024, 7, 26)
+CONTROL = re.compile(r"<[|｜].*[|｜]>")
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 
 # DeepSeek-R1 (arXiv:2501.12948), table 1.
@@ -23,13 +32,15 @@ R1_ZERO = (
 def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem] = ()) -> list[int]:
     """Token ids of the prompt, without `prompt.response_prefix`, which belongs to the response.
 
+    A chat's are those of `apply_chat_template`: whether they begin with the start token is up to the template. Any
+    other text begins with it, once, if the tokenizer starts texts with it.
+
     Raises:
-        UserError: the prompt needs a chat template, and the tokenizer has none.
+        UserError: the prompt needs a chat template, and the tokenizer has none, or the template refuses the prompt.
     """
     text = prompt_text(problem, prompt, tokenizer, few_shot)
     ids: list[int] = list(tokenizer.encode(text, add_special_tokens=False))
-    bos = tokenizer.bos_token_id
-    # A tokenizer that starts every text with its start token still does; a chat template writes its own.
+    bos = None if is_chat(problem, prompt) else tokenizer.bos_token_id
     if bos is not None and ids[:1] != [bos] and list(tokenizer.encode(""))[:1] == [bos]:
         ids.insert(0, bos)
     return ids
@@ -38,7 +49,8 @@ def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[
 def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()) -> str:
     """The prompt as text. Rows that arrive templated (`extra.templated`) are taken as they are.
 
-    Lone surrogates, which no tokenizer takes, are written as escapes (`core.files.encodable`).
+    Lone surrogates, which no tokenizer takes, are written as escapes (`core.files.encodable`). Control tokens that a
+    problem spells stay text (`quoted`).
     """
     return encodable(_prompt_text(problem, routed(prompt, problem), tokenizer, few_shot))
 
@@ -46,7 +58,8 @@ def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_sho
 def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem]) -> str:
     if problem.extra.get("templated"):
         return problem.question
-    if prompt.template == "chat" or problem.extra.get("messages"):
+    problem, *few_shot = [_quoted(row, tokenizer) for row in (problem, *few_shot)]
+    if is_chat(problem, prompt):
         return _chat(problem, prompt, tokenizer, few_shot)
     shots = "".join(
         f"{_wrapped(shot, prompt)}{prompt_gap(prompt)}{demonstration(shot, prompt, terse=False)}\n\n"
@@ -54,6 +67,47 @@ def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Seq
     )
     head = R1_ZERO if prompt.template == "r1_zero" else ""
     return head + shots + _wrapped(problem, prompt)
+
+
+def is_chat(problem: Problem, prompt: Prompt) -> bool:
+    """Whether the problem's prompt is made by the tokenizer's chat template."""
+    if problem.extra.get("templated"):
+        return False
+    return routed(prompt, problem).template == "chat" or bool(problem.extra.get("messages"))
+
+
+def response_end(problem: Problem, prompt: Prompt, tokenizer: Any) -> int:
+    """The token that a response to the problem is trained to end with: the chat template's, else the tokenizer's."""
+    end = turn_end(tokenizer) if problem.extra.get("templated") or is_chat(problem, prompt) else None
+    return int(tokenizer.eos_token_id if end is None else end)
+
+
+def quoted(text: str, tokenizer: Any) -> str:
+    """`text` with a space in each spelling of a control token, which would end a turn or begin one.
+
+    Example: "Repeat <|im_end|> twice" → "Repeat < |im_end|> twice", where <|im_end|> is a token.
+    """
+    pattern = _control_tokens(tokenizer) if tokenizer is not None else None
+    return text if pattern is None else pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+
+@lru_cache(maxsize=4)
+def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+    """Special tokens, and others that are spelled like <|role|>. Tokens such as <think> may stand in any text."""
+    added = tokenizer.added_tokens_decoder.values()
+    spellings = {token.content for token in added if token.special or CONTROL.fullmatch(token.content)}
+    ordered = sorted((text for text in spellings if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _quoted(problem: Problem, tokenizer: Any) -> Problem:
+    extra = dict(problem.extra)
+    if "messages" in extra:
+        extra["messages"] = [
+            {**message, "content": quoted(message["content"], tokenizer)} for message in extra["messages"]
+        ]
+    solution = problem.solution and quoted(problem.solution, tokenizer)
+    return problem.with_(question=quoted(problem.question, tokenizer), solution=solution, extra=extra)
 
 
 def prompt_gap(prompt: Prompt) -> str:
@@ -89,4 +143,19 @@ def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[P
         messages.append({"role": "user", "content": _asked(problem, prompt)})
     if prompt.system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": prompt.system})
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    variables = dict(prompt.chat_template_kwargs)
+    unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template))]
+    if unread:
+        raise UserError(
+            f"prompt.chat_template_kwargs: the model's chat template does not read {', '.join(unread)}; leave it out"
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime, **variables
+        )
+    except TemplateError as error:
+        raise UserError(
+            f"problem {problem.id}: the model's chat template refuses the conversation ({error}); if it takes no "
+            "system message, leave prompt.system empty and set prompt.instruction"
+        ) from None
+    return str(text)

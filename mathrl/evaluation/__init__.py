@@ -1,1 +1,1 @@
-"""pass@k, maj@k, intervals, paired tests, benchmarks and what is drawn and said of them."""
+"""Evaluation: benchmarks, pass@k, maj@k, intervals, paired tests, and their figures and verdicts."""

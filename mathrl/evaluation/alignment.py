@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def gaps(
     limit: float,
 ) -> list[Gap]:
     """The gaps between each two; `tolerances` are of sampler and trainer, and of the trainer and the plain forward."""
-    sampler_N = torch.tensor([value for group in completions for completion in group for value in completion.logprobs])
+    sampler_N = torch.from_numpy(np.concatenate([response.logprobs for group in completions for response in group]))
     lengths_S = torch.tensor([len(completion.tokens) for group in completions for completion in group])
     sampled, plain = tolerances
     pairs = [
@@ -96,4 +97,4 @@ def trainer_logprobs(
     """[N], as an update computes them: packed, in `model.precision`."""
     network = load_model(folder, model, device)
     with torch.no_grad():
-        return response_logprobs(network, groups, temperature)[0].float().cpu()
+        return response_logprobs(network, groups, temperature, entropy=False)[0].float().cpu()

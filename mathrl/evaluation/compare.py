@@ -1,17 +1,18 @@
 """The one comparison of models: which pairs, by which test, in which words; and two sides in full detail."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from mathrl.core.results import PIPELINE, Comparison
-from mathrl.core.types import EvalRow
 from mathrl.evaluation.responses import ModelRun
 from mathrl.evaluation.runs import Values, compare_runs
-from mathrl.evaluation.summary import Rows, interval_over, values_of
+from mathrl.evaluation.summary import Key, Rows, grouped, interval_over, values_of
 from mathrl.params.evaluate import Evaluate
 
 MOST_GROUPS = 50
 Groups = dict[str, dict[str, Any]]
+Sides = tuple[Sequence[Values], Sequence[Values]]  # the runs before and after
 
 
 def pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
@@ -96,12 +97,11 @@ def compare_sides(
     Raises:
         UserError: a metric that the samples do not allow, or a single problem.
     """
-    sides = (before, after)
+    sides, rows = (before, after), before[0].rows
     first, second = ([values_of(run.rows, metric) for run in side] for side in sides)
     values = (first, second)
     test = _tested(names, values, settings, seed)
-    figures = [_figures(side, side_values, settings, seed) for side, side_values in zip(sides, values, strict=True)]
-    rows = before[0].rows
+    figures = [_figures(runs, side, settings, seed) for runs, side in zip(sides, values, strict=True)]
     return {
         "benchmark": before[0].benchmark,
         "metric": metric,
@@ -113,9 +113,7 @@ def compare_sides(
     }
 
 
-def _tested(
-    names: tuple[str, str], values: tuple[Sequence[Values], Sequence[Values]], settings: Evaluate, seed: int
-) -> Comparison:
+def _tested(names: tuple[str, str], values: Sides, settings: Evaluate, seed: int) -> Comparison:
     return compare_runs(*names, *values, confidence=settings.confidence, resamples=settings.resamples, seed=seed)
 
 
@@ -148,30 +146,14 @@ def _mean(values: Values) -> float:
     return sum(values.values()) / len(values)
 
 
-def _groups(
-    rows: Rows,
-    key: Callable[[EvalRow], int | str | None],
-    values: tuple[Sequence[Values], Sequence[Values]],
-    names: tuple[str, str],
-    settings: Evaluate,
-    seed: int,
-) -> Groups:
+def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], settings: Evaluate, seed: int) -> Groups:
     """The comparison within each level or subject, MOST_GROUPS at most."""
-    groups: dict[Any, list[str]] = {}
-    for row in rows:
-        if (name := key(row)) is not None:
-            groups.setdefault(name, []).append(row.problem_id)
     compared: Groups = {}
-    for name in sorted(groups)[:MOST_GROUPS]:
-        before, after = ([{id: run[id] for id in groups[name]} for run in side] for side in values)
-        means = [sum(map(_mean, side)) / len(side) for side in (before, after)]
-        compared[str(name)] = {
-            "problems": len(groups[name]),
-            "before": means[0],
-            "after": means[1],
-            "difference": means[1] - means[0],
-        }
-        if len(groups[name]) > 1:
+    for name, group in islice(grouped(rows, key).items(), MOST_GROUPS):
+        before, after = ([{row.problem_id: run[row.problem_id] for row in group} for run in side] for side in values)
+        first, second = (sum(map(_mean, side)) / len(side) for side in (before, after))
+        compared[name] = {"problems": len(group), "before": first, "after": second, "difference": second - first}
+        if len(group) > 1:
             test = _tested(names, (before, after), settings, seed)
-            compared[str(name)] |= {"low": test.low, "high": test.high}
+            compared[name] |= {"low": test.low, "high": test.high}
     return compared

@@ -99,23 +99,23 @@ def _eval_rows(file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[E
     counts = {len(samples) for samples in problems.values()}
     if len(counts) > 1:
         raise UserError(f"{file}: some problems have {min(counts)} responses and others {max(counts)}; is it complete?")
-    out = []
-    for id, samples in problems.items():
-        group = [samples[number] for number in sorted(samples)]
-        out.append(
-            EvalRow(
-                group[0]["model"],
-                group[0]["benchmark"],
-                id,
-                group[0].get("level"),
-                group[0].get("subject"),
-                correct=tuple(bool(row["correct"]) for row in group),
-                extracted=tuple(row["extracted"] for row in group),
-                lengths=tuple(int(row["length"]) for row in group),
-                truncated=tuple(bool(row["truncated"]) for row in group),
-            )
-        )
-    return out
+    return [eval_row([samples[number] for number in sorted(samples)]) for samples in problems.values()]
+
+
+def eval_row(group: Sequence[Mapping[str, Any]]) -> EvalRow:
+    """One problem's row, from its rows of responses.jsonl in the order of the samples."""
+    first = group[0]
+    return EvalRow(
+        first["model"],
+        first["benchmark"],
+        str(first["problem_id"]),
+        first.get("level"),
+        first.get("subject"),
+        correct=tuple(bool(row["correct"]) for row in group),
+        extracted=tuple(row["extracted"] for row in group),
+        lengths=tuple(int(row["length"]) for row in group),
+        truncated=tuple(bool(row["truncated"]) for row in group),
+    )
 
 
 def common_problems(runs: Sequence[ModelRun], *, allow_missing: bool) -> list[ModelRun]:

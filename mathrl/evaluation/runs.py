@@ -22,6 +22,7 @@ from mathrl.evaluation.intervals import TINY, cluster_interval
 from mathrl.evaluation.paired import POWER, compare
 
 Values = Mapping[str, float]  # of one run: problem id → value
+Share = tuple[float, int]  # of the variance of the mean, and its degrees of freedom
 
 
 def seeds_interval(runs: Sequence[Values], *, confidence: float = 0.95, share: bool = True) -> Interval:
@@ -119,25 +120,23 @@ def _table(runs: Sequence[Values], common: Sequence[str]) -> np.ndarray:
     return np.array([[run[id] for id in common] for run in runs]).reshape(len(runs), len(common))
 
 
-def _mean_variance(values: np.ndarray) -> tuple[float, int]:
+def _mean_variance(values: np.ndarray) -> Share:
     """The variance of the mean of `values`, and its degrees of freedom."""
     return float(values.var(ddof=1)) / len(values), len(values) - 1
 
 
-def _runs_part(table_RP: np.ndarray) -> tuple[float, int]:
+def _runs_part(table_RP: np.ndarray) -> Share:
     return _mean_variance(table_RP.mean(axis=1))
 
 
-def _rest_part(table_RP: np.ndarray) -> tuple[float, int]:
+def _rest_part(table_RP: np.ndarray) -> Share:
     """MS_rest / (R P), which the parts of runs and of problems both contain, and its degrees of freedom."""
     rest_RP = table_RP - table_RP.mean(axis=1, keepdims=True) - table_RP.mean(axis=0) + table_RP.mean()
     freedom = (table_RP.shape[0] - 1) * (table_RP.shape[1] - 1)
     return float((rest_RP**2).sum()) / freedom / table_RP.size, freedom
 
 
-def _standard_error(
-    parts: Sequence[tuple[float, int]], contained_twice: Sequence[tuple[float, int]]
-) -> tuple[float, float]:
+def _standard_error(parts: Sequence[Share], contained_twice: Sequence[Share]) -> tuple[float, float]:
     """The standard error of the mean and Satterthwaite's degrees of freedom (nan where the error is 0).
 
     What the parts contain twice is subtracted once; the variance is never below the largest part.

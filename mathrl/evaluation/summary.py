@@ -13,6 +13,7 @@ from mathrl.grading.grade import equal_answers
 from mathrl.params.evaluate import Evaluate
 
 Rows = Sequence[EvalRow]
+Key = Callable[[EvalRow], int | str | None]
 
 
 def summarise(rows: Rows, settings: Evaluate, seed: int) -> ModelFigures:
@@ -114,14 +115,16 @@ def _bounded(interval: Interval, *, share: bool = True) -> Interval:
     return Interval(interval.mean, max(0.0, interval.low), min(1.0, interval.high) if share else interval.high)
 
 
-def _groups(
-    rows: Rows, key: Callable[[EvalRow], int | str | None], settings: Evaluate, seed: int
-) -> Mapping[str, GroupFigures]:
+def _groups(rows: Rows, key: Key, settings: Evaluate, seed: int) -> Mapping[str, GroupFigures]:
+    return {
+        name: GroupFigures(len(members), interval_over([accuracies(members)], settings, seed))
+        for name, members in grouped(rows, key).items()
+    }
+
+
+def grouped(rows: Rows, key: Key) -> dict[str, list[EvalRow]]:
+    """The rows by level or subject, in the order of the keys; rows without one are left out."""
     groups: dict[Any, list[EvalRow]] = {}
     for row in rows:
-        if (name := key(row)) is not None:
-            groups.setdefault(name, []).append(row)
-    return {
-        str(name): GroupFigures(len(groups[name]), interval_over([accuracies(groups[name])], settings, seed))
-        for name in sorted(groups)
-    }
+        groups.setdefault(key(row), []).append(row)
+    return {str(name): groups[name] for name in sorted(groups.keys() - {None})}

@@ -8,13 +8,24 @@ from mathrl.grading.brackets import OPENERS, Brackets
 from mathrl.grading.grammar import CONSTANTS, RELATIONS, SET_OPS
 from mathrl.grading.lexer import FUNCTIONS, ParseError, Token, tokenize
 from mathrl.grading.literals import adjacent, ellipsis_decimal, literal
-from mathrl.grading.syntax import Node, neg, num, sym
+from mathrl.grading.syntax import Node, is_complex, is_expression, kinds, neg, num, sym, symbols
 
 _BIG = frozenset(["sum", "prod", "int", "iint", "iiint", "oint", "lim", "bigcap", "limsup", "liminf"])
 _TASK_FUNCTIONS = frozenset(["gcd", "lcm", "det"])
 _INVERSES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
+_INVERSES |= {f"{ar}{name}": f"arc{name}" for ar in ("a", "ar") for name in ("sinh", "cosh", "tanh")}
+_INVERTIBLE = frozenset("sin cos tan cot sec csc sinh cosh tanh coth sech csch".split())
 _DECORATIONS = frozenset("vec hat bar overline overrightarrow tilde widehat dot ddot widetilde boldsymbol pmb".split())
 _APPLICABLE = frozenset("fghFGHPQ")
+
+
+def _decorated(name: str, inside: Node) -> Node:
+    """A bar over a complex number (one with i, z or w in it) is its conjugate; else a decoration is a name."""
+    if name in ("overline", "bar") and is_expression(inside):
+        names = symbols(inside)
+        if "const:i" in kinds(inside) or (names and all(map(is_complex, names))):
+            return Node("func", ("conj", inside))
+    return Node("app", (name, inside))
 
 
 class Atoms(Brackets):
@@ -119,7 +130,9 @@ class Atoms(Brackets):
             self.raw("}")
             return self.argument()
         if name in _DECORATIONS:
-            return Node("app", (name, self.argument()))
+            return _decorated(name, self.argument())
+        if name in ("Re", "Im"):
+            return self.function(name)
         if name in ("angle", "triangle", "measuredangle"):
             return Node("app", (name, self.term()))
         if name in ("mathrm", "mathit", "mathcal", "mathsf", "mbox", "underline", "text"):
@@ -188,7 +201,12 @@ class Atoms(Brackets):
                 raise ParseError("unclosed arguments")
             args = inside.args[0] if inside.kind == "list" else (inside,)
             return Node("op" if name in _TASK_FUNCTIONS else "func", (name, *args))
-        argument = self.postfixes_of_argument() if self.at("(", "{") else self.bare_argument()
+        if self.at("(", "{"):
+            closer = ")" if self.take().value == "(" else "}"
+            argument = self.sum()
+            self.expect(closer)
+        else:
+            argument = self.bare_argument()
         if name in _TASK_FUNCTIONS:
             return Node("op", (name, argument))
         if name in ("floor", "ceil", "abs"):
@@ -198,16 +216,9 @@ class Atoms(Brackets):
         node = Node("func", (name, argument) if base is None else (name, argument, base))
         if power is None:
             return node
-        if power.kind == "num" and power.args[0] == -1 and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+        if power.kind == "num" and power.args[0] == -1 and name in _INVERTIBLE:
             return Node("func", ("arc" + name, argument))
         return Node("pow", (node, power))
-
-    def postfixes_of_argument(self) -> Node:
-        """\\sin(x)^2 squares the argument's bracket only where a bare power follows; f(x)! likewise."""
-        closer = ")" if self.take().value == "(" else "}"
-        inside = self.sum()
-        self.expect(closer)
-        return inside
 
     def bare_argument(self) -> Node:
         """\\sin 2x \\cos y: the argument is the product up to the next function, sign or bracket."""

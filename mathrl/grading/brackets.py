@@ -34,14 +34,10 @@ class Brackets(Cursor):
         token = self.take()
         ending = token.value if token.value != "rbrace" else "\\}"
         parts = inside.args[0] if inside.kind == "list" else (inside,)
-        if opener == "\\{":
+        if opener in ("\\{", "langle"):
             if ending != closer:
                 raise ParseError("unbalanced brackets")
-            return Node("set", (parts,))
-        if opener == "langle":
-            if ending != closer:
-                raise ParseError("unbalanced brackets")
-            return Node("tuple", ("(", ")", parts))
+            return Node("set", (parts,)) if opener == "\\{" else Node("tuple", ("(", ")", parts))
         if ending not in (")", "]") and not (opener == "[" and ending == "["):
             raise ParseError("unbalanced brackets")
         if ending == "[":

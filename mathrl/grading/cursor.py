@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mathrl.grading.lexer import ParseError, Token
 from mathrl.grading.syntax import Node
 
@@ -11,11 +13,18 @@ MAX_DEPTH = 40
 class Cursor:
     """A position in the tokens. `depth` counts nesting, `bars` open absolute values, `french` ]a, b[."""
 
+    # The levels of the grammar, from loose to tight; `parser.Parser` supplies them.
+    items: Callable[[str], Node]
+    clause: Callable[[], Node]
+    sum: Callable[[], Node]
+    term: Callable[[], Node]
+    signed_factor: Callable[[], Node]
+    factor: Callable[[], Node]
+    starts_factor: Callable[[], bool]
+
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
-        self.i = 0
-        self.depth = 0
-        self.bars = 0
+        self.i = self.depth = self.bars = 0
         self.french = False
 
     def at(self, *values: str) -> bool:
@@ -58,32 +67,3 @@ class Cursor:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ParseError("nested too deeply")
-
-    # The levels of the grammar, from loose to tight; `parser.Parser` supplies them.
-
-    def items(self, closer: str) -> Node:
-        raise NotImplementedError
-
-    def clause(self) -> Node:
-        raise NotImplementedError
-
-    def sum(self) -> Node:
-        raise NotImplementedError
-
-    def term(self) -> Node:
-        raise NotImplementedError
-
-    def signed_factor(self) -> Node:
-        raise NotImplementedError
-
-    def factor(self) -> Node:
-        raise NotImplementedError
-
-    def primary(self) -> Node:
-        raise NotImplementedError
-
-    def argument(self) -> Node:
-        raise NotImplementedError
-
-    def starts_factor(self) -> bool:
-        raise NotImplementedError

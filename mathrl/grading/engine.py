@@ -10,10 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-HARD_LIMIT = 1.0
+from mathrl.grading.engine_process import WAIT
+
+HARD_LIMIT = 1.0  # seconds of processor time
 _GRACE = 0.25
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[3]); from mathrl.grading.engine_process import main; main()"
@@ -27,9 +30,9 @@ class EngineReply(NamedTuple):
 
 
 class SymbolicEngine:
-    """One keeper process and its worker; calls are served one at a time.
+    """One keeper process and its worker; calls are served one at a time, each in `limit` seconds of processor time.
 
-    The process starts in the background at `start` or the first `ask`. Until it is ready (about a second),
+    The process starts in the background at the first `ask`. Until it is ready (about a second),
     `ask` waits at most `patience` seconds and then replies "not equal"; `warm_up` waits longer.
 
     >>> engine = SymbolicEngine()
@@ -43,18 +46,11 @@ class SymbolicEngine:
     def __init__(self, limit: float = HARD_LIMIT, patience: float = 1.0) -> None:
         self.limit = limit
         self.patience = patience
-        self.calls = 0
-        self.timeouts = 0
-        self.failures = 0
+        self.seconds = 0.0  # processor time of the pairs
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._ready = False
-
-    def start(self) -> None:
-        """Start the process if it is not running; returns at once."""
-        with self._lock:
-            self._start()
 
     def warm_up(self, seconds: float = 120.0) -> bool:
         """Start the engine and wait until it is ready; False if `seconds` pass first."""
@@ -66,19 +62,13 @@ class SymbolicEngine:
         """Whether the engine shows the pair equal within the limit; in mode "whole" `answer` is a response."""
         line = json.dumps([truth, answer, mode]).encode() + b"\n"
         started = time.monotonic()
-        if not self._lock.acquire(timeout=self.limit + _GRACE):
+        if not self._lock.acquire(timeout=WAIT * self.limit + _GRACE):
             return EngineReply(False, "the symbolic engine is busy")
         try:
             self._start()
-            self.calls += 1
-            patience = self.patience - (time.monotonic() - started)
-            if not self._ready:
-                if not self._wait_ready(max(0.0, patience)):
-                    self.failures += 1
-                    return EngineReply(False, "the symbolic engine is still starting")
-                if self.patience > self.limit:  # the caller waits for the start: the pair still has its full limit
-                    started = time.monotonic()
-            return self._exchange(line, started + self.limit + _GRACE)
+            if not self._wait_ready(max(0.0, started + self.patience - time.monotonic())):
+                return EngineReply(False, "the symbolic engine is still starting")
+            return self._exchange(line, time.monotonic() + WAIT * self.limit + _GRACE)
         finally:
             self._lock.release()
 
@@ -92,8 +82,6 @@ class SymbolicEngine:
     def _start(self) -> None:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return
-        if self._process is not None and self._owner != os.getpid():
-            self._forget()  # inherited through a fork: the process belongs to the parent
         self._stop()
         self._owner = os.getpid()
         self._process = subprocess.Popen(
@@ -102,7 +90,7 @@ class SymbolicEngine:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,  # nothing half-written that a forked child could flush
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         self._ready = False
@@ -122,15 +110,12 @@ class SymbolicEngine:
         except (BrokenPipeError, ValueError):
             reply = None
         if reply is None:
-            self.failures += 1
             self._stop()
             self._start()
             return EngineReply(False, "the symbolic engine was lost")
         outcome = json.loads(reply)
-        error = str(outcome.get("error", ""))
-        if error == "timeout":
-            self.timeouts += 1
-        return EngineReply(bool(outcome["equal"]), error)
+        self.seconds += outcome["seconds"]
+        return EngineReply(bool(outcome["equal"]), str(outcome.get("error", "")))
 
     def _read_line(self, seconds: float) -> bytes | None:
         process = self._process
@@ -148,26 +133,19 @@ class SymbolicEngine:
             data += part
         return data
 
-    def _forget(self) -> None:
-        process, self._process, self._ready = self._process, None, False
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            process.returncode = 0  # not our child: nothing to wait for
-
     def _stop(self) -> None:
         process, self._process, self._ready = self._process, None, False
-        if process is None or self._owner != os.getpid():
+        if process is None:
             return
-        process.kill()
-        process.wait()
+        if self._owner == os.getpid():
+            process.kill()
+            process.wait()
+        else:
+            process.returncode = 0  # inherited through a fork: the parent's child, nothing to wait for
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
+            with suppress(BrokenPipeError):
+                if pipe is not None:
                     pipe.close()
-                except BrokenPipeError:
-                    continue
 
 
 _default: SymbolicEngine | None = None

@@ -1,9 +1,11 @@
-r"""The process behind the engine: a keeper that forks one worker at a time and kills it when it is late.
+r"""The process behind the engine: a keeper that forks one worker at a time, which ends when it is late.
 
     caller  <-- pipe -->  keeper (imports Math-Verify once)  <-- pipe -->  worker (forked, limited)
 
 The keeper is started by `engine.SymbolicEngine` with ``python -c``; it never looks at a response, so it cannot hang
-on one. Both directions carry lines of JSON. The keeper exits when its input closes, and the kernel kills it
+on one. Both directions carry lines of JSON. The limit of a pair is processor time, so that a busy machine gives the
+same verdicts as an idle one: the kernel's timer ends the worker. One that hangs without computing is killed after
+WAIT times the limit. The keeper exits when its input closes, and the kernel kills it
 and its worker when their parent dies.
 """
 
@@ -15,18 +17,21 @@ import resource
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import BinaryIO
 
 from mathrl.core.parent import die_with_parent
 
 ADDRESS_SPACE = 4 << 30
+WAIT = 10.0  # seconds on the clock per second of processor time
 
 
 class _Worker:
     """A forked child that answers one pair after another."""
 
-    def __init__(self, compare: dict[str, Callable[[str, str], bool]]) -> None:
+    def __init__(self, compare: dict[str, Callable[[str, str], bool]], limit: float) -> None:
+        self.limit = limit
         request_read, self.request = os.pipe()
         self.reply, reply_write = os.pipe()
         keeper = os.getpid()
@@ -37,17 +42,17 @@ class _Worker:
             die_with_parent()
             if os.getppid() != keeper:
                 os._exit(0)
-            _serve(compare, request_read, reply_write)
+            _serve(compare, request_read, reply_write, limit)
         os.close(request_read)
         os.close(reply_write)
 
-    def ask(self, line: bytes, limit: float) -> dict[str, object] | None:
+    def ask(self, line: bytes) -> dict[str, object] | None:
         """The worker's reply, or None when it was late or died."""
         try:
             os.write(self.request, line)
         except BrokenPipeError:
             return None
-        ready, _, _ = select.select([self.reply], [], [], limit)
+        ready, _, _ = select.select([self.reply], [], [], WAIT * self.limit)
         if not ready:
             return None
         data = os.read(self.reply, 4096)
@@ -60,7 +65,7 @@ class _Worker:
         os.close(self.reply)
 
 
-def _serve(compare: dict[str, Callable[[str, str], bool]], request: int, reply: int) -> None:
+def _serve(compare: dict[str, Callable[[str, str], bool]], request: int, reply: int, limit: float) -> None:
     """The worker's loop. Whatever the engine does or raises, the keeper sees either one line or silence."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -70,25 +75,29 @@ def _serve(compare: dict[str, Callable[[str, str], bool]], request: int, reply: 
     with os.fdopen(request, "rb") as lines:
         for line in lines:
             truth, answer, mode = json.loads(line)
+            started = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, limit)
             try:
                 outcome: dict[str, object] = {"equal": compare[mode](truth, answer)}
             except BaseException as error:  # SystemExit and MemoryError too: a worker's end must be a reply
                 outcome = {"equal": False, "error": type(error).__name__}
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            outcome["seconds"] = time.process_time() - started
             os.write(reply, json.dumps(outcome).encode() + b"\n")
     os._exit(0)
 
 
 def keep(source: BinaryIO, sink: BinaryIO, compare: dict[str, Callable[[str, str], bool]], limit: float) -> None:
     """Answer each line of `source` on `sink`; a late or dead worker is killed and replaced at once."""
-    worker = _Worker(compare)
+    worker = _Worker(compare, limit)
     sink.write(b"ready\n")
     sink.flush()
     for line in source:
-        outcome = worker.ask(line, limit)
+        outcome = worker.ask(line)
         if outcome is None:
             worker.kill()
-            worker = _Worker(compare)
-            outcome = {"equal": False, "error": "timeout"}
+            worker = _Worker(compare, limit)
+            outcome = {"equal": False, "error": "timeout", "seconds": limit}
         sink.write(json.dumps(outcome).encode() + b"\n")
         sink.flush()
     worker.kill()

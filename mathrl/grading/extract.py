@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from mathrl.core.braces import closing_brace
+
 ExtractionMode = Literal["strict", "lenient"]
 TAIL = 4000
 
@@ -43,6 +45,8 @@ _PHRASE = re.compile(
     r"final\s+answer\s*(?:\*\*)?\s*\n|\bAnswer\s+(?=\$|\\\[|\\\()",
     re.IGNORECASE,
 )
+# The last line that Minerva's prompt asks for; it counts against an earlier box.
+_FINAL = re.compile(r"Final Answer:\s*The final answer is\b(?=.*\S)")
 _LEAD = re.compile(
     r"^(?:(?:therefore|thus|hence|then|simply|just|clearly|about|approximately|roughly|exactly|given by|"
     r"equal to|found to be|indeed|now|also|actually)\b,?\s*)+",
@@ -99,6 +103,9 @@ def extract(response: str, mode: ExtractionMode = "lenient") -> Extraction:
     rest = without_think(response)
     if rest is None:
         return Extraction(None, "think")
+    final = _FINAL.search(rest)
+    if final and "\\boxed" not in rest[final.start() :]:
+        return _phrase(rest) or NOTHING
     extraction = _boxed(rest) or _tagged(rest, mode) or _hashes(rest) or _phrase(rest)
     if extraction is not None:
         return extraction
@@ -134,10 +141,35 @@ def _boxed(text: str) -> Extraction | None:
         boxes.insert(0, (start, end, content))
     if not boxes:
         return None
-    contents = list(dict.fromkeys(content.strip() for _, _, content in boxes))
+    contents = list(dict.fromkeys(_innermost(content.strip()) for _, _, content in boxes))
     if len(contents) == 1:
         return Extraction(contents[0], "boxed")
     return Extraction(", ".join(contents), "boxed run", tuple(contents))
+
+
+def _innermost(content: str) -> str:
+    """The content of a box that holds nothing but another box."""
+    match = _BOX.match(content)
+    box = _box_content(content, match.end()) if match else None
+    return _innermost(box[1].strip()) if box is not None and box[0] == len(content) else content
+
+
+def all_boxes(response: str) -> list[str]:
+    r"""The contents of all boxes outside think, outermost boxes alone; none where there are more than 40.
+
+    >>> all_boxes("(a) $\\boxed{3}$ (b) $\\boxed{5}$")
+    ['3', '5']
+    """
+    text = (without_think(response) or "")[-5 * TAIL :]
+    contents, end = [], 0
+    for i, match in enumerate(_BOX.finditer(text)):
+        if i == 40:
+            return []
+        box = _box_content(text, match.end()) if match.start() >= end else None
+        if box is not None:
+            end = box[0]
+            contents.append(_innermost(box[1].strip()))
+    return contents
 
 
 def _box_content(text: str, start: int) -> tuple[int, str] | None:
@@ -146,20 +178,10 @@ def _box_content(text: str, start: int) -> tuple[int, str] | None:
     if opening is None:
         bare = _UNBRACED.match(text, start)
         return (bare.end(), bare[1]) if bare else None
-    depth, i, size = 1, opening.end(), len(text)
-    begin = i
-    while i < size:
-        char = text[i]
-        if char == "\\":
-            i += 2
-            continue
-        if char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth == 0:
-                return i + 1, text[begin:i]
-        i += 1
+    begin = opening.end()
+    end = closing_brace(text, begin - 1)
+    if end >= 0:
+        return end + 1, text[begin:end]
     end = text.find("\\}", begin)  # \boxed{185\}: the closing brace was escaped
     if end >= 0 and end - begin < 60 and "{" not in text[begin:end]:
         return end + 2, text[begin:end]
@@ -190,16 +212,12 @@ def _hashes(text: str) -> Extraction | None:
 
 def _phrase(text: str) -> Extraction | None:
     tail = text[-TAIL:]
-    last = None
-    for match in _PHRASE.finditer(tail):
-        last = match
-    if last is None:
+    ends = [match.end() for match in _PHRASE.finditer(tail)]
+    if not ends:
         return None
-    claim = _SPECIAL.sub("", _HOPE.sub("", tail[last.end() :])).strip().lstrip(":：* ").strip()
+    claim = _SPECIAL.sub("", _HOPE.sub("", tail[ends[-1] :])).strip().lstrip(":：* ").strip()
     claim = _LEAD.sub("", claim)
-    if not claim:
-        return None
-    return Extraction(_claim(claim), "answer phrase")
+    return Extraction(_claim(claim), "answer phrase") if claim else None
 
 
 def _claim(claim: str) -> str:
@@ -246,8 +264,7 @@ def _unmarked(text: str) -> Extraction:
         inside = _inside(match)
         if inside and prose_words(inside) < 2:
             formula = match
-    numbers = list(_NUMBER.finditer(text))
-    number = numbers[-1] if numbers else None
+    number = _last_number(text)
     if formula is not None and (number is None or number.start() < formula.end()):
         return Extraction(_last_member(_inside(formula)), "last formula")
     if number is not None:
@@ -267,5 +284,9 @@ def _last_member(formula: str) -> str:
 
 def last_value(text: str) -> str | None:
     """The last number in a text of words and numbers, for a box that holds a sentence."""
-    numbers = list(_NUMBER.finditer(text))
-    return numbers[-1][0].strip() if numbers else None
+    number = _last_number(text)
+    return number[0].strip() if number else None
+
+
+def _last_number(text: str) -> re.Match[str] | None:
+    return next(reversed(list(_NUMBER.finditer(text))), None)

@@ -7,9 +7,10 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from mathrl.grading.exact import Refused, exact, in_base
-from mathrl.grading.syntax import Node, key
+from mathrl.grading.syntax import Node, key, kinds
 
 PRIME = (1 << 61) - 1
+PRIMES = tuple((1 << bits) - 1 for bits in (61, 89, 107, 127))
 FIELD_KINDS = frozenset(["num", "sym", "add", "mul", "div", "pow", "percent", "app", "base"])
 
 
@@ -19,51 +20,44 @@ def hash_text(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
-def _residue(name: str, point: int) -> int:
-    """A fixed pseudo-random residue for a symbol; the same name always has the same value at a point."""
-    state = hash_text(f"{point}:{name}")
-    return state % (PRIME - 2) + 1
-
-
-def modular(node: Node, point: int) -> int:
-    """The value in the field of 2**61 - 1 elements at a random point.
+def modular(node: Node, point: int, prime: int = PRIME) -> int:
+    """The value in the field of `prime` elements at a random point.
 
     Raises:
         Refused: a kind without a rule there, an exponent that is not an integer, or a pole.
     """
     kind, args = node.kind, node.args
-    if kind == "num":
-        value: Fraction = args[0]
-        if value.denominator == 1:
-            return value.numerator % PRIME
-        return value.numerator * pow(value.denominator, -1, PRIME) % PRIME
-    if kind == "sym":
-        return _residue(args[0], point)
-    if kind == "app":
-        return _residue(key(node), point)
+    if kind in ("num", "base"):
+        value: Fraction = args[0] if kind == "num" else in_base(args[0], args[1])
+        return value.numerator * _inverse(value.denominator, prime) % prime
+    if kind == "sym":  # a name always has the same residue at a point
+        return hash_text(f"{point}:{args[0]}") % (prime - 2) + 1
+    if kind == "app":  # an unknown function is a random one
+        inside = key(node.args[1]) if kinds(node.args[1]) - FIELD_KINDS else str(modular(node.args[1], point, prime))
+        return hash_text(f"{point}:{args[0]}({inside})") % (prime - 2) + 1
     if kind == "add":
-        return sum(modular(child, point) for child in args[0]) % PRIME
+        return sum(modular(child, point, prime) for child in args[0]) % prime
     if kind == "mul":
         product = 1
         for child in args[0]:
-            product = product * modular(child, point) % PRIME
+            product = product * modular(child, point, prime) % prime
         return product
     if kind == "div":
-        below = modular(args[1], point)
-        if below == 0:
-            raise Refused("a pole")
-        return modular(args[0], point) * pow(below, -1, PRIME) % PRIME
+        return modular(args[0], point, prime) * _inverse(modular(args[1], point, prime), prime) % prime
     if kind == "pow":
         exponent = exact(args[1])
         if exponent is None or exponent.denominator != 1:
             raise Refused("an exponent that is not an integer")
-        base = modular(args[0], point)
+        base = modular(args[0], point, prime)
         if base == 0 and exponent <= 0:
             raise Refused("a pole")
-        return pow(base, int(exponent), PRIME)
+        return pow(base, int(exponent), prime)
     if kind == "percent":
-        return modular(args[0], point) * pow(100, -1, PRIME) % PRIME
-    if kind == "base":
-        value = in_base(args[0], args[1])
-        return value.numerator * pow(value.denominator, -1, PRIME) % PRIME
+        return modular(args[0], point, prime) * _inverse(100, prime) % prime
     raise Refused(kind)
+
+
+def _inverse(value: int, prime: int) -> int:
+    if value % prime == 0:
+        raise Refused("a pole")
+    return pow(value, -1, prime)

@@ -9,9 +9,11 @@ import re
 
 MAX_LENGTH = 400
 MAX_NESTING = 12
-_TOWER = re.compile(r"\d\s*\^\s*\{?\s*\d+\s*\^|\^[^ ,;]*\^[^ ,;]*\^|\*\*[^ ,;]*\*\*")
-_BIG_EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]?\s*-?\s*\d{4,}")
-_BIG_FACTORIAL = re.compile(r"\^\s*\{?\s*\d+\s*\}?\s*\)?\s*!|\d{4,}\s*[})]*\s*!|!!|!\s*[})]*\s*!")
+_TOO_LARGE = (
+    (re.compile(r"\d\s*\^\s*\{?\s*\d+\s*\^|\^[^ ,;]*\^[^ ,;]*\^|\*\*[^ ,;]*\*\*"), "a tower of exponents"),
+    (re.compile(r"(?:\^|\*\*)\s*[{(]?\s*-?\s*\d{4,}"), "an exponent too large"),
+    (re.compile(r"\^\s*\{?\s*\d+\s*\}?\s*\)?\s*!|\d{4,}\s*[})]*\s*!|!!|!\s*[})]*\s*!"), "a factorial too large"),
+)
 _CODE = re.compile(r"__|[\"'`;@#]|\b(?:import|lambda|eval|exec|open|getattr|globals|print|exit|raise|class|system)\b")
 _BASE = re.compile(r"\d\s*\}?\s*_")
 _BOUND = re.compile(r"\\(?:sum|prod|int|iint|iiint|oint|lim|Gamma|zeta|binom|bigcup|bigcap)(?![a-zA-Z])")
@@ -33,12 +35,9 @@ def refusal(answer: str, truth: str) -> str | None:
             return "unbalanced brackets"
         if depth > MAX_NESTING:
             return "nested too deeply"
-        if _TOWER.search(text):
-            return "a tower of exponents"
-        if _BIG_EXPONENT.search(text):
-            return "an exponent too large"
-        if _BIG_FACTORIAL.search(text):
-            return "a factorial too large"
+        for pattern, reason in _TOO_LARGE:
+            if pattern.search(text):
+                return reason
         if not _MATH.search(text):
             return "no mathematics in it"
     if len(_WORD.findall(answer)) > 1 and "\\text" not in truth:

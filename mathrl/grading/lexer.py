@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from mathrl.core.braces import closing_brace
 from mathrl.grading.units import UNIT_WORDS
 
 
@@ -46,40 +47,15 @@ _TEXT = frozenset(
 _CURRENCY = frozenset("$€£¥")
 FUNCTIONS = frozenset(
     (
-        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log ln lg exp sqrt "
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh "
+        "arccosh arctanh arccoth arcsech arccsch arsinh arcosh artanh asinh acosh atanh log ln lg exp sqrt "
         "max min gcd lcm det asin acos atan abs floor ceil cbrt arg"
     ).split()
 )
-_WORDS = {
-    "infinity": "infty",
-    "inf": "infty",
-    "oo": "infty",
-    "pi": "pi",
-    "theta": "theta",
-    "alpha": "alpha",
-    "beta": "beta",
-    "union": "cup",
-    "cup": "cup",
-}
+_TEXT_FUNCTIONS = FUNCTIONS - frozenset(["min", "max", "det", "arg", "abs", "floor", "ceil"])  # words too, or minutes
+_WORDS = {name: name for name in "pi theta alpha beta cup".split()}
+_WORDS |= {"infinity": "infty", "inf": "infty", "oo": "infty", "union": "cup"}
 _JOINERS = frozenset(["and", "or"])
-_CLOSERS = {"{": 1, "}": -1}
-
-
-def _group_end(text: str, start: int) -> int:
-    """The index of the brace that closes the one at `start`."""
-    depth, i = 0, start
-    while i < len(text):
-        char = text[i]
-        if char == "\\":
-            i += 2
-            continue
-        depth += _CLOSERS.get(char, 0)
-        if depth == 0:
-            return i
-        i += 1
-    raise ParseError("unbalanced braces")
-
-
 _ONLY_WORDS = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -106,7 +82,9 @@ def tokenize(text: str) -> list[Token]:
             while start < size and text[start] in " *":
                 start += 1
             if name in _TEXT and start < size and text[start] == "{":
-                end = _group_end(text, start)
+                end = closing_brace(text, start)
+                if end < 0:
+                    raise ParseError("unbalanced braces")
                 tokens.extend(_text_tokens(name, text[start + 1 : end], spaced))
                 i = end + 1
             else:
@@ -139,7 +117,11 @@ def tokenize(text: str) -> list[Token]:
     return tokens
 
 
+_SYMBOLS_ONLY = re.compile(r"[-+*/^=<>().,:!%\s\d]*\d[-+*/^=<>().,:!%\s\d]*")
+_COUNTS = re.compile(r"\s*,\s+(?:and\s+)?|\s+and\s+")
+_AND = re.compile(r"(?:^|\s+)(and|or)(?:\s+|$)")
 _QUANTITY = re.compile(r"(-?\d[\d.,/]*)\s*([A-Za-z][A-Za-z .]*)")
+_UNIT_POWER = re.compile(r"~?([A-Za-z]+)\^\{?[23]\}?")
 _COMPOUND_UNIT = re.compile(r"~?[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?(?:\s*(?:/|\\cdot)\s*[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?)+")
 
 
@@ -148,18 +130,34 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     word = content.strip()
     if command in ("mathrm", "operatorname", "mathit", "mathsf", "rm"):
         name = word.strip("\\ ").lower()
+        if word in ("Re", "Im"):
+            return [Token("cmd", word, spaced)]
         if word in FUNCTIONS or name in FUNCTIONS:
             return [Token("cmd", name, spaced)]
+    if command == "text" and word in _TEXT_FUNCTIONS:
+        return [Token("cmd", word, spaced)]
+    counts = _COUNTS.split(word)
+    if len(counts) > 1 and all(map(_QUANTITY.fullmatch, counts)):  # 7 goats and 4 helicopters
+        joined = [[*_text_tokens(command, count, True), Token("text", "and", True)] for count in counts]
+        return [token for tokens in joined for token in tokens][:-1]
     quantity = _QUANTITY.fullmatch(word)
     if quantity:
         return [*tokenize(quantity[1])[:-1], Token("text", quantity[2], True)]
-    if _COMPOUND_UNIT.fullmatch(word):
+    power = _UNIT_POWER.fullmatch(word)
+    if _COMPOUND_UNIT.fullmatch(word) or (power and power[1].lower() in UNIT_WORDS):
         return [Token("text", word, spaced)]
     if len(word) == 1 and word.isalpha():
         kind = "name" if command not in ("text", "textbf", "mbox", "textrm") else "letter_text"
         return [Token(kind, word, spaced)]
-    if word.replace(",", "").replace(".", "", 1).replace("-", "", 1).isdigit() or "\\" in word or "^" in word:
+    assigned = "=" in word and not _ONLY_WORDS.search(word)  # \text{x = 4}
+    if _SYMBOLS_ONLY.fullmatch(word) or assigned or "\\" in word or "^" in word:
         return tokenize(word)[:-1]
+    conjunction = _AND.search(word) if command in ("text", "textbf", "textit", "textrm", "mbox") else None
+    if conjunction and conjunction[1] == "and" and word != "and":  # "goats and" before the next number
+        head, tail = word[: conjunction.start()].strip(" ,"), word[conjunction.end() :].strip(" ,")
+        if not _AND.search(tail) and not (head and tail):
+            parts = [(head, "text"), ("and", "text"), (tail, "text")]
+            return [Token(kind, part, True) for part, kind in parts if part]
     if command in ("mathbf", "boldsymbol", "bm", "fbox", "boxed") and not _ONLY_WORDS.search(word):
         return tokenize(word)[:-1]
     return [Token("text", word, spaced)] if word else []
@@ -174,14 +172,10 @@ def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
         return [Token("text", lower, spaced)]
     if lower in _WORDS and (len(run) > 2 or run in ("pi", "oo")):
         return [Token("cmd", _WORDS[lower], spaced)]
-    if preceding and len(run) > 1 and lower in UNIT_WORDS and not (len(run) <= 2 and not _after_number(preceding)):
+    after_number = bool(preceding) and (preceding[-1].kind == "num" or preceding[-1].value in ("}", "/", ")"))
+    if preceding and len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or after_number):
         return [Token("text", run, spaced)]
     if len(run) >= 4:
         return [Token("text", run, spaced)]
     tokens = [Token("name", char, False) for char in run]
     return [tokens[0]._replace(spaced=spaced), *tokens[1:]]
-
-
-def _after_number(preceding: list[Token]) -> bool:
-    last = preceding[-1]
-    return last.kind == "num" or last.value in ("}", "/", ")")

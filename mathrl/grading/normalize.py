@@ -76,7 +76,7 @@ _HARD_GROUPS = re.compile(
     r"((?:\s*(?:\{\s*,\s*\}|,\\!|\\,|\\ |~|\{\\,\}|(?<=\d) (?=\d))\s*\d{3})+)(?![\d])"
 )
 # With a plain comma it may also be a list: one of two readings.
-_COMMA_GROUPS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
+COMMA_GROUPS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?!\d|,\d)")
 _TEX_DECIMAL_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
 _NOT_DIGIT = re.compile(r"\D")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ('"', '"'), ("`", "`"))
@@ -131,13 +131,8 @@ def merge_thousands(text: str, commas: bool) -> str:
     text = _HARD_GROUPS.sub(lambda m: m[1] + _NOT_DIGIT.sub("", m[2]), text)
     text = _TEX_DECIMAL_COMMA.sub(".", text)
     if commas and "," in text:
-        text = _COMMA_GROUPS.sub(lambda m: m[1] + m[2].replace(",", ""), text)
+        text = COMMA_GROUPS.sub(lambda m: m[1] + m[2].replace(",", ""), text)
     return text
-
-
-def has_comma_groups(text: str) -> bool:
-    """Whether the text has a plain comma that may be a thousands separator."""
-    return "," in text and _COMMA_GROUPS.search(text) is not None
 
 
 @lru_cache(maxsize=16384)

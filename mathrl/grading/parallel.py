@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def grade_batch(
     return [verdict_of[key] for key in keys]
 
 
-def _grade_with_engine(response: str, truth: str | tuple[str, ...], extraction: ExtractionMode) -> Verdict:
+def _grade_with_engine(response: str, truth: str | Sequence[str], extraction: ExtractionMode) -> Verdict:
     """As `grade`, but a batch waits for the engine to start instead of doing without it."""
     verdict = grade(response, truth, extraction)
     if verdict.reason.endswith("is still starting") and default_engine().warm_up():
@@ -103,9 +104,5 @@ def main() -> None:
     die_with_parent()
     extraction: ExtractionMode = "strict" if sys.argv[2] == "strict" else "lenient"
     pairs = json.load(sys.stdin)
-    verdicts = [
-        _grade_with_engine(response, truth if isinstance(truth, str) else tuple(truth), extraction)
-        for response, truth in pairs
-    ]
-    rows = [[v.correct, v.extracted, v.rule, v.reason, v.seconds] for v in verdicts]
-    sys.stdout.write(json.dumps(rows))
+    verdicts = [_grade_with_engine(response, truth, extraction) for response, truth in pairs]
+    sys.stdout.write(json.dumps([astuple(verdict) for verdict in verdicts]))

@@ -18,11 +18,14 @@ from functools import lru_cache
 from mathrl.grading.atoms import Atoms
 from mathrl.grading.grammar import RELATIONS, SET_OPS
 from mathrl.grading.lexer import ParseError, tokenize
-from mathrl.grading.literals import adjacent, in_base, mixed, product
+from mathrl.grading.literals import adjacent, in_base, literal, mixed, product
 from mathrl.grading.syntax import Node, neg, num, sym, symbols
 from mathrl.grading.units import DEGREE_WORDS, NUMBER_WORDS, PERCENT_WORDS, SINGLE_LETTER_UNITS
 
 _HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
+
+
+_CONJUNCTIONS = {"or": {"or", "lor", "vee", "或"}, "and": {"and", "land", "wedge", "且"}}
 
 
 class Parser(Atoms):
@@ -38,6 +41,7 @@ class Parser(Atoms):
         """Clauses up to `closer`; one clause is returned as itself, several as a list."""
         clauses: list[Node] = []
         semicolons: list[int] = []
+        start = self.i
         while True:
             while self.joiner():
                 pass
@@ -52,7 +56,14 @@ class Parser(Atoms):
             return clauses[0]
         if semicolons and semicolons[-1] < len(clauses) and len(semicolons) + 1 < len(clauses):
             return _grouped(clauses, semicolons)
-        return clauses[0] if len(clauses) == 1 else Node("list", (tuple(clauses),))
+        if len(clauses) == 1:
+            return clauses[0]
+        if all(clause.kind == "rel" for clause in clauses):
+            words = {token.value for token in self.tokens[start : self.i]}
+            for joiner, names in _CONJUNCTIONS.items():
+                if words & names:
+                    return Node("list", (tuple(clauses), joiner))
+        return Node("list", (tuple(clauses),))
 
     def joiner(self, semicolons: list[int] | None = None, count: int = 0) -> bool:
         token = self.tokens[self.i]
@@ -63,7 +74,8 @@ class Parser(Atoms):
             return True
         if token.kind == "text" and token.value.strip(" ,;.").lower() in ("and", "or", "及", "和", "或", "与"):
             self.i += 1
-            if semicolons is not None and self.pending_equation():
+            assigned = self.tokens[self.i].kind == "name" and self.tokens[self.i + 1].value == "="
+            if semicolons is not None and assigned:  # as in "p = 5, q = 2 and p = 7, q = 2"
                 semicolons.append(count)
             return True
         if token.kind == "cmd" and token.value in ("land", "lor", "wedge", "vee"):
@@ -71,13 +83,12 @@ class Parser(Atoms):
             return True
         return False
 
-    def pending_equation(self) -> bool:
-        """After "and": whether an assignment follows, as in "p = 5, q = 2 and p = 7, q = 2"."""
-        return self.tokens[self.i].kind == "name" and self.tokens[min(self.i + 1, len(self.tokens) - 1)].value == "="
-
     def clause(self) -> Node:
         operators: list[str] = []
         self.accept("=", "approx", "sim", "simeq")  # "= 42" and "\\approx 42" claim 42
+        label = self.label()
+        if label is not None:
+            return Node("rel", (("=",), (label, self.set_expression())))
         members = [self.set_expression()]
         while True:
             token = self.tokens[self.i]
@@ -94,6 +105,17 @@ class Parser(Atoms):
                 break
             members.append(self.set_expression())
         return members[0] if not operators else Node("rel", (tuple(operators), tuple(members)))
+
+    def label(self) -> Node | None:
+        """The words before a colon: Minimum: 1."""
+        token, following = self.tokens[self.i], self.tokens[self.i + 1 : self.i + 2]
+        if token.kind != "text" or "answer" in token.value.lower():
+            return None
+        colon = bool(following) and following[0].value == ":"
+        if not colon and not token.value.rstrip().endswith(":"):
+            return None
+        self.i += 2 if colon else 1
+        return Node("text", (token.value.strip(" :").lower(),))
 
     def set_expression(self) -> Node:
         left = self.sum()
@@ -140,6 +162,8 @@ class Parser(Atoms):
             elif self.at("bmod", "mod", "pmod"):
                 self.i += 1
                 node = Node("op", ("mod", node, self.signed_factor()))
+            elif node.kind == "degree" and self.tokens[self.i].kind == "num" and self.minutes_follow():
+                node = self.minutes(node)
             elif self.letter_unit(node):
                 node = self.with_unit(node)
             elif self.starts_factor():
@@ -175,6 +199,38 @@ class Parser(Atoms):
                 or token.value in ("end", "land", "lor", "wedge", "vee", "bmod", "mod", "pmod", "ast", "text")
             )
         return False
+
+    def minutes_follow(self) -> bool:
+        start = self.i
+        self.take()
+        marks = self.primes()
+        self.i = start
+        return marks == 1
+
+    def minutes(self, node: Node) -> Node:
+        """60^\\circ 42' 36'': minutes, and perhaps seconds, behind degrees."""
+        parts: list[Node] = [node.args[0]]
+        for marks, size in ((1, 60), (2, 3600)):
+            start = self.i
+            token = self.take()
+            if token.kind != "num" or self.primes() != marks:
+                self.i = start
+                break
+            parts.append(Node("div", (literal(token.value), num(size))))
+        return Node("degree", (Node("add", (tuple(parts),)),))
+
+    def primes(self) -> int:
+        """The number of prime marks here, which it takes."""
+        marks = 0
+        while True:
+            if self.accept("'", "prime"):
+                marks += 1
+            elif self.accept('"'):
+                marks += 2
+            elif self.at("^", "{", "}"):
+                self.i += 1
+            else:
+                return marks
 
     def letter_unit(self, node: Node) -> bool:
         """5 \\text{ m}: an upright letter behind a number is a unit."""
@@ -216,7 +272,7 @@ class Parser(Atoms):
     def postfixes(self, node: Node) -> Node:
         while True:
             if self.accept("!"):
-                node = Node("fact", (node,))
+                node = Node("fact2" if self.accept("!") else "fact", (node,))
             elif self.accept("%"):
                 node = Node("percent", (node,))
             elif self.accept("'") or self.accept("prime"):
@@ -249,26 +305,16 @@ class Parser(Atoms):
             exponent = self.postfix_free()
         else:
             sign = -1 if self.accept("-") else 1
-            exponent = self.exponent_atom()
+            base = self.postfix_free()
+            exponent = self.power(base) if self.at("^") else base
             exponent = neg(exponent) if sign < 0 else exponent
         if node == Node("const", ("e",)):
             return Node("func", ("exp", exponent))
         return Node("pow", (node, exponent))
 
-    def exponent_atom(self) -> Node:
-        base = self.postfix_free()
-        return self.power(base) if self.at("^") else base
-
     def subscript(self, node: Node) -> Node:
         self.take()
-        if self.accept("{"):
-            text = self.raw("}")
-        else:
-            text = self.take().value
-            while (
-                text.isdigit() and self.tokens[self.i].kind == "num" and not self.tokens[self.i].spaced
-            ):  # pragma: no cover - digits come as one token
-                text += self.take().value
+        text = self.raw("}") if self.accept("{") else self.take().value
         if node.kind == "num" and text.isdigit():
             return in_base(node, int(text))
         if node.kind == "mul" or node.kind == "num":

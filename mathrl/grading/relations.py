@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mathrl.grading.by_value import same_expression
+from mathrl.grading.by_value import constant_ratio, same_expression
 from mathrl.grading.exact import Refused
 from mathrl.grading.finite_field import PRIME, modular
-from mathrl.grading.syntax import MINUS_ONE, Node, is_expression, key, kinds, num, symbols
+from mathrl.grading.syntax import MINUS_ONE, Node, children, is_expression, key, kinds, substituted, sym, symbols
 
 Same = Callable[[Node, Node], bool | None]
 _NAMES = frozenset(["sym", "app", "text"])
@@ -20,24 +20,24 @@ def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
         return _two_relations(truth, answer, same)
     relation, counterpart = (truth, answer) if truth.kind == "rel" else (answer, truth)
     operators = relation.args[0]
+
+    def same_value(value: Node) -> bool | None:
+        return same(value, counterpart) if relation is truth else same(counterpart, value)
+
     if operators == ("in",):
-        return same(relation.args[1][1], counterpart) if relation is truth else same(counterpart, relation.args[1][1])
+        return same_value(relation.args[1][1])
     if not set(operators) <= {"=", "~", "->", "=>"}:
         return False
     candidates = _chain_values(relation, from_answer=relation is answer)
     result: bool | None = False
     for i, value in enumerate(candidates):
-        if i and not _has_decimal(counterpart):
+        if i and not (counterpart.kind == "num" and counterpart.args[1]):
             break  # the approximate member counts only against a decimal
-        verdict = same(value, counterpart) if relation is truth else same(counterpart, value)
+        verdict = same_value(value)
         if verdict:
             return True
         result = None if verdict is None else result
     return result
-
-
-def _has_decimal(node: Node) -> bool:
-    return node.kind == "num" and bool(node.args[1])
 
 
 def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
@@ -49,15 +49,17 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
     cut = operators.index("~") + 1 if "~" in operators else len(members)
     exact_members, rough = members[:cut], members[cut:]
     closed_members = [member for member in exact_members if _is_closed(member)]
-    if any(same_expression(left, right) is False for left, right in pairwise(closed_members)):
-        return []  # 42 = 43 claims nothing
+    contradiction = any(same_expression(left, right) is False for left, right in pairwise(closed_members))
+    if contradiction and len(closed_members) == len(exact_members):
+        return []  # 42 = 43 claims nothing; x = 42 = 43 claims its last link
     values = []
     if len(exact_members) > 1:
         first, last = exact_members[0], exact_members[-1]
-        if last.kind == "sym" and first.kind != "sym":
+        if (last.kind == "sym" and first.kind != "sym") or (_is_closed(first) and not _is_closed(last)):
             first, last = last, first
-        closed = not symbols(first)
-        if len(exact_members) > 2 or closed or _is_label(first) or (from_answer and _is_total(first)):
+        names = symbols(first)
+        total = len(names) > 1 and not {"num", "pow", "root", "func"} & kinds(first)  # m + n, a b c
+        if len(exact_members) > 2 or not names or _is_label(first) or (from_answer and total):
             values.append(last)
     elif not _is_label(exact_members[0]):
         values.append(exact_members[0])
@@ -82,17 +84,6 @@ def _is_label(node: Node) -> bool:
     return False
 
 
-def _is_total(node: Node) -> bool:
-    """m + n, a b c: several names and no numbers."""
-    return (
-        len(symbols(node)) > 1 and not ({"num", "pow", "root", "func"} & kinds(node) - {"num"}) and not _numbers(node)
-    )
-
-
-def _numbers(node: Node) -> bool:
-    return "num" in kinds(node)
-
-
 def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
     truth_operators, truth_members = truth.args
     answer_operators, answer_members = answer.args
@@ -111,11 +102,7 @@ def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
         if left and right and key(truth_members[0]) == key(answer_members[0]):
             return same(left[0], right[0])
         return False
-    if (
-        len(truth_operators) == len(answer_operators) == 1
-        and truth_operators[0] in _FLIP
-        and answer_operators[0] in _FLIP
-    ):
+    if len(truth_operators) == len(answer_operators) == 1 and {*truth_operators, *answer_operators} <= set(_FLIP):
         return _inequalities(truth, answer)
     return False
 
@@ -123,17 +110,40 @@ def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
 def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], same: Same) -> bool | None:
     left, right = truth_sides[0], answer_sides[0]
     if left.kind in _NAMES and right.kind in _NAMES:
-        if key(left) == key(right):
+        names = symbols(truth_sides[1])
+        functions = "app" in (left.kind, right.kind) and bool(names) and names == symbols(answer_sides[1])
+        if key(left) == key(right) or functions:
             return same(truth_sides[1], answer_sides[1])
-        if (
-            (left.kind == "app" or right.kind == "app")
-            and symbols(truth_sides[1])
-            and symbols(truth_sides[1]) == symbols(answer_sides[1])
-        ):
-            return same(truth_sides[1], answer_sides[1])
-    if not (symbols(truth_sides[0]) | symbols(truth_sides[1])) & (symbols(answer_sides[0]) | symbols(answer_sides[1])):
+        renamed = _renamed(left, right)
+        if renamed is not None:
+            return same(truth_sides[1], substituted(answer_sides[1], renamed))
+    if not _names(*truth_sides) & _names(*answer_sides):
         return False
     return _proportional(_difference(*truth_sides), _difference(*answer_sides), positive=False)
+
+
+def _names(*nodes: Node) -> frozenset[str]:
+    """The symbols, and the unknown functions too."""
+    return frozenset[str]().union(*(symbols(node) | _functions(node) for node in nodes))
+
+
+def _functions(node: Node) -> frozenset[str]:
+    applied = frozenset([key(node)]) if node.kind == "app" else frozenset[str]()
+    return applied.union(*map(_functions, children(node)))
+
+
+def _renamed(left: Node, right: Node) -> dict[str, Node] | None:
+    """The variables of f(n) in terms of those of f(x), those of a_n in terms of a_k; None if they are others."""
+    if left.kind == right.kind == "app":
+        inner = [node.args[1].args[0] if node.args[1].kind == "list" else (node.args[1],) for node in (left, right)]
+        truth_names, answer_names = ([part for part in parts if part.kind == "sym"] for parts in inner)
+        if len(truth_names) == len(inner[0]) == len(answer_names) == len(inner[1]):
+            return {name.args[0]: value for name, value in zip(answer_names, truth_names, strict=True)}
+    if left.kind == right.kind == "sym":
+        (head, mark, index), (answer_head, _, answer_index) = (node.args[0].partition("_") for node in (left, right))
+        if mark and head == answer_head and index.isalpha() and answer_index.isalpha():
+            return {answer_index: sym(index)}
+    return None
 
 
 def _memberwise(truth_members: Sequence[Node], answer_members: Sequence[Node], same: Same) -> bool:
@@ -179,14 +189,7 @@ def _proportional(a: Node, b: Node, positive: bool) -> bool | None:
         return None
     except Refused:
         pass
-    verdict = same_expression(a, b)
-    if verdict:
-        return True
-    shifted = Node("div", (a, b))
-    for factor in (num(2), num(3), num(-1)) if not positive else (num(2), num(3)):
-        if same_expression(shifted, factor) or same_expression(Node("div", (b, a)), factor):
-            return True
-    return verdict
+    return constant_ratio(a, b, positive)
 
 
 def is_assignment(node: Node) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
-from mathrl.grading.exact import Refused, exact
+from mathrl.grading.exact import exact
 from mathrl.grading.numeric import numeric_value
 from mathrl.grading.sets import infinite
 from mathrl.grading.syntax import Node, key, kinds, num, symbols
 from mathrl.grading.units import SINGLE_LETTER_UNITS, scale
 
 # A decimal for an irrational truth, or for 1/3, must show at least this many significant digits.
-LONG_DECIMAL = 10
+LONG_DECIMAL = 12
 
 
 class Restated(ValueError):
@@ -30,12 +30,7 @@ def refuse_restated(truth: Node, answer: Node) -> None:
         for kind in answer_kinds:
             if kind.startswith("op:") and kind[3:] in TASK_OPERATORS:
                 raise Restated(f"the answer restates the task ({kind[3:]})")
-    if (
-        "func:log" in answer_kinds
-        and "func:log" not in truth_kinds
-        and _log_with_base(answer)
-        and exact(truth) is not None
-    ):
+    if "func:log" in answer_kinds - truth_kinds and _log_with_base(answer) and exact(truth) is not None:
         raise Restated("the answer restates the task (log)")
 
 
@@ -79,9 +74,8 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
 
 def _literal(node: Node) -> tuple[Fraction, int, int] | None:
     """Value, places and significant digits of a number written as a decimal."""
-    if node.kind == "num" and node.args[1] > 0:
-        return node.args[0], node.args[1], node.args[2]
-    return None
+    value, places, digits = node.args if node.kind == "num" else (Fraction(0), 0, 0)
+    return (value, places, digits) if places > 0 else None
 
 
 def _to_its_digits(truth: Node, answer: Node) -> bool:
@@ -182,6 +176,3 @@ def _clock(parts: tuple[Node, ...]) -> bool:
         and 0 <= parts[0].args[0] < 24
         and 10 <= parts[1].args[0] < 60
     )
-
-
-__all__ = ["Refused", "Restated", "refuse_restated", "same_scalar"]

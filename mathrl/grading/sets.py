@@ -6,11 +6,12 @@ x \neq 5   ->   (-inf, 5) and (5, inf)      \{1,2\} \cup [0,3]   ->   [0, 3]
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cmp_to_key
 from typing import Any, NamedTuple
 
 from mathrl.grading.exact import Refused, exact
-from mathrl.grading.numeric import numeric_value
-from mathrl.grading.syntax import Node, children, key, neg, num, symbols
+from mathrl.grading.numeric import HIGH_PRECISION, close, numeric_value
+from mathrl.grading.syntax import Node, key, neg, num, substituted, symbols
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INEQUALITIES = frozenset(["<", ">", "<=", ">=", "!="])
@@ -18,7 +19,7 @@ _INF = float("inf")
 
 
 class Piece(NamedTuple):
-    """An interval with its ends; a point is [a, a]. Ends are Fractions, 160-bit floats, or +-inf."""
+    """An interval with its ends; a point is [a, a]. Ends are Fractions, 1,280-bit floats, or +-inf."""
 
     low: Any
     low_closed: bool
@@ -50,7 +51,7 @@ def _end(node: Node) -> Any:
     try:
         value: Any = exact(node)
         if value is None:
-            value = numeric_value(node)
+            value = numeric_value(node, HIGH_PRECISION)
     except Refused as error:
         raise NotASet(str(error)) from error
     if hasattr(value, "imag") and value.imag != 0:
@@ -58,12 +59,8 @@ def _end(node: Node) -> Any:
     return value if isinstance(value, Fraction) else value.real
 
 
-def _less(a: Any, b: Any) -> bool:
-    """a < b by more than rounding."""
-    return _compare(a, b) < 0
-
-
 def _compare(a: Any, b: Any) -> int:
+    """-1, 0 or 1; values that differ by rounding alone are equal."""
     if a == b:
         return 0
     if isinstance(a, float) or isinstance(b, float):  # an infinity
@@ -71,15 +68,15 @@ def _compare(a: Any, b: Any) -> int:
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return -1 if a < b else 1
     context = (a if not isinstance(a, Fraction) else b).context
-    left, right = (context.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x for x in (a, b))
-    if abs(left - right) <= context.ldexp(max(abs(left), abs(right)), -112):
-        return 0
-    return -1 if left < right else 1
+    with context.workprec(HIGH_PRECISION):
+        left, right = (context.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x for x in (a, b))
+        if close(left, right, HIGH_PRECISION):
+            return 0
+        return -1 if left < right else 1
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
     """Sorted and joined where they touch."""
-    from functools import cmp_to_key
 
     def order(a: Piece, b: Piece) -> int:
         return _compare(a.low, b.low) or (int(b.low_closed) - int(a.low_closed))
@@ -101,7 +98,8 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
 def _complement(pieces: list[Piece]) -> list[Piece]:
     gaps, low, closed = [], -_INF, False
     for piece in _merged(pieces):
-        if _less(low, piece.low) or (_compare(low, piece.low) == 0 and closed and not piece.low_closed):
+        order = _compare(low, piece.low)
+        if order < 0 or (order == 0 and closed and not piece.low_closed):
             gaps.append(Piece(low, closed, piece.low, not piece.low_closed))
         low, closed = piece.high, not piece.high_closed
     if low != _INF:
@@ -146,16 +144,16 @@ def _pieces(node: Node) -> list[Piece]:
         return _relation(node)
     if kind == "list" and all(part.kind == "rel" for part in args[0]):
         pieces = [_pieces(part) for part in args[0]]
-        if len({_subject(part) for part in args[0]}) != 1:
+        if len({next((key(m) for m in part.args[1] if symbols(m)), "") for part in args[0]}) != 1:
             raise NotASet("two variables")
         if all(part.args[0] == ("!=",) for part in args[0]):
             return _complement([hole for part in pieces for hole in _complement(part)])
-        return [piece for part in pieces for piece in part]
+        together = [piece for part in pieces for piece in part]
+        joiner = args[1] if len(args) > 1 else ","
+        if joiner == "or" or (joiner == "," and _complement(together)):
+            return together
+        return _complement([hole for part in pieces for hole in _complement(part)]) or together
     raise NotASet(kind)
-
-
-def _subject(relation: Node) -> str:
-    return next((key(m) for m in relation.args[1] if symbols(m)), "")
 
 
 def _relation(node: Node) -> list[Piece]:
@@ -164,6 +162,8 @@ def _relation(node: Node) -> list[Piece]:
         if members[0].kind not in ("sym", "app"):
             raise NotASet("no variable")
         return _pieces(members[1])
+    if operators == ("=",) and members[0].kind == "sym":
+        return _pieces(Node("set", ((members[1],),)))
     if not all(op in INEQUALITIES for op in operators):
         raise NotASet("no inequality")
     outside: list[Piece] = []
@@ -215,29 +215,13 @@ def _linear(node: Node) -> tuple[Fraction, Fraction]:
     if len(names) != 1:
         raise NotASet("several variables")
     try:
-        values = [exact(_substitute(node, next(iter(names)), Fraction(x))) for x in (0, 1, 5)]
+        values = [exact(substituted(node, {next(iter(names)): num(x)})) for x in (0, 1, 5)]
     except Refused as error:
         raise NotASet(str(error)) from error
     at0, at1, at5 = values
     if at0 is None or at1 is None or at5 is None or at5 - at0 != 5 * (at1 - at0) or at1 == at0:
         raise NotASet("not linear")
     return at1 - at0, at0
-
-
-def _substitute(node: Node, name: str, value: Fraction) -> Node:
-    if node.kind == "sym" and node.args[0] == name:
-        return num(value)
-    if not any(True for _ in children(node)):
-        return node
-    return Node(node.kind, tuple(_substitute_in(arg, name, value) for arg in node.args))
-
-
-def _substitute_in(arg: Any, name: str, value: Fraction) -> Any:
-    if isinstance(arg, Node):
-        return _substitute(arg, name, value)
-    if isinstance(arg, tuple):
-        return tuple(_substitute_in(item, name, value) for item in arg)
-    return arg
 
 
 def same_real_set(a: list[Piece], b: list[Piece]) -> bool:

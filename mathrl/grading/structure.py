@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mathrl.grading.exact import Refused, check_clock
+from mathrl.grading.points import INTEGER_NAMES
 from mathrl.grading.relations import is_assignment, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar
 from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_real_set
-from mathrl.grading.syntax import Node, is_expression, key, kinds, neg, num, symbols
+from mathrl.grading.syntax import Node, is_expression, key, kinds, neg, num, substituted, sym, symbols
 
 MAX_ITEMS = 200
 _SETS = frozenset(["union", "inter", "minus", "reals"])
@@ -32,6 +33,7 @@ def same(truth: Node, answer: Node) -> bool | None:
     check_clock()
     if key(truth) == key(answer):
         return True
+    truth, answer = _same_integer_name(*_without_domains(truth, answer))
     truth, answer = _simplified(truth), _simplified(answer)
     verdict = _as_real_sets(truth, answer)
     if verdict is not None:
@@ -54,6 +56,34 @@ def same(truth: Node, answer: Node) -> bool | None:
     if truth.kind == "text" or answer.kind == "text":
         return truth.kind == answer.kind and truth.args[0].lower() == answer.args[0].lower()
     return same_scalar(truth, answer)
+
+
+def _without_domains(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""Without clauses such as k \in \mathbb{Z}; where both have one, the answer with the truth's name."""
+    names, stripped = [], []
+    for node in (truth, answer):
+        clauses = list(node.args[0]) if node.kind == "list" else [node]
+        domains = [clause for clause in clauses if clause.kind == "rel" and clause.args[0] == ("in",)]
+        domains = [clause for clause in domains if key(clause.args[1][1]).startswith("set:")]
+        kept = [clause for clause in clauses if clause not in domains]
+        names.append([clause.args[1][0] for clause in domains if clause.args[1][0].kind == "sym"])
+        if domains and kept:
+            node = kept[0] if len(kept) == 1 else Node("list", (tuple(kept),))
+        stripped.append(node)
+    if len(names[0]) == len(names[1]) == 1:
+        stripped[1] = substituted(stripped[1], {names[1][0].args[0]: names[0][0]})
+    return stripped[0], stripped[1]
+
+
+def _same_integer_name(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""k\pi as n\pi: a free integer beside pi may have any of the letters of integers."""
+    names, answer_names = symbols(truth), symbols(answer)
+    periods = "const:pi" in kinds(truth) and "const:pi" in kinds(answer)
+    if not periods or names == answer_names or len(names) != 1 or len(answer_names) != 1:
+        return truth, answer
+    if not names | answer_names <= INTEGER_NAMES:
+        return truth, answer
+    return truth, substituted(answer, {next(iter(answer_names)): sym(next(iter(names)))})
 
 
 def _simplified(node: Node) -> Node:
@@ -83,7 +113,8 @@ def _as_real_sets(truth: Node, answer: Node) -> bool | None:
         or (node.kind == "rel" and (INEQUALITIES & set(node.args[0]) or "in" in node.args[0]))
         or (
             node.kind == "list"
-            and all(part.kind == "rel" and INEQUALITIES & set(part.args[0]) for part in node.args[0])
+            and all(part.kind == "rel" for part in node.args[0])
+            and any(INEQUALITIES & set(part.args[0]) for part in node.args[0])
         )
         for node in both
     )
@@ -190,6 +221,9 @@ def _distinct(items: list[Node]) -> list[Node]:
 def _unordered(truth_items: list[Node], answer_items: list[Node]) -> bool | None:
     if len(truth_items) != len(answer_items):
         return False
+    truth_counts, answer_counts = _counted(truth_items), _counted(answer_items)
+    if len(truth_items) > 1 and truth_counts.keys() == answer_counts.keys() and len(truth_counts) == len(truth_items):
+        return _ordered(list(truth_counts.values()), [answer_counts[word] for word in truth_counts])
     unmatched = list(answer_items)
     unknown = False
     for item in truth_items:
@@ -205,6 +239,11 @@ def _unordered(truth_items: list[Node], answer_items: list[Node]) -> bool | None
             return None if unknown else False
         unmatched.pop(index)
     return True
+
+
+def _counted(items: list[Node]) -> dict[str, Node]:
+    """7 goats and 4 helicopters by the words."""
+    return {item.args[1].lower(): item for item in items if item.kind == "unit"}
 
 
 def _ordered(truth_items: Sequence[Node], answer_items: Sequence[Node]) -> bool | None:

@@ -10,7 +10,7 @@ Kinds of structure: list, tuple, set, matrix, rel, union, inter, minus, ratio, b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,7 +36,6 @@ def sym(name: str) -> Node:
     return Node("sym", (name,))
 
 
-ONE = num(1)
 MINUS_ONE = num(-1)
 INFINITY = Node("const", ("inf",))
 EMPTY_SET = Node("set", ((),))
@@ -51,42 +50,44 @@ def neg(node: Node) -> Node:
     return Node("mul", ((MINUS_ONE, node),))
 
 
-def children(node: Node) -> Iterator[Node]:
-    for arg in node.args:
-        if isinstance(arg, Node):
-            yield arg
-        elif isinstance(arg, tuple):
-            yield from _inside(arg)
-
-
-def _inside(items: tuple[Any, ...]) -> Iterator[Node]:
-    for item in items:
+def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
+    """The nodes directly below a node, those inside of its tuples too."""
+    for item in part.args if isinstance(part, Node) else part:
         if isinstance(item, Node):
             yield item
         elif isinstance(item, tuple):
-            yield from _inside(item)
+            yield from children(item)
 
 
 @lru_cache(maxsize=8192)
 def kinds(node: Node) -> frozenset[str]:
     """All kinds in the tree, with ``func:log``-like entries for functions, operators and constants."""
-    all_kinds = {node.kind}
-    if node.kind in ("func", "op", "const"):
-        all_kinds.add(f"{node.kind}:{node.args[0]}")
-    for child in children(node):
-        all_kinds |= kinds(child)
-    return frozenset(all_kinds)
+    named = (f"{node.kind}:{node.args[0]}",) if node.kind in ("func", "op", "const") else ()
+    return frozenset((node.kind, *named)).union(*map(kinds, children(node)))
 
 
 @lru_cache(maxsize=8192)
 def symbols(node: Node) -> frozenset[str]:
     """The names of the free symbols."""
+    return frozenset(node.args if node.kind == "sym" else ()).union(*map(symbols, children(node)))
+
+
+def substituted(node: Node, values: Mapping[str, Node]) -> Node:
+    """The tree with the values for the symbols of these names."""
+
+    def inside(part: Any) -> Any:
+        if isinstance(part, Node):
+            return substituted(part, values)
+        return tuple(map(inside, part)) if isinstance(part, tuple) else part
+
     if node.kind == "sym":
-        return frozenset((node.args[0],))
-    names: frozenset[str] = frozenset()
-    for child in children(node):
-        names |= symbols(child)
-    return names
+        return values.get(node.args[0], node)
+    return Node(node.kind, tuple(map(inside, node.args)))
+
+
+def is_complex(name: str) -> bool:
+    """Whether a name, such as z or w_1, usually stands for a complex number."""
+    return name[:1] in ("z", "w")
 
 
 @lru_cache(maxsize=8192)
@@ -96,9 +97,7 @@ def key(node: Node) -> str:
     >>> key(Node("add", ((sym("x"), num(1)),))) == key(Node("add", ((num(1), sym("x")),)))
     True
     """
-    if node.kind == "num":
-        return str(node.args[0])
-    if node.kind == "sym":
+    if node.kind in ("num", "sym"):
         return str(node.args[0])
     if node.kind in ("add", "mul"):
         parts = sorted(key(child) for child in children(node))

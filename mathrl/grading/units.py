@@ -65,13 +65,41 @@ NUMBER_WORDS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 1
 DEGREE_WORDS = frozenset(["degree", "degrees", "deg"])
 
 
+_RATES = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "mps": "m/s"}
+_PER = re.compile(r"\s*/\s*|\s+per\s+")
+_TIMES = re.compile(r"\s*(?:\\cdot|cdot|\*)\s*")
+
+
 def scale(unit: str) -> tuple[str, Fraction] | None:
     """The dimension and size of a unit's text, or None when it is not one that converts.
 
-    >>> scale("cm^2")
-    ('length^2', Fraction(1, 10000))
+    >>> scale("cm^2"), scale("km/h")
+    (('length^2', Fraction(1, 10000)), ('length / time', Fraction(5, 18)))
     """
-    text = unit.strip().lower().rstrip(".")
+    text = unit.strip().lower().rstrip(".").removeprefix("per ")
+    text = _RATES.get(text, text)
+    above, *below = [_product(part) for part in _PER.split(text)]
+    if above is None or None in below:
+        return None
+    dimension, size = above
+    for part in below:
+        if part is not None:
+            dimension, size = f"{dimension} / {part[0]}", size / part[1]
+    return dimension, size
+
+
+def _product(text: str) -> tuple[str, Fraction] | None:
+    factors = [_single(part) for part in _TIMES.split(text)]
+    size, dimensions = Fraction(1), []
+    for factor in factors:
+        if factor is None:
+            return None
+        dimensions.append(factor[0])
+        size *= factor[1]
+    return " ".join(sorted(dimensions)), size
+
+
+def _single(text: str) -> tuple[str, Fraction] | None:
     power = 1
     match = _POWER.search(text)
     if match:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 
+_SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
+_MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
+# x y, x(-y), -abc: letters that are factors and terms rather than words.
+_SYMBOLS = re.compile(
+    r"[-(\s]*[A-Za-z](?:[-()\s]+[A-Za-z])+[)\s]*|(?=[^-]*-)[-(\s]*[A-Za-z]{1,3}(?:[-()\s]+[A-Za-z]{1,3})*[)\s]*"
+)
+_LETTER = re.compile(r"^\(?\s*\(?([A-Za-z])\)?\s*[.):]?$")
+_LEADING = re.compile(r"^[\s*(\[]*([A-Z])[\s*]*(?:[):\].]|,\s+[a-z]|\s+[-–—]|\s+(?:because|since|as)\b)")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|boldsymbol|bm|emph|"
     r"underline|textsc|fbox)\*?\s*\{([^{}]*)\}"
 )
-_SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
-_MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
-_LETTER = re.compile(r"^\(?\s*\(?([A-Za-z])\)?\s*[.):]?$")
-_LEADING = re.compile(r"^[\s*(\[]*([A-Z])[\s*]*(?:[):\].]|,\s+[a-z]|\s+[-–—]|\s+(?:because|since|as)\b)")
 _NONE = frozenset(
     (
         "no solution, no solutions, no real solution, no real solutions, no real roots, none, no integer "
@@ -19,19 +23,13 @@ _NONE = frozenset(
         "such, impossible"
     ).split(", ")
 )
-_UNITS = {
-    word: number
-    for number, word in enumerate(
-        (
-            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-            "seventeen eighteen nineteen"
-        ).split()
-    )
-}
-_TENS = {
-    word: 10 * number
-    for number, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
-}
+_EMPTY_SETS = ("\\emptyset", "\\varnothing", "\\{\\}")
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_VALUES = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, start=2)}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 
@@ -56,7 +54,7 @@ def plain_words(text: str) -> str | None:
     'forty two'
     """
     inner = _SPACING.sub(" ", unwrapped(text)).strip(" .,;:!\"'$*")
-    if _MATH.search(inner) or not inner:
+    if _MATH.search(inner) or not inner or _SYMBOLS.fullmatch(text.strip(" .,;:$")):
         return None
     inner = inner.replace("-", " ").replace('"', "").lower()
     inner = " ".join(inner.split())
@@ -74,10 +72,8 @@ def number_in_words(words: str) -> int | None:
     total = current = 0
     seen = False
     for word in words.split():
-        if word in _UNITS:
-            current += _UNITS[word]
-        elif word in _TENS:
-            current += _TENS[word]
+        if word in _VALUES:
+            current += _VALUES[word]
         elif word == "hundred":
             current = (current or 1) * 100
         elif word in _SCALES:
@@ -89,10 +85,6 @@ def number_in_words(words: str) -> int | None:
             return None
         seen = True
     return total + current if seen else None
-
-
-def is_none(words: str) -> bool:
-    return words in _NONE
 
 
 def option(text: str) -> str | None:
@@ -159,9 +151,7 @@ def same_words(truth: str, answer: str) -> bool | None:
         return option_set(truth, True) == option_set(answer, True)
     truth_words, answer_words = plain_words(truth), plain_words(answer)
     if truth_words is None:
-        if truth.strip() in ("\\emptyset", "\\varnothing", "\\{\\}") and answer_words is not None:
-            return is_none(answer_words)
-        return None
+        return answer_words in _NONE if truth.strip() in _EMPTY_SETS and answer_words is not None else None
     truth_letter = option(truth)
     if truth_letter is not None:
         answer_letter = option(answer)
@@ -173,12 +163,8 @@ def same_words(truth: str, answer: str) -> bool | None:
         if answer_letter.upper() == truth_letter.upper() and truth_letter.upper() in "ABCDE":
             return marked_as_option(truth) or marked_as_option(answer)
         return False
-    if is_none(truth_words):
-        return (
-            is_none(answer_words)
-            if answer_words is not None
-            else (answer.strip() in ("\\emptyset", "\\varnothing", "\\{\\}"))
-        )
+    if truth_words in _NONE:
+        return answer_words in _NONE or (answer_words is None and answer.strip() in _EMPTY_SETS)
     if answer_words is None:
         return None
     if truth_words == answer_words:
@@ -188,4 +174,6 @@ def same_words(truth: str, answer: str) -> bool | None:
         return first == second
     if len(truth_words) < 3 or "," in truth_words or " and " in truth_words or " or " in truth_words:
         return None
+    if sorted(truth_words) == sorted(answer_words) and len(truth_words) == 3:
+        return None  # abc and cab may be products
     return False if truth_words.replace(" ", "").isalpha() else None

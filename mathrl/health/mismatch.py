@@ -4,8 +4,8 @@ import math
 import sys
 from collections.abc import Mapping
 
+from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
-from mathrl.core.launch import rank
 from mathrl.params.rollout import Rollout
 
 ALIGNMENT, CANARY, LAG = "rollout/logprob_alignment", "rollout/canary_alignment", "rollout/lag"

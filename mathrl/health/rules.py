@@ -54,6 +54,12 @@ def then(rows: Sequence[Row], health: Health, name: str) -> float | None:
     return mean(rows[first : first + health.window], name)
 
 
+def windows(rows: Sequence[Row], health: Health) -> list[float]:
+    """The accuracy of the rollouts over each window of the run so far."""
+    size = health.window
+    return [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
+
+
 def gain(rows: Sequence[Row], health: Health) -> float:
     """The rise of accuracy from `then` to `now`; 0 if the run is too short for both."""
     first = max(0, len(rows) - health.window - health.patience)
@@ -101,8 +107,7 @@ def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     falls = [("on dev", max(dev), dev[-1])] if len(dev) >= 2 else []
     # In another order the problems become harder by design. Dev accuracy alone is late: it is that of averaged weights.
     if rl.curriculum.order == "shuffled" and len(rows) >= 2 * size:
-        windows = [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
-        falls.append(("of the rollouts", max(windows), accuracy(rows, health)))
+        falls.append(("of the rollouts", max(windows(rows, health)), accuracy(rows, health)))
     fell = [f"{where} fell from {best:.3f} to {last:.3f}" for where, best, last in falls if last < best - health.drop]
     if not fell:
         return None
@@ -190,9 +195,7 @@ def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 def length(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value, before = now(rows, health, "response_length"), then(rows, health, "response_length")
-    if value is None or not before or value < health.length_rise * before:
-        return None
-    if gain(rows, health) >= health.progress:
+    if value is None or not before or value < health.length_rise * before or gain(rows, health) >= health.progress:
         return None
     evidence = f"responses grew from {before:.1f} to {value:.1f} tokens, accuracy by {gain(rows, health):+.3f}"
     correlation = now(rows, health, "rollout/length_reward_correlation")
@@ -242,8 +245,7 @@ def no_success(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 def flat(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     if len(rows) < health.patience or accuracy(rows, health) >= health.solved:
         return None
-    size = health.window
-    values = [mean(rows[end - size : end], ACCURACY) or 0.0 for end in range(size, len(rows) + 1, size)]
+    values = windows(rows, health)
     dev = [row[DEV] for row in rows if DEV in row]
     if max(values) - values[0] >= health.progress or (dev and max(dev) - dev[0] >= health.progress):
         return None
@@ -316,9 +318,7 @@ def critic(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 
 def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
-    if accuracy(rows, health) >= health.solved or len(rows) < health.patience:
-        return None
-    if gain(rows, health) >= health.progress:
+    if accuracy(rows, health) >= health.solved or len(rows) < health.patience or gain(rows, health) >= health.progress:
         return None
     names = {name for name in rows[-1] if name.startswith("reward/") and name not in TOTALS}
     for name in sorted(names):

@@ -1,9 +1,7 @@
 """Checkpoints: a file of tensors and a manifest of values, complete or absent, checked by digest.
 
 A kill at any moment leaves the last good checkpoint: tensors are written aside, flushed and renamed, and only
-then does the small JSON manifest with their digests appear. What this module writes and reads holds no
-pickles; DeepSpeed's own files, which do, are read only after their digests have been checked, and without
-running anything that they name.
+then does the small JSON manifest with their digests appear. Nothing is pickled.
 """
 
 import hashlib
@@ -56,7 +54,7 @@ class CheckpointFolder:
         """
         name = f"step-{checkpoint.step:08d}"
         with written_aside(self.folder / f"{name}.safetensors") as aside:
-            _write_tensors(checkpoint.tensors, aside)
+            write_tensors(checkpoint.tensors, aside)
             sha256 = _digest(aside)
         write_json(
             self.folder / f"{name}.json",
@@ -78,7 +76,7 @@ class CheckpointFolder:
             try:
                 return _read(manifest)
             except (OSError, ValueError, KeyError) as error:
-                warnings.warn(f"{manifest}: damaged, the checkpoint before it is used ({error})", stacklevel=2)
+                warnings.warn(f"{manifest}: damaged; using the checkpoint before it ({error})", stacklevel=2)
         return None
 
     def _manifests(self) -> list[Path]:
@@ -132,11 +130,11 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     try:
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, file)
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None  # the caller names the file

@@ -6,13 +6,12 @@ gradient is that of the sum, as with the torch backend. In bfloat16 (model.preci
 type, and ZeRO keeps float32 weights beside it for the optimizer.
 """
 
-import errno
 import importlib.util
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -23,27 +22,29 @@ from torch import Tensor, nn
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.checkpoint import Checkpoint
+from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import (
-    element_count,
     make_engine,
-    remove_hooks,
-    safe_loads,
+    make_moments,
+    own_state,
+    release,
+    round_masters,
     without_hooks,
     without_trace,
 )
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import Figures, filled, own_micro_batches, smallest
-from mathrl.learners.optimizer import schedule
+from mathrl.learners.micro_batches import Figures, own_micro_batches, smallest
+from mathrl.learners.optimizer import optimizer_arguments, schedule
+from mathrl.learners.shards import Part, Shards, write_shard
 from mathrl.learners.torch_learner import check_bad
+from mathrl.models.device import hardware_of
 from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
+from mathrl.models.sharding import gathered, gathered_weights, own_part, own_range
 from mathrl.models.weights import with_head
 from mathrl.params.train import Optimizer
 
 P = ParamSpec("P")
-Part = tuple[str, list[Tensor], Callable[[], Tensor]]  # see weight_parts
-BUCKET = 50_000_000  # elements sent at a time; DeepSpeed's own half a billion is 2 GB of buffer
-LIVE = 4 * BUCKET  # gathered elements that a pass of ZeRO 3 may keep beside the layer that it is in
 
 
 class DeepSpeedLearner:
@@ -69,14 +70,7 @@ class DeepSpeedLearner:
         )
         prepare(model)  # before its weights are divided
         trainable = [weight for weight in model.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trainable,
-            lr=lr,
-            betas=(params.beta1, params.beta2),
-            eps=params.eps,
-            weight_decay=params.weight_decay,
-            fused=True,
-        )
+        optimizer = torch.optim.AdamW(trainable, **optimizer_arguments(params, lr, fused=True)["AdamW"])
         with memory_part("divided weights, gradients and optimizer states", self.advice):
             self.engine = make_engine(model, optimizer, self._config(), ranks)
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
@@ -84,34 +78,12 @@ class DeepSpeedLearner:
         self._gathered = False
 
     def _config(self) -> dict[str, Any]:
-        settings = self.ranks.training.deepspeed
-        zero: dict[str, Any] = {
-            "stage": settings.stage,
-            "reduce_bucket_size": BUCKET,
-            "allgather_bucket_size": BUCKET,
-            "overlap_comm": self.ranks.device.type == "cuda",
-        }
-        if settings.offload_optimizer:
-            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": self.ranks.device.type == "cuda"}
-        if settings.offload_parameters:
-            zero["offload_param"] = {"device": "cpu", "pin_memory": self.ranks.device.type == "cuda"}
-        if settings.stage == 3:
-            del zero["allgather_bucket_size"]
-            zero["stage3_prefetch_bucket_size"] = BUCKET
-            # DeepSpeed's own billion would leave a smaller model whole from the first pass on.
-            zero["stage3_max_live_parameters"] = zero["stage3_max_reuse_distance"] = LIVE
-        half = self.model.dtype == torch.bfloat16
-        return {
-            "train_micro_batch_size_per_gpu": 1,  # micro-batches are the trainer's own, by tokens
-            "gradient_accumulation_steps": 1,
-            "managed_gradient_accumulation": False,  # an update ends when step is called
-            "gradient_clipping": self.params.clip_norm or 0.0,
-            "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "bf16": {"enabled": half, "check_grad_overflow": True},
-            **({"data_types": {"grad_accum_dtype": "fp32"}} if half else {}),
-        }
+        return deepspeed_config(
+            self.ranks.training.deepspeed,
+            self.params,
+            half=self.model.dtype == torch.bfloat16,
+            hardware=hardware_of(self.ranks.device),
+        )
 
     def micro_batches(
         self, sizes: Sequence[int], tokens: int, chosen: Sequence[int] | None = None
@@ -159,7 +131,7 @@ class DeepSpeedLearner:
         if self.stage < 3 or self._gathered:
             yield
             return
-        with self._gather(self.model.parameters()), without_hooks(self.engine):
+        with gathered(self.model.parameters()), without_hooks(self.engine):
             self._gathered = True
             try:
                 yield
@@ -170,79 +142,80 @@ class DeepSpeedLearner:
         return nullcontext() if self.stage < 3 or self._gathered else without_trace(self.engine)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return with_head(self._in_buckets(list(weight_parts(self.model))))
-
-    def _in_buckets(self, weights: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
-        """The weights by their names, about BUCKET elements of them gathered at a time."""
-        sizes = [sum(element_count(part) for part in parts) for _, parts, _ in weights]
-        for bucket in filled(weights, sizes, BUCKET):
-            with self._gather(part for _, parts, _ in bucket for part in parts):
-                for name, _, make in bucket:
-                    yield name, make()
-
-    def _gather(self, weights: Iterable[Tensor]) -> AbstractContextManager[None]:
-        if self.stage < 3 or self._gathered:
-            return nullcontext()
-        import deepspeed
-
-        context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(weights))
-        return context
+        parts = list(weight_parts(self.model))
+        return with_head(((name, make()) for name, _, make in parts) if self._gathered else gathered_weights(parts))
 
     def evaluated(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def keep_best(self) -> None:
         state = self.model.state_dict(keep_vars=True)
-        parts = [(name, [weight], weight.detach) for name, weight in state.items()]
-        self.best = {name: value.cpu().clone() for name, value in self._in_buckets(parts)}
+        self.best = {name: own_part(weight).cpu().clone() for name, weight in state.items()}
 
     def finish(self) -> None:
-        copies: dict[int, nn.Parameter] = {}
-        parts = [(name, [weight], partial(_own_copy, weight, copies)) for name, weight in self.model.named_parameters()]
-        for _ in self._in_buckets(parts):
-            pass
-        parameters = {
-            module: {
-                key: weight if weight is None else copies[id(weight)] for key, weight in module._parameters.items()
-            }
-            for module in self.model.modules()
-        }
         if self.stage == 3:
-            remove_hooks(self.engine)
-        self.engine.destroy()
+            release(self.engine, self.model)
+        else:
+            copies: dict[int, nn.Parameter] = {}
+            parameters = {
+                module: {
+                    key: weight if weight is None else _own_copy(weight, copies)
+                    for key, weight in module._parameters.items()
+                }
+                for module in self.model.modules()
+            }
+            self.engine.destroy()
+            for module, weights in parameters.items():
+                module._parameters = weights
         del self.engine
-        for module, weights in parameters.items():
-            module._parameters = weights
-        if self.best:
-            self.model.load_state_dict(self.best)
+        state = self.model.state_dict(keep_vars=True)
+        for name, value in self.best.items():
+            own_part(state[name]).copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"{self.name}/best/{name}": value for name, value in self.best.items()}
+        return {}
 
     def write(self, folder: Path) -> None:
+        """Write a shard per rank (`mathrl.learners.shards`): any number of ranks resumes from them."""
         parts = folder / self.name
-        if self.ranks.rank == 0 and parts.exists():  # left by a kill
-            shutil.rmtree(parts)
+        if self.ranks.rank == 0:
+            shutil.rmtree(parts, ignore_errors=True)  # left by a kill
         dist.barrier()
-        try:
-            self.engine.save_checkpoint(str(folder), tag=self.name, save_latest=False)
-        except RuntimeError as error:
-            if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
-                raise
-            # torch's writer does not give the system's error.
-            raise OSError(errno.ENOSPC, "not all of it could be written", str(parts)) from None
+        best = self._best_parts() if self.stage == 3 or self.ranks.rank == 0 else ()  # else every rank has all of it
+        write_shard(parts, self.ranks.rank, chain(self._parts(), best))
         dist.barrier()
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
         if saved.parts is None or not (saved.parts / self.name).is_dir():
             raise UserError(f"the checkpoint after step {saved.step} is not DeepSpeed's; remove its folder")
-        with safe_loads():
-            self.engine.load_checkpoint(str(saved.parts), tag=self.name)
-        prefix = f"{self.name}/best/"
-        self.best = {
-            name.removeprefix(prefix): value for name, value in saved.tensors.items() if name.startswith(prefix)
-        }
+        shards = Shards(saved.parts / self.name)
         self.updates, self.bad = counts["updates"], counts["bad"]
+        if steps := self.updates - self.bad:
+            make_moments(self.engine, steps)
+        state = self.model.state_dict(keep_vars=True)
+        self.best = {name: torch.zeros_like(own_part(state[name]), device="cpu") for name in shards.names("best/")}
+        try:
+            for name, begin, values in chain(self._parts(), self._best_parts()):
+                shards.fill(name, begin, values)
+        except ValueError as error:
+            raise UserError(
+                f"the checkpoint after step {saved.step} is incomplete ({self.name}: {error}): remove its folder, and "
+                "have all machines share one state folder"
+            ) from None
+        round_masters(self.engine)
+
+    def _parts(self) -> Iterator[Part]:
+        """This rank's parts of the weights that learn and of their moments, as views."""
+        names = {id(weight): name for name, weight in self.model.named_parameters()}
+        for weight, begin, tensors in own_state(self.engine):
+            yield from ((f"{kind}/{names[id(weight)]}", begin, values) for kind, values in tensors.items())
+
+    def _best_parts(self) -> Iterator[Part]:
+        """This rank's parts of the best weights, as views."""
+        state = self.model.state_dict(keep_vars=True)
+        for name, value in self.best.items():
+            begin, size = own_range(state[name])
+            yield f"best/{name}", begin, value.view(-1)[:size]
 
     @property
     def counts(self) -> dict[str, int]:

@@ -32,6 +32,7 @@ class Learner(Protocol):
     """
 
     model: Any
+    ranks: Ranks
     updates: int
     bad: int
     norm: float
@@ -50,7 +51,7 @@ class Learner(Protocol):
     def forward(
         self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Tensor, Figures]:
-        """What `loss_of`, which runs `model`, gives: a scalar loss and figures without a gradient."""
+        """The result of `loss_of`, which runs `model`: a scalar loss, and figures without a gradient."""
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -70,11 +71,11 @@ class Learner(Protocol):
         ...
 
     def whole(self) -> AbstractContextManager[None]:
-        """Within it every rank has all weights and samples from the model at its own pace."""
+        """Context in which every rank has all weights and samples from the model independently."""
         ...
 
     def scoring(self) -> AbstractContextManager[None]:
-        """Within it the model runs without a gradient, where weights are divided layer by layer.
+        """Context for forward passes without a gradient; divided weights are gathered layer by layer.
 
         All ranks make the same number of passes (see `Ranks.evened`).
         """
@@ -85,7 +86,7 @@ class Learner(Protocol):
         ...
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Within it the model holds the weights that are evaluated: the averaged ones if there are any."""
+        """Context in which the model holds the evaluated weights: the averaged ones if there are any."""
         ...
 
     def keep_best(self) -> None:
@@ -93,7 +94,7 @@ class Learner(Protocol):
         ...
 
     def finish(self) -> None:
-        """End training: a torch model again, with the best weights if they were kept, else the evaluated ones."""
+        """End training; return a torch model with the best weights if they were kept, else the evaluated ones."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -105,7 +106,7 @@ class Learner(Protocol):
         ...
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
-        """Restore what `tensors`, `write` and `counts` gave; tensors of other learners are ignored."""
+        """Restore the results of `tensors`, `write` and `counts`; tensors of other learners are ignored."""
         ...
 
     @property

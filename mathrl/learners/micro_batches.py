@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce, wraps
+from heapq import heapreplace
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -134,11 +135,11 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
     [[0, 1], [2, 3]]
     """
     shares: list[list[int]] = [[] for _ in range(parts)]
-    totals = [0] * parts
+    totals = [(0, part) for part in range(parts)]  # a heap
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        lightest = totals.index(min(totals))
+        total, lightest = totals[0]
         shares[lightest].append(index)
-        totals[lightest] += sizes[index]
+        heapreplace(totals, (total + sizes[index], lightest))
     return shares
 
 

@@ -15,29 +15,49 @@ class FlatParameters:
 
     So clearing, summing over processes and measuring the gradient is one operation each, and so is an
     average of the weights. Tied weights are there once.
+
+    Both buffers are at least float32. The weights of a bfloat16 model (a GPU's) are rounded copies of them, made once
+    per update; autograd adds the gradient of each micro-batch in float32. `named` are the model's weights, `masters`
+    under the same names what the optimizer steps: for a float32 model the same parameters.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         first = next(iter(self.named.values()))
         total = sum(weight.numel() for weight in self.named.values())
-        self.weights = torch.empty(total, dtype=first.dtype, device=first.device)
-        for weight, view in self._views(self.weights):
+        wide = torch.promote_types(first.dtype, torch.float32)
+        self.weights = torch.empty(total, dtype=wide, device=first.device)
+        self.masters: dict[str, nn.Parameter] = {}
+        for (name, weight), (_, view) in zip(self.named.items(), self._views(self.weights), strict=True):
             view.copy_(weight.detach())
-            weight.data = view
+            if weight.dtype == wide:
+                weight.data = view
+                self.masters[name] = weight
+            else:
+                weight.grad_dtype = wide  # type: ignore[attr-defined]  # since torch 2.10
+                self.masters[name] = nn.Parameter(view)
         self.put_gradients(torch.zeros_like(self.weights))
 
     def put_gradients(self, buffer: Tensor) -> None:
         """Keep the gradients at the beginning of `buffer`, which holds at least as many numbers."""
         self.gradients = buffer[: len(self.weights)]
-        for weight, view in self._views(self.gradients):
-            weight.grad = view
+        for (name, weight), (_, view) in zip(self.named.items(), self._views(self.gradients), strict=True):
+            weight.grad = self.masters[name].grad = view
 
     def set_weights(self, values: Tensor) -> None:
         """Overwrite all weights; through the parameters, so that what is cached of them is computed again."""
         with torch.no_grad():
-            for weight, view in self._views(values):
-                weight.copy_(view)
+            for master, (_, view) in zip(self.masters.values(), self._views(values), strict=True):
+                master.copy_(view)
+        self.round_weights()
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Give the model the masters' values; of a float32 model they are the same tensors."""
+        pairs = [(weight, self.masters[name]) for name, weight in self.named.items()]
+        pairs = [(weight, master) for weight, master in pairs if weight is not master]
+        if pairs:
+            torch._foreach_copy_([weight for weight, _ in pairs], [master for _, master in pairs])
 
     def _views(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Each weight with its part of a flat tensor, in its shape."""
@@ -56,26 +76,14 @@ class OptimizerSet:
 
     def __init__(self, model: nn.Module, flat: FlatParameters, params: Optimizer, lr: float, steps: int) -> None:
         self.params, self.steps, self.flat = params, steps, flat
-        everything = list(flat.named.values())
-        matrices, rest = split_parameters(model, flat.named) if params.type == "muon" else ([], everything)
-        on_gpu = flat.weights.is_cuda  # one kernel, no copies of the moments
-        adamw_lr = params.adamw_lr(lr)
-        self.parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (
-                torch.optim.AdamW(
-                    rest,
-                    lr=adamw_lr,
-                    betas=(params.beta1, params.beta2),
-                    eps=params.eps,
-                    weight_decay=params.weight_decay,
-                    foreach=not on_gpu,
-                    fused=on_gpu,
-                ),
-                adamw_lr,
-            )
-        ]
+        matrices, rest = split_parameters(model, flat.named) if params.type == "muon" else ([], [*flat.named.values()])
+        master = {id(weight): flat.masters[name] for name, weight in flat.named.items()}
+        matrices, rest = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
+        arguments = optimizer_arguments(params, lr, fused=flat.weights.is_cuda)  # fused: no copies of the moments
+        adamw = torch.optim.AdamW(rest, **arguments["AdamW"])
+        self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, params.adamw_lr(lr))]
         if matrices:
-            muon = torch.optim.Muon(matrices, lr=lr, weight_decay=params.weight_decay)
+            muon = torch.optim.Muon(matrices, **arguments["Muon"])
             self.parts.append((muon, lr))
 
     def step(self, step: int) -> float:
@@ -85,6 +93,7 @@ class OptimizerSet:
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
             optimizer.step()
+        self.flat.round_weights()
         return factor
 
     def clip(self) -> float:
@@ -115,6 +124,23 @@ class OptimizerSet:
                     states.setdefault(int(index), {})[key] = value
             state_dict["state"] = states
             optimizer.load_state_dict(state_dict)
+
+
+def optimizer_arguments(params: Optimizer, lr: float, *, fused: bool) -> dict[str, dict[str, Any]]:
+    """The arguments of each optimizer by its name; `fused` is one kernel per step, without copies of the moments.
+
+    Example: {"AdamW": {"lr": 5e-4, "betas": (0.9, 0.95), …}, "Muon": {"lr": 0.01, "weight_decay": 0.0}}
+    """
+    adamw: dict[str, Any] = {
+        "lr": params.adamw_lr(lr),
+        "betas": (params.beta1, params.beta2),
+        "eps": params.eps,
+        "weight_decay": params.weight_decay,
+        "foreach": not fused,
+        "fused": fused,
+    }
+    muon = {"Muon": {"lr": lr, "weight_decay": params.weight_decay}} if params.type == "muon" else {}
+    return {"AdamW": adamw, **muon}
 
 
 def split_parameters(model: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

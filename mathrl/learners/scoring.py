@@ -5,22 +5,27 @@ Shapes: N response tokens (groups, responses, tokens in order).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.micro_batches import TokenBudget, filled, halved_on_out_of_memory, own_micro_batches, smallest
+from mathrl.models.kernels import Kernel, attention_kernel
 from mathrl.models.packing import Group
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Floats = npt.NDArray[np.float32]
 
 
 @contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
-    """Within it the model is in eval mode."""
+    """Context in which the model is in eval mode."""
     training = model.training
     model.eval()
     try:
@@ -70,25 +75,25 @@ def score_tokens(
     The network is in eval mode meanwhile. `part` says what memory holds then.
     """
     with eval_mode(network):
-        share = _own_token_scores(budget, part, forward, groups)
+        share = _own_token_scores(budget, part, forward, groups, attention_kernel(network))
     scores = {number: values for share in budget.ranks.gather(share) for number, values in share.items()}
-    return torch.cat([scores[number] for number in sorted(scores)])
+    return torch.from_numpy(np.concatenate([scores[number] for number in sorted(scores)]))
 
 
 @halved_on_out_of_memory
 @torch.no_grad()
 def _own_token_scores(
-    budget: TokenBudget, part: str, forward: Callable[[list[Group]], Tensor], groups: Sequence[Group]
-) -> dict[int, Tensor]:
+    budget: TokenBudget, part: str, forward: Callable[[list[Group]], Tensor], groups: Sequence[Group], kernel: Kernel
+) -> dict[int, Floats]:
     """This rank's share, by the number of the piece that a group was cut into."""
-    pieces = [piece for group in groups for piece in group.cut(budget.tokens)]
-    sizes = [piece.packed_tokens for piece in pieces]
-    scores: dict[int, Tensor] = {}
+    pieces = [piece for group in groups for piece in group.cut(budget.tokens, kernel)]
+    sizes = [piece.tokens_by(kernel) for piece in pieces]
+    scores: dict[int, Floats] = {}
     with memory_part(part, budget.advice):
         micros = own_micro_batches(sizes, budget.tokens, budget.ranks)
         for micro, counts in budget.ranks.evened(micros, smallest(sizes)):
             values_N = forward([pieces[i] for i in micro]).float().cpu()
             if counts:
-                lengths = [sum(len(response) for response in pieces[i].responses) for i in micro]
-                scores |= dict(zip(micro, torch.split(values_N, lengths), strict=True))
+                ends = accumulate(sum(len(response) for response in pieces[i].responses) for i in micro[:-1])
+                scores |= dict(zip(micro, np.split(values_N.numpy(), list(ends)), strict=True))
     return scores

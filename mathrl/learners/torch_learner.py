@@ -99,6 +99,9 @@ class TorchLearner:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
+        if self.averaged is None:  # then the trained weights are those that are evaluated
+            yield
+            return
         with memory_part("trained weights, while the averaged ones are evaluated", self._advice()):
             trained = self.flat.weights.clone()
         try:

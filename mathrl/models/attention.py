@@ -1,19 +1,27 @@
 """Attention over packed tokens, put under any Hugging Face model through its attention interface.
 
 A model's own code does everything but attention: its input is one row of T tokens without padding. Which
-token sees which is in a `Layout` (training, prefill), a `CausalLayout` (training on long sequences) or a
-`DecodeCache` (one new token per sequence), passed through the model's forward as the keyword argument `layout`.
+token sees which is in a `Layout` (training, prefill), a `CausalLayout` (training on long sequences), a `VarlenLayout`
+(both, on GPUs) or a `DecodeCache` (one new token per sequence), passed through the model's forward as the keyword
+argument `layout`. `mathrl.models.kernels` says which of them a device takes.
+
+On a CPU the results of a layout are the same to the bit in every run. On a GPU the forward passes of all kernels
+here are too, but not the backward passes of flash and memory-efficient attention, which add the gradient of the
+queries with atomic operations, unless `torch.use_deterministic_algorithms(True)` is set.
 
 Shapes: T packed tokens; H query heads, K key heads, R = H / K; d width of a head; in a block S sequences of
-q queries and k keys each; B sequences that are decoded, L columns of their cache.
+q queries and k keys each; B sequences that are decoded, L columns of their cache; U uses of the T tokens as keys.
 """
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mathrl.models.kernels import flash_width
 from mathrl.models.transformers_import import (
     ALL_ATTENTION_FUNCTIONS,
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -69,14 +77,26 @@ class Layout:
 class CausalLayout:
     """Whole sequences one after the other in the row, for long ones: `lengths` sum to T.
 
-    PyTorch's own kernels (flash attention where there is one) keep no table of probabilities, so memory grows
-    with the length and not with its square; a prompt then stands before each of its responses.
+    PyTorch's own kernels keep no table of probabilities, so memory grows with the length and not with its square; a
+    prompt then stands before each of its responses. On a GPU it is the memory-efficient kernel or an error, never
+    the math kernel: key heads are repeated for it and heads padded to a multiple of 8.
     """
 
     lengths: list[int]
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
+        if query.device.type != "cpu":
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                return self._efficient(query, key, value, scale)
+        return self._by_sequence(query, key, value, scale)
+
+    def _efficient(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        repeats, width = query.shape[1] // key.shape[1], value.shape[-1]
+        key, value = (heads.repeat_interleave(repeats, 1) for heads in (key, value))
+        return self._by_sequence(_widened(query), _widened(key), _widened(value), scale)[..., :width]
+
+    def _by_sequence(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         parts = zip(*(torch.split(heads_1nTd, self.lengths, 2) for heads_1nTd in (query, key, value)), strict=True)
         outs = [
             torch.nn.functional.scaled_dot_product_attention(
@@ -85,6 +105,102 @@ class CausalLayout:
             for q, k, v in parts
         ]
         return torch.cat(outs, dim=2).transpose(1, 2)
+
+
+@dataclass
+class VarlenLayout:
+    """Sequences of any length in one call of flash attention, with the prompt of a group in the row once.
+
+    Sequence s has the queries `query_starts_S1[s]` to `query_starts_S1[s + 1]` of the row and as keys those of
+    `key_rows_U` between `key_starts_S1[s]` and `key_starts_S1[s + 1]` (both int32): its prompt, then its own tokens.
+    Its last query sees all of its keys, the one before all but the last, and so on, which is how flash attention
+    aligns its causal mask (version 2.1 and later). `uses_U` and `use_starts_T` list the places of each token among the
+    keys. `key_rows_U` is None where each token is a key once. `longest_*` are the most queries and keys of a sequence.
+    """
+
+    query_starts_S1: Tensor
+    key_starts_S1: Tensor
+    longest_query: int
+    longest_key: int
+    key_rows_U: Tensor | None
+    uses_U: Tensor
+    use_starts_T: Tensor
+    capture: bool = False
+    captured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
+        width = value.shape[-1]
+        # Not heads[0], whose gradient is a tensor of zeros to be filled.
+        query_T, key_T, value_T = (heads_1nTd.squeeze(0).transpose(0, 1) for heads_1nTd in (query, key, value))
+        if self.capture:
+            self.captured.append((key_T, value_T))
+        if self.key_rows_U is not None:
+            key_T, value_T = (
+                _SharedKeys.apply(tensor, self.key_rows_U, self.uses_U, self.use_starts_T)  # type: ignore[no-untyped-call]
+                for tensor in (key_T, value_T)
+            )
+        attention = varlen_reference if query.device.type == "cpu" else varlen_attention
+        out_THd = attention(_widened(query_T), _widened(key_T), _widened(value_T), self, scale)
+        return out_THd[..., :width][None]
+
+
+def varlen_attention(q_THd: Tensor, k_UKd: Tensor, v_UKd: Tensor, layout: VarlenLayout, scale: float) -> Any:
+    """softmax(q k^T scale) v of each sequence of the layout by PyTorch's flash attention, in float16 or bfloat16."""
+    from torch.nn.attention.varlen import varlen_attn  # not in a torch before 2.10
+
+    # Torch 2.11 takes fewer key heads without being told.
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    return varlen_attn(
+        q_THd,
+        k_UKd,
+        v_UKd,
+        layout.query_starts_S1,
+        layout.key_starts_S1,
+        layout.longest_query,
+        layout.longest_key,
+        scale=scale,
+        window_size=(-1, 0),
+        **grouped,
+    )
+
+
+def varlen_reference(q_THd: Tensor, k_UKd: Tensor, v_UKd: Tensor, layout: VarlenLayout, scale: float) -> Tensor:
+    """What `varlen_attention` computes, on a CPU and in any type, a sequence at a time (slow)."""
+    repeats = q_THd.shape[1] // k_UKd.shape[1]
+    q_lengths, k_lengths = (starts_S1.diff().tolist() for starts_S1 in (layout.query_starts_S1, layout.key_starts_S1))
+    parts = (torch.split(q_THd, q_lengths), torch.split(k_UKd, k_lengths), torch.split(v_UKd, k_lengths))
+    outs = []
+    for q_qHd, k_kKd, v_kKd in zip(*parts, strict=True):
+        scores_Hqk = torch.einsum("qhd,khd->hqk", q_qHd, k_kKd.repeat_interleave(repeats, 1)) * scale
+        hidden_qk = torch.ones_like(scores_Hqk[0], dtype=torch.bool).triu(1 + len(k_kKd) - len(q_qHd))
+        weights_Hqk = scores_Hqk.masked_fill(hidden_qk, -torch.inf).softmax(-1)
+        outs.append(torch.einsum("hqk,khd->qhd", weights_Hqk, v_kKd.repeat_interleave(repeats, 1)))
+    return torch.cat(outs)
+
+
+class _SharedKeys(torch.autograd.Function):
+    """Keys in the order of their uses; a token's gradient is the sum over its uses, in a fixed order."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, key_TKd: Tensor, key_rows_U: Tensor, uses_U: Tensor, use_starts_T: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(uses_U, use_starts_T)
+        return key_TKd.index_select(0, key_rows_U)
+
+    @staticmethod
+    def backward(ctx: Any, grad_UKd: Tensor) -> Any:  # type: ignore[override]
+        uses_U, use_starts_T = ctx.saved_tensors
+        # Unlike index_add_ it adds in float32, also where the gradient is bfloat16, and without atomic operations.
+        grad = torch.nn.functional.embedding_bag(uses_U, grad_UKd.flatten(1), use_starts_T, mode="sum")
+        return grad.view(-1, *grad_UKd.shape[1:]), None, None, None
+
+
+def _widened(heads: Tensor) -> Tensor:
+    """Heads padded with zeros to a width that the kernels take, which changes no score and no output."""
+    missing = flash_width(heads.shape[-1]) - heads.shape[-1]
+    return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
 
 
 class _BlockAttention(torch.autograd.Function):

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mathrl.core.files import write_json, written_aside
 from mathrl.core.seeding import derive_seed
-from mathrl.models.export import write_folder
+from mathrl.models.export import export_model
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from mathrl.params.run import FreshModel, Model, PretrainedModel
 
@@ -36,7 +36,7 @@ def make_base(model: Model, folder: Path | str, seed: int) -> None:
     tokenizer = character_tokenizer(model.base)
     network = fresh_network(model.base, tokenizer, seed)
     count = sum(weight.numel() for weight in network.parameters())
-    write_folder(
+    export_model(
         network,
         tokenizer,
         folder,

@@ -1,7 +1,7 @@
 """Load the model and the tokenizer of a folder: plain Hugging Face, or a reference to such a folder or hub id."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,12 +11,28 @@ from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
-from mathrl.models.linear import use_bfloat16_products
-from mathrl.models.norm import use_fast_norms
-from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from mathrl.models.fused import use_fused_elementwise
+from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
+from mathrl.models.logprobs import architecture_trial, takes_packed
+from mathrl.models.norm import use_fast_norms, use_fused_norms
+from mathrl.models.sharding import is_sharded
+from mathrl.models.small_copy import small_config
+from mathrl.models.torch_state import use_tf32
+from mathrl.models.transformers_import import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    cached_file,
+)
+from mathrl.models.trial import Trial
 from mathrl.params.run import Model, PretrainedModel
 
 __all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "plain_dtype", "resolve_folder"]
+# Spaces, lines, digits, signs, combining marks, letters beyond ASCII: where kinds of tokenizers differ.
+PROBE = " The sum  is 1234,\n\n  x_1 = $\\frac{3}{4}$ isn't कि été 日本"
+OPTIONAL_FILE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WEIGHTS_ADVICE = (
     "set training.backend to deepspeed with training.deepspeed.stage 3 (and offload_parameters), or take a "
     "smaller model (model.base)"
@@ -24,22 +40,27 @@ WEIGHTS_ADVICE = (
 
 
 def load_model(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> PreTrainedModel:
-    """The causal LM of a folder, float32 weights, in eval mode, computing in `model.precision`.
+    """The causal LM of a folder in eval mode, computing in `model.precision`.
 
-    A `plain` model has weights of that precision and transformers' own layers: DeepSpeed partitions it layer by layer
-    and keeps float32 weights for its optimizer.
+    On a CPU its weights are float32, and with bfloat16 only products are. On a GPU all of the model has the precision:
+    weights, the residual stream and everything between (norms and rotations compute in float32 inside); the learner
+    keeps float32 weights for its optimizer. A `plain` model, for DeepSpeed, has weights of the precision on a CPU too,
+    and no layers exchanged there.
 
     Only safetensors are read. Code that comes with the model runs only if `model.base.trust_remote_code` allows it.
 
     Raises:
-        UserError: the folder is not a causal LM's, or holds no safetensors.
+        UserError: the folder is not a causal LM's, holds no safetensors, or failed its architecture's trial.
     """
     keep_freed_memory()
+    if model.precision == "bfloat16" and torch.device(device).type == "cuda":
+        use_tf32()  # for what stays in float32: the attention of the torch engine's decoding
     path, options = resolve_folder(folder, model)
     with memory_part("weights", WEIGHTS_ADVICE):
         try:
             config = AutoConfig.from_pretrained(path, **options)
-            weights = weights_options(model, plain=plain)
+            _refuse_encoder_decoder(config)
+            weights = weights_options(model, device, plain=plain)
             network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **options)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
@@ -47,21 +68,55 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str, *, 
                 "Face folder with config.json and *.safetensors, or a hub id"
             ) from None
         network = network.to(device).eval()
-    if plain:
-        return network
-    use_fast_norms(network)
-    if model.precision == "bfloat16":
-        use_bfloat16_products(network)
-        if torch.device(device).type == "cuda":
-            # The float32 products left (the head, attention) use tensor cores too, which round inputs to 10 bits of
-            # mantissa (bfloat16: 7 bits); otherwise they would take most of the time.
-            torch.backends.cuda.matmul.allow_tf32 = True
+    use_fast_layers(network, network, model, plain=plain)
+    if not is_sharded(network):
+        takes_packed(network)
     return network
 
 
-def weights_options(model: Model, *, plain: bool) -> dict[str, Any]:
-    """How from_pretrained reads weights: safetensors only, to float32 unless `plain`."""
-    return {"dtype": plain_dtype(model) if plain else torch.float32, "use_safetensors": True}
+def folder_trial(folder: Path | str, model: Model, device: torch.device | str) -> Trial:
+    """The trial of a folder's architecture from its config.json alone, without its weights.
+
+    Raises:
+        UserError: the folder is not a causal LM's.
+    """
+    path, options = resolve_folder(folder, model)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+        _refuse_encoder_decoder(config)
+        trust = options["trust_remote_code"]
+        network = AutoModelForCausalLM.from_config(small_config(config), trust_remote_code=trust)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: not a causal language model ({reason(error)})") from None
+    return architecture_trial(network.to(device))
+
+
+def _refuse_encoder_decoder(config: Any) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{config.model_type} is an encoder-decoder; mathrl trains decoder-only models")
+
+
+def use_fast_layers(network: Any, trunk: Any, model: Model, *, plain: bool = False) -> None:
+    """Exchange layers for faster ones with the same weights, in place; products only in the `trunk`."""
+    if network.device.type == "cuda":
+        use_fused_norms(network)
+        use_fused_elementwise(network)
+    elif not plain:
+        use_fast_norms(network)
+        if model.precision == "bfloat16":
+            use_bfloat16_products(trunk)
+
+
+def precision_of(network: Any) -> Literal["float32", "bfloat16"]:
+    """The `model.precision` that a network was loaded with."""
+    rounded = any(isinstance(module, BFloat16Linear) for module in network.modules())
+    return "bfloat16" if rounded or network.dtype == torch.bfloat16 else "float32"
+
+
+def weights_options(model: Model, device: torch.device | str, *, plain: bool) -> dict[str, Any]:
+    """How from_pretrained reads weights: safetensors only, and to which type (see `load_model`)."""
+    whole = plain or torch.device(device).type == "cuda"
+    return {"dtype": plain_dtype(model) if whole else torch.float32, "use_safetensors": True}
 
 
 def plain_dtype(model: Model) -> torch.dtype:
@@ -69,7 +124,7 @@ def plain_dtype(model: Model) -> torch.dtype:
 
 
 def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
-    """The folder's tokenizer; one without a padding token pads with its end token.
+    """The folder's tokenizer, as its tokenizer.json has it; one without a padding token pads with its end token.
 
     Code that comes with it runs only if the parameters of `model` allow it.
 
@@ -78,7 +133,7 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
     """
     path, options = resolve_folder(folder, model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer = _as_its_file(AutoTokenizer.from_pretrained(path, **options), path, options)
         size = AutoConfig.from_pretrained(path, **options).get_text_config().vocab_size
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: no tokenizer can be loaded from it ({reason(error)})") from None
@@ -91,6 +146,23 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _as_its_file(tokenizer: Any, path: str, options: dict[str, Any]) -> Any:
+    """The tokenizer, or that of tokenizer.json if it reads a text differently.
+
+    transformers 5 rebuilds some tokenizers by the class that tokenizer_config.json names. DeepSeek's distilled Llama
+    models name one for pieces between spaces, where theirs are of bytes: every space and line would be lost.
+    """
+    if not getattr(tokenizer, "is_fast", False) or type(tokenizer) is PreTrainedTokenizerFast:
+        return tokenizer
+    if cached_file(path, "tokenizer.json", revision=options.get("revision"), **OPTIONAL_FILE) is None:
+        return tokenizer
+    by_file = PreTrainedTokenizerFast.from_pretrained(path, **options)
+    expected = by_file.encode(PROBE, add_special_tokens=False)
+    if by_file.unk_token_id in expected or tokenizer.encode(PROBE, add_special_tokens=False) == expected:
+        return tokenizer
+    return by_file
 
 
 def reason(error: Exception) -> str:

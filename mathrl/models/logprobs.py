@@ -4,110 +4,116 @@ Shapes: N response tokens (groups, responses, tokens in order); R rows of logits
 tokens in the vocabulary; B responses padded to L tokens.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
+from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.models.attention import NAME, packed_inputs
+from mathrl.models.decode import Decoder
+from mathrl.models.head import LogprobHead, most_logits
+from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group, pack
-
-Outputs = Callable[[Sequence[Group]], Tensor]
-# More logits than this (256 MiB in float32) are computed a part at a time, and again in the backward pass.
-MOST_LOGITS = 1 << 26
-PROBE_TOLERANCE = 1e-2  # of log-probs; a wrong mask differs by more than 0.1, bfloat16 products by less
+from mathrl.models.small_copy import small_copy
+from mathrl.models.trial import DECODERS, ERRORS, Trial, one_batch_limit, tried
 
 
-def response_logprobs(model: Any, groups: Sequence[Group], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def response_logprobs(
+    model: Any, groups: Sequence[Group], temperature: float = 1.0, *, entropy: bool = True
+) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (nats) of every response token under softmax(logits / temperature).
 
     Returns:
-        logprobs_N and entropies_N, float32, in the order of groups, responses, tokens.
+        logprobs_N and entropies_N, float32, in the order of groups, responses, tokens. Without `entropy`, which
+        saves a third of the time between the logits and the loss, entropies_N is empty.
     """
     packed = takes_packed(model)
-    return (_packed_logprobs if packed else _padded_logprobs)(model, groups, temperature)
+    return (_packed_logprobs if packed else _padded_logprobs)(model, groups, temperature, entropy)
 
 
-def _packed_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
-    batch = pack(groups, model.device)
+def _packed_logprobs(
+    model: Any, groups: Sequence[Group], temperature: float, entropy: bool = True
+) -> tuple[Tensor, Tensor]:
+    batch = pack(groups, model.device, attention_kernel(model))
     inputs = {
         "input_ids": batch.input_ids_1T,
         "position_ids": batch.position_ids_1T,
         "layout": batch.layout,
         **packed_inputs(model),
     }
-    if _in_parts(model, len(batch.rows_R)):
-        hidden_RD = model.get_decoder()(**inputs).last_hidden_state[0].index_select(0, batch.rows_R)
-        return _logprobs_in_parts(model, hidden_RD, batch.row_of_N, batch.targets_N, temperature)
+    if _without_logits(model, len(batch.rows_R)):
+        hidden_TD = model.get_decoder()(**inputs).last_hidden_state.squeeze(0)
+        # The gradient of an embedding adds up rows in a fixed order and in float32; index_select's does neither.
+        hidden_ND = nn.functional.embedding(batch.rows_R[batch.row_of_N], hidden_TD)
+        return _head_logprobs(model, hidden_ND, batch.targets_N, temperature, entropy)
     logits_RV = model(**inputs, logits_to_keep=batch.rows_R).logits[0]
-    return token_logprobs(logits_RV, batch.row_of_N, batch.targets_N, temperature)
+    return token_logprobs(logits_RV, batch.row_of_N, batch.targets_N, temperature, entropy)
 
 
-def token_logprobs(logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float, entropy: bool = True
+) -> tuple[Tensor, Tensor]:
     with memory_part("logits", "lower the stage's tokens_per_microbatch"):
         logprobs_and_entropies: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            logits_RV, row_of_N, targets_N, temperature
+            logits_RV, row_of_N, targets_N, temperature, entropy
         )
     return logprobs_and_entropies
 
 
-def _logprobs_in_parts(
-    model: Any, hidden_RD: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
+def _head_logprobs(
+    model: Any, hidden_ND: Tensor, targets_N: Tensor, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` without a table of all logits: some rows at a time, recomputed in the backward pass.
+    """`token_logprobs` without a table of all logits (8,192 rows of Qwen2.5: 5 GB, three times)."""
+    with memory_part("logits", "lower the stage's tokens_per_microbatch"):
+        logprobs_and_entropies: tuple[Tensor, Tensor] = model.get_output_embeddings()(
+            hidden_ND, targets_N, temperature, entropy
+        )
+    return logprobs_and_entropies
 
-    At most `MOST_LOGITS` logits exist at a time, instead of R V (8,192 rows of Qwen2.5: 5 GB, three times).
+
+def _without_logits(model: Any, rows: int) -> bool:
+    """Whether these rows' logits are never kept: always on a GPU, where they are many on a CPU.
+
+    Always, too, where ZeRO 3 has divided the head (it has a `ds_id` then): all ranks must run the same modules.
     """
     head = model.get_output_embeddings()
-    rows = max(1, MOST_LOGITS // head.out_features)
-    order_N = torch.argsort(row_of_N, stable=True)
-    part_of_N = row_of_N[order_N] // rows
-    sizes = torch.bincount(part_of_N, minlength=-(-len(hidden_RD) // rows)).tolist()
-
-    def part(hidden: Tensor, row_of_n: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs(head(hidden), row_of_n, targets_n, temperature)
-
-    parts = [
-        checkpoint(
-            part,
-            hidden,
-            row_of_N[chosen] - number * rows,
-            targets_N[chosen],
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for number, (hidden, chosen) in enumerate(
-            zip(torch.split(hidden_RD, rows), torch.split(order_N, sizes), strict=True)
-        )
-    ]
-    back_N = torch.argsort(order_N)
-    logprobs_N, entropies_N = (torch.cat(values).index_select(0, back_N) for values in zip(*parts, strict=True))
-    return logprobs_N, entropies_N
-
-
-def _in_parts(model: Any, rows: int) -> bool:
-    """Whether these rows have too many logits to compute at a time, and `plain_head` allows parts."""
-    head = model.get_output_embeddings()
-    if head is None or rows * head.out_features <= MOST_LOGITS:
+    if head is None:
+        return False
+    few = model.device.type == "cpu" and not hasattr(head.weight, "ds_id")
+    if few and rows * head.out_features <= most_logits(model.device):
         return False
     return plain_head(model)
 
 
 def plain_head(model: Any) -> bool:
-    """Whether the logits are the head's output, neither scaled nor capped after it; tried once per model."""
-    head = model.get_output_embeddings()
-    if head is None:
-        return False
+    """Whether the logits are the head's output, neither scaled nor capped after it; tried once per model.
+
+    If so the head is a `LogprobHead` from then on.
+    """
     if "_plain_head" not in model.__dict__:
-        ids = torch.arange(min(8, head.weight.shape[0]), device=model.device)[None]
-        with torch.no_grad():
-            hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-            same = torch.allclose(head(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-4)
-        model.__dict__["_plain_head"] = same
-    return bool(model.__dict__["_plain_head"])
+        model.__dict__["_plain_head"] = type(model.get_output_embeddings()) is nn.Linear and _head_trial(model)
+    plain = bool(model.__dict__["_plain_head"])
+    if plain and type(model.get_output_embeddings()) is nn.Linear:
+        model.get_output_embeddings().__class__ = LogprobHead
+    return plain
+
+
+@torch.no_grad()
+def _head_trial(model: Any) -> bool:
+    try:
+        made = small_copy(model)
+        made.get_output_embeddings().weight.mul_(30)  # large logits, so that even a high cap shows
+        ids = torch.arange(8, device=made.device)[None]
+        hidden = made.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        logits = made(input_ids=ids, use_cache=False).logits
+        return torch.allclose(made.get_output_embeddings()(hidden), logits, atol=1e-4)
+    except ERRORS:
+        return False
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -118,21 +124,29 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float
+        ctx: Any, logits_RV: Tensor, row_of_N: Tensor, targets_N: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         logp_RV = torch.log_softmax(logits_RV.float() / temperature, dim=-1)
+        flat_N = row_of_N * logits_RV.shape[-1] + targets_N
+        logprobs_N = logp_RV.view(-1).index_select(0, flat_N)
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.dtype = temperature, logits_RV.dtype
+        if not entropy:
+            entropy_R = logp_RV.new_zeros(0)
+            ctx.mark_non_differentiable(entropy_R)
+            ctx.save_for_backward(logp_RV, entropy_R, row_of_N, targets_N)
+            return logprobs_N, entropy_R
         entropy_R = -(logp_RV.exp() * logp_RV).nan_to_num_(0.0).sum(-1)
         ctx.save_for_backward(logp_RV, entropy_R, row_of_N, targets_N)
-        ctx.temperature, ctx.dtype = temperature, logits_RV.dtype
-        flat_N = row_of_N * logits_RV.shape[-1] + targets_N
-        return logp_RV.view(-1).index_select(0, flat_N), entropy_R.index_select(0, row_of_N)
+        return logprobs_N, entropy_R.index_select(0, row_of_N)
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, grad_entropy_N: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_N: Tensor | None, grad_entropy_N: Tensor | None) -> Any:  # type: ignore[override]
         logp_RV, entropy_R, row_of_N, targets_N = ctx.saved_tensors
-        grad_R = torch.zeros_like(entropy_R).index_add_(0, row_of_N, grad_N)
+        grad_N = logp_RV.new_zeros(len(row_of_N)) if grad_N is None else grad_N
+        grad_R = logp_RV.new_zeros(len(logp_RV)).index_add_(0, row_of_N, grad_N)
         slope_RV = logp_RV.exp()
-        if grad_entropy_N.any():
+        if grad_entropy_N is not None:
             grad_entropy_R = torch.zeros_like(entropy_R).index_add_(0, row_of_N, grad_entropy_N)
             surprise_RV = (logp_RV + entropy_R[:, None]).mul_(grad_entropy_R[:, None])
             slope_RV *= (surprise_RV + grad_R[:, None]).neg_()
@@ -141,17 +155,18 @@ class _TokenLogprobs(torch.autograd.Function):
             slope_RV *= grad_R.neg()[:, None]
         flat_N = row_of_N * logp_RV.shape[-1] + targets_N
         slope_RV.view(-1).index_add_(0, flat_N, grad_N)
-        return slope_RV.div_(ctx.temperature).to(ctx.dtype), None, None, None
+        return slope_RV.div_(ctx.temperature).to(ctx.dtype), None, None, None, None
 
 
-def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) -> tuple[Tensor, Tensor]:
+def _padded_logprobs(
+    model: Any, groups: Sequence[Group], temperature: float, entropy: bool = True
+) -> tuple[Tensor, Tensor]:
     """Without packing: every response with its own copy of the prompt, padded on the right."""
     ids_BL, real_BL, chosen = padded(groups, model.device)
     inputs = {"input_ids": ids_BL, "attention_mask": real_BL, "use_cache": False}
-    if _in_parts(model, ids_BL.numel()):
+    if _without_logits(model, ids_BL.numel()):
         hidden_ND = model.get_decoder()(**inputs).last_hidden_state[:, :-1][chosen]
-        row_of_N = torch.arange(len(hidden_ND), device=model.device)
-        return _logprobs_in_parts(model, hidden_ND, row_of_N, ids_BL[:, 1:][chosen], temperature)
+        return _head_logprobs(model, hidden_ND, ids_BL[:, 1:][chosen], temperature, entropy)
     logits = model(**inputs).logits[:, :-1]
     logp_NV = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)
     entropies_N = -(logp_NV.exp() * logp_NV).sum(-1)
@@ -160,64 +175,53 @@ def _padded_logprobs(model: Any, groups: Sequence[Group], temperature: float) ->
 
 def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids [B, L], the mask of real tokens [B, L], and where a response token is next [B, L - 1]."""
-    pairs = [(list(group.prompt), list(response)) for group in groups for response in group.responses]
+    pairs = [(group.prompt, response) for group in groups for response in group.responses]
     longest = max(len(prompt) + len(response) for prompt, response in pairs)
     ids_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
     real_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
     next_BL = torch.zeros(len(pairs), longest - 1, dtype=torch.bool)
     for row, (prompt, response) in enumerate(pairs):
         end = len(prompt) + len(response)
-        ids_BL[row, :end] = torch.tensor(prompt + response)
+        ids_BL[row, :end] = torch.from_numpy(np.concatenate([prompt, response]))
         real_BL[row, :end] = 1
         next_BL[row, len(prompt) - 1 : end - 1] = True
     return ids_BL.to(device), real_BL.to(device), next_BL.to(device)
 
 
 def takes_packed(model: Any) -> bool:
-    """Whether the model computes the same with packed attention as with its own; tried once per model.
+    """Whether the model is computed packed; tried once per architecture (`mathrl.models.trial`).
 
-    If so it keeps packed attention, which without a layout is PyTorch's. False for a model without an
-    exchangeable attention, with sliding windows, or whose attention does more than softmax(q k^T) v
-    (soft-capping, sinks, position biases): a short trial finds the difference.
+    If so it keeps packed attention, which without a layout is PyTorch's. If not, or if it samples without a cache, a
+    warning gives the reason and the cost.
+
+    Raises:
+        UserError: mathrl cannot compute this architecture at all.
     """
-    return same_when_packed(
-        model,
-        lambda groups: _padded_logprobs(model, groups, 1.0)[0],
-        lambda groups: _packed_logprobs(model, groups, 1.0)[0],
-    )
-
-
-def same_when_packed(model: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
-    """The trial behind `takes_packed`, for any outputs per response token."""
     if "_takes_packed" not in model.__dict__:
-        exchangeable = bool(getattr(model, "_supports_attention_backend", False))
-        model.__dict__["_takes_packed"] = (
-            exchangeable and _full_attention(model.config) and _trial(model, by_padding, by_packing)
-        )
+        trial = architecture_trial(model)
+        if trial.refused:
+            raise UserError(trial.sentence())
+        if trial.costs():
+            warnings.warn(f"{trial.sentence()}. {trial.costs()}", stacklevel=3)
+        limit = one_batch_limit(model.config)
+        if limit is not None:
+            warnings.warn(limit, stacklevel=3)
+        if not trial.not_packed:
+            model.config._attn_implementation = NAME
+        model.__dict__["_takes_packed"] = not trial.not_packed
     return bool(model.__dict__["_takes_packed"])
 
 
-def _full_attention(config: Any) -> bool:
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return all(kind == "full_attention" for kind in kinds) if kinds else window is None
+def architecture_trial(model: Any) -> Trial:
+    """What came out of the trial of a causal LM's architecture, run now unless it is known."""
+    return tried(
+        model,
+        lambda network, groups: _padded_logprobs(network, groups, 1.0)[0],
+        lambda network, groups: _packed_logprobs(network, groups, 1.0)[0],
+    )
 
 
-@torch.no_grad()
-def _trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
-    size = int(model.get_input_embeddings().weight.shape[0])
-    ids = torch.randint(0, size, (24,), generator=torch.Generator().manual_seed(0)).tolist()
-    groups = [Group(ids[:5], (ids[5:9], ids[9:16])), Group(ids[16:19], (ids[19:24],))]
-    training, own_attention = model.training, model.config._attn_implementation
-    model.eval()
-    expected = by_padding(groups)
-    model.config._attn_implementation = NAME
-    try:
-        packed = by_packing(groups)
-        same = bool(((packed - expected).abs() <= PROBE_TOLERANCE * (1 + expected.abs())).all())
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError):
-        same = False  # its forward does not pass the layout on, or expects other shapes
-    if not same:
-        model.config._attn_implementation = own_attention
-    model.train(training)
-    return same
+def make_decoder(model: Any) -> Decoder:
+    """The decoder whose log-probs are those of the model's forward pass."""
+    packed, sampling = takes_packed(model), architecture_trial(model).sampling
+    return DECODERS["cached" if sampling == "packed" and not packed else sampling](model)

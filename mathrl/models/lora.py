@@ -120,6 +120,10 @@ def merged_state(network: Any) -> dict[str, Tensor]:
     return dict(merged_weights(network))
 
 
+def adapter_weights(network: Any) -> list[Tensor]:
+    return [weight for name, weight in network.named_parameters() if ".lora_" in name]
+
+
 def save_adapter(network: Any, folder: Path) -> None:
     """Save the adapter alone, for peft's `PeftModel.from_pretrained(start model, folder)`."""
     import peft

@@ -3,12 +3,13 @@
 Shapes: N tokens, E width.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-TOLERANCE = 1e-5
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # two roundings against one
 
 
 def use_fast_norms(network: nn.Module) -> None:
@@ -16,32 +17,46 @@ def use_fast_norms(network: nn.Module) -> None:
 
     A trial finds these norms, since names do not tell (Gemma's norms multiply by 1 + weight).
     """
+    for module, eps in _plain_norms(network):
+        if module.weight.dtype == torch.float32:
+            module.__dict__["_fast_eps"] = eps
+            module.__class__ = FastRMSNorm
+
+
+def use_fused_norms(network: nn.Module) -> None:
+    """Exchange the class of the same norms, of any type, for PyTorch's: one kernel on a GPU, float32 inside."""
+    for module, eps in _plain_norms(network):
+        module.__dict__["_fast_eps"] = eps
+        module.__class__ = FusedRMSNorm
+
+
+def _plain_norms(network: nn.Module) -> Iterator[tuple[Any, float]]:
+    """The norms that compute weight * x / sqrt(mean(x²) + eps), with their eps."""
     for module in list(network.modules()):
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         weight = getattr(module, "weight", None)
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
             continue
-        if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or weight.dtype != torch.float32:
+        if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or weight.dtype not in TOLERANCE:
             continue
-        if len(list(module.parameters())) != 1 or not _same(module, weight, eps):
-            continue
-        module.__dict__["_fast_eps"] = eps
-        module.__class__ = FastRMSNorm
+        if len(list(module.parameters())) == 1 and _same(module, weight, eps):
+            yield module, eps
 
 
 @torch.no_grad()
 def _same(module: nn.Module, weight: Tensor, eps: float) -> bool:
     trained = weight.detach().clone()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, len(weight), generator=generator).to(weight.device)
+    x = torch.randn(3, len(weight), generator=generator).to(weight)
     # Random weights: with the initial ones, all kinds of norm may agree.
     weight.copy_(torch.rand(len(weight), generator=generator) + 0.5)
     try:
         expected = module(x)
-        output, _, _ = _normalised(x, weight, eps)
+        output, _, _ = _normalised(x.float(), weight.float(), eps)
     finally:
         weight.copy_(trained)
-    return bool(torch.allclose(output, expected, atol=TOLERANCE, rtol=TOLERANCE))
+    tolerance = TOLERANCE[weight.dtype]
+    return bool(torch.allclose(output, expected.float(), atol=tolerance, rtol=tolerance))
 
 
 class FastRMSNorm(nn.Module):
@@ -56,6 +71,16 @@ class FastRMSNorm(nn.Module):
             return out
         flat_NE = hidden_states.reshape(-1, hidden_states.shape[-1])
         return _normalised(flat_NE, self.weight, eps)[0].view(hidden_states.shape)
+
+
+class FusedRMSNorm(nn.Module):
+    """The same by PyTorch's kernel, which rounds once, after the product with the weight."""
+
+    weight: nn.Parameter
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        eps: float = self.__dict__["_fast_eps"]
+        return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, eps)
 
 
 def _normalised(x_NE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mathrl.models.attention import Block, CausalLayout, Layout
+from mathrl.core.types import TokenIds
+from mathrl.models.attention import Block, CausalLayout, Layout, VarlenLayout
+from mathrl.models.device import Device, to_device
+from mathrl.models.kernels import Kernel
 
 # Sequences share a block as long as at least this share of the block's queries are real tokens.
 FULL_ENOUGH = 0.7
@@ -43,20 +46,29 @@ class Group:
     """
 
     prompt: Sequence[int]
-    responses: Sequence[Sequence[int]]
+    responses: Sequence[TokenIds]
 
     @property
     def packed_tokens(self) -> int:
-        """Tokens in a packed row: the last token of a response is predicted but never an input."""
-        prompts = len(self.responses) if self.long else 1
+        """Tokens in a packed row by any kernel (see `tokens_by`); so a dataset is divided alike on every device."""
+        return self.tokens_by("cpu")
+
+    def tokens_by(self, kernel: Kernel) -> int:
+        """Tokens in a row packed for a kernel: the last token of a response is predicted but never an input.
+
+        >>> long = Group(range(1000), [range(101), range(51)])
+        >>> long.tokens_by("cpu"), long.tokens_by("varlen")
+        (2150, 1150)
+        """
+        prompts = len(self.responses) if self.long and kernel != "varlen" else 1
         return len(self.prompt) * prompts + sum(len(response) - 1 for response in self.responses)
 
     @property
     def long(self) -> bool:
-        """Whether a response with its prompt is so long that the prompt is not shared."""
+        """Whether a response with its prompt is so long that only the kernel varlen shares the prompt."""
         return len(self.prompt) + max(len(response) for response in self.responses) > LONG
 
-    def cut_places(self, budget: int) -> list[int]:
+    def cut_places(self, budget: int, kernel: Kernel = "cpu") -> list[int]:
         """Where the responses are cut so that each part has at most `budget` packed tokens: 0, …, their number.
 
         The prompt stands in each part; a response that is longer alone stands alone.
@@ -65,15 +77,15 @@ class Group:
         [0, 2, 3]
         """
         places = [0]
-        if self.packed_tokens > budget:
+        if self.tokens_by(kernel) > budget:
             for place in range(1, len(self.responses)):
-                if Group(self.prompt, self.responses[places[-1] : place + 1]).packed_tokens > budget:
+                if Group(self.prompt, self.responses[places[-1] : place + 1]).tokens_by(kernel) > budget:
                     places.append(place)
         return [*places, len(self.responses)]
 
-    def cut(self, budget: int) -> list["Group"]:
+    def cut(self, budget: int, kernel: Kernel) -> list["Group"]:
         """The group in parts (see `cut_places`)."""
-        places = self.cut_places(budget)
+        places = self.cut_places(budget, kernel)
         return [Group(self.prompt, self.responses[start:end]) for start, end in pairwise(places)]
 
 
@@ -88,7 +100,7 @@ class PackedBatch:
 
     input_ids_1T: Tensor
     position_ids_1T: Tensor
-    layout: Layout | CausalLayout
+    layout: Layout | CausalLayout | VarlenLayout
     rows_R: Tensor
     row_of_N: Tensor
     targets_N: Tensor
@@ -104,21 +116,24 @@ class _Sequence:
     prefix: int = 0
 
 
-def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedBatch:
-    """Pack groups into one row; every group has a non-empty prompt and non-empty responses."""
-    long = any(group.long for group in groups)
+def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu") -> PackedBatch:
+    """Pack groups into one row; every group has a non-empty prompt and non-empty responses.
+
+    Only the kernel varlen shares the prompt of groups that are `long`.
+    """
+    long = kernel != "varlen" and any(group.long for group in groups)
     if long:
         groups = [Group(group.prompt, [response]) for group in groups for response in group.responses]
-    tokens: list[int] = []
+    tokens: list[TokenIds] = []
     positions: list[np.ndarray[Any, Any]] = []
     sequences: list[_Sequence] = []
     rows: list[np.ndarray[Any, Any]] = []
     row_of: list[np.ndarray[Any, Any]] = []
-    targets: list[int] = []
-    row_count = 0
+    row_count = total = 0
     for group in groups:
-        start, prompt = len(tokens), len(group.prompt)
-        tokens.extend(group.prompt)
+        start, prompt = total, len(group.prompt)
+        tokens.append(group.prompt)
+        total += prompt
         positions.append(np.arange(prompt))
         rows.append(np.array([start + prompt - 1]))
         last_of_prompt = row_count
@@ -127,9 +142,9 @@ def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedB
         if not single:
             sequences.append(_Sequence(start, prompt))
         for response in group.responses:
-            first, inputs = len(tokens), len(response) - 1
-            tokens.extend(response[:-1])
-            targets.extend(response)
+            first, inputs = total, len(response) - 1
+            tokens.append(response[:-1])
+            total += inputs
             positions.append(np.arange(prompt, prompt + inputs))
             rows.append(np.arange(first, first + inputs))
             row_of.append(np.array([last_of_prompt]))
@@ -140,40 +155,50 @@ def pack(groups: Sequence[Group], device: torch.device | str = "cpu") -> PackedB
             elif inputs:
                 sequences.append(_Sequence(first, inputs, start, prompt))
     # Padding tokens, which no token sees and which have no loss.
-    padding = rounded_up(len(tokens)) - len(tokens)
-    if long and padding:
-        sequences.append(_Sequence(len(tokens), padding))
+    padding = rounded_up(total) - total
+    if padding and (long or kernel == "varlen"):
+        sequences.append(_Sequence(total, padding))
     elif padding:
-        sequences.extend(_Sequence(len(tokens) + extra, 1) for extra in range(padding))
-    tokens.extend([0] * padding)
+        sequences.extend(_Sequence(total + extra, 1) for extra in range(padding))
+    tokens.append([0] * padding)
     positions.append(np.zeros(padding, int))
-    arrays = [np.concatenate(parts) if parts else np.zeros(0, int) for parts in (positions, rows, row_of)]
-    positions_T, rows_R, row_of_N = (torch.from_numpy(array).to(device) for array in arrays)
+    targets = [response for group in groups for response in group.responses]
+    ids_T, positions_T, rows_R, row_of_N, targets_N = (
+        _moved(np.concatenate([[], *parts], dtype=np.int64, casting="unsafe"), device)
+        for parts in (tokens, positions, rows, row_of, targets)
+    )
+    layout: Layout | CausalLayout | VarlenLayout
+    if kernel == "varlen":
+        layout = varlen_layout(sequences, len(ids_T), device)
+    elif long:
+        layout = CausalLayout([sequence.length for sequence in sequences])
+    else:
+        layout = make_layout(sequences, len(ids_T), device)
     return PackedBatch(
-        input_ids_1T=torch.tensor(tokens, device=device)[None],
+        input_ids_1T=ids_T[None],
         position_ids_1T=positions_T[None],
-        layout=CausalLayout([sequence.length for sequence in sequences])
-        if long
-        else make_layout(sequences, len(tokens), device),
+        layout=layout,
         rows_R=rows_R,
         row_of_N=row_of_N,
-        targets_N=torch.tensor(targets, dtype=torch.long, device=device),
+        targets_N=targets_N,
     )
 
 
+def _moved(array: np.ndarray[Any, Any], device: Device) -> Tensor:
+    return to_device(torch.from_numpy(array), device)
+
+
 def pack_prompts(
-    prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor, Layout, Tensor]:
+    prompts: Sequence[Sequence[int]], device: Device = "cpu", kernel: Kernel = "cpu"
+) -> tuple[Tensor, Tensor, Layout | VarlenLayout, Tensor]:
     """Prompts in one row: input_ids [1, T], position_ids [1, T], a capturing layout, last tokens' rows."""
     real = sum(len(prompt) for prompt in prompts)
     padding = rounded_up(real) - real
     lengths = np.array([len(prompt) for prompt in prompts] + [1] * padding)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    layout = make_layout(
-        [_Sequence(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)],
-        int(lengths.sum()),
-        device,
-    )
+    sequences = [_Sequence(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
+    make = varlen_layout if kernel == "varlen" else make_layout
+    layout: Layout | VarlenLayout = make(sequences, int(lengths.sum()), device)
     layout.capture = True
     ids = torch.tensor([token for prompt in prompts for token in prompt] + [0] * padding, device=device)
     positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
@@ -181,7 +206,7 @@ def pack_prompts(
     return ids[None], positions[None], layout, last.to(device)
 
 
-def make_layout(sequences: list[_Sequence], tokens: int, device: torch.device | str) -> Layout:
+def make_layout(sequences: list[_Sequence], tokens: int, device: Device) -> Layout:
     """Blocks of sequences of similar length, and for each token its places in them."""
     blocks: list[Block] = []
     place = np.zeros(tokens, np.int64)
@@ -216,21 +241,48 @@ def make_layout(sequences: list[_Sequence], tokens: int, device: torch.device | 
         key_base += key_rows.size
         blocks.append(
             Block(
-                query_rows_Sq=torch.from_numpy(query_rows).to(device),
-                key_rows_Sk=torch.from_numpy(key_rows).to(device),
-                padding_rows=torch.from_numpy(np.flatnonzero(~real_query)).to(device),
-                bias_Sqk=torch.from_numpy(np.where(later, np.float32(-np.inf), np.float32(0))).to(device),
+                query_rows_Sq=_moved(query_rows, device),
+                key_rows_Sk=_moved(key_rows, device),
+                padding_rows=_moved(np.flatnonzero(~real_query), device),
+                bias_Sqk=_moved(np.where(later, np.float32(-np.inf), np.float32(0)), device),
             )
         )
-    all_rows, all_places = np.concatenate(use_rows), np.concatenate(use_places)
-    order = np.argsort(all_rows, kind="stable")
-    counts = np.bincount(all_rows, minlength=tokens)
-    return Layout(
-        blocks=blocks,
-        place_T=torch.from_numpy(place).to(device),
-        uses=torch.from_numpy(all_places[order]).to(device),
-        use_starts_T=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]])).to(device),
+    uses, use_starts_T = _uses(np.concatenate(use_rows), np.concatenate(use_places), tokens, device)
+    return Layout(blocks=blocks, place_T=_moved(place, device), uses=uses, use_starts_T=use_starts_T)
+
+
+def varlen_layout(sequences: list[_Sequence], tokens: int, device: torch.device | str) -> VarlenLayout:
+    """The sequences, which lie in the row one after the other, for one call of flash attention."""
+    lengths = np.array([sequence.length for sequence in sequences])
+    key_lengths = lengths + np.array([sequence.prefix for sequence in sequences])
+    rows = [
+        np.arange(start, start + length)
+        for sequence in sequences
+        for start, length in ((sequence.prefix_start, sequence.prefix), (sequence.start, sequence.length))
+    ]
+    key_rows = np.concatenate(rows)
+    uses_U, use_starts_T = _uses(key_rows, np.arange(len(key_rows)), tokens, device)
+    query_starts_S1, key_starts_S1 = (
+        _moved(np.concatenate([[0], np.cumsum(values)]).astype(np.int32), device) for values in (lengths, key_lengths)
     )
+    return VarlenLayout(
+        query_starts_S1=query_starts_S1,
+        key_starts_S1=key_starts_S1,
+        longest_query=int(lengths.max()),
+        longest_key=int(key_lengths.max()),
+        key_rows_U=_moved(key_rows, device) if len(key_rows) > tokens else None,
+        uses_U=uses_U,
+        use_starts_T=use_starts_T,
+    )
+
+
+def _uses(
+    rows: np.ndarray[Any, Any], places: np.ndarray[Any, Any], tokens: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Of `places` that hold the tokens `rows`: the places of each token, one token after another, and their starts."""
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=tokens)
+    return _moved(places[order], device), _moved(np.concatenate([[0], np.cumsum(counts)[:-1]]), device)
 
 
 def _by_length(sequences: list[_Sequence]) -> list[list[_Sequence]]:

@@ -19,18 +19,23 @@ from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
-from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
-from mathrl.models.load import WEIGHTS_ADVICE, reason, resolve_folder, weights_options
-from mathrl.models.logprobs import padded, plain_head, same_when_packed, takes_packed
+from mathrl.models.device import Device
+from mathrl.models.dropout import disable_dropout
+from mathrl.models.kernels import attention_kernel
+from mathrl.models.load import WEIGHTS_ADVICE, precision_of, reason, resolve_folder, use_fast_layers, weights_options
+from mathrl.models.logprobs import padded, plain_head, takes_packed
 from mathrl.models.lora import merged_state
-from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
+from mathrl.models.sharding import copy_shards, is_sharded, own_part
 from mathrl.models.transformers_import import AutoConfig, AutoModelForTokenClassification
+from mathrl.models.trial import scorer_takes_packed
 from mathrl.params.run import Model
 
 
 def make_scorer(policy: Any) -> Any:
     """A scorer with a copy of the policy's trunk and a head of zeros, so that every score is 0 at first.
+
+    Of a sharded policy it is made within `sharded_loads`.
 
     Raises:
         UserError: transformers has no token classification for this architecture.
@@ -39,27 +44,29 @@ def make_scorer(policy: Any) -> Any:
     config.num_labels, config.classifier_dropout = 1, 0.0
     with memory_part("weights of a critic or reward model", WEIGHTS_ADVICE):
         try:
-            scorer = AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
+            dtype = policy.dtype if is_sharded(policy) else torch.float32
+            scorer = AutoModelForTokenClassification.from_config(config, dtype=dtype)
         except ValueError:
             raise UserError(
                 f"a critic or reward model of architecture {config.model_type!r} cannot be made: "
-                "transformers has no token classification for it; take another base model"
+                "transformers has no token classification for it; use another base model"
             ) from None
-        scorer.base_model.load_state_dict(merged_state(policy.base_model))
-        with torch.no_grad():
-            for weight in scorer.score.parameters():
-                weight.zero_()
-        scorer = scorer.to(policy.device, policy.dtype).eval()
-    use_fast_norms(scorer)
-    if any(isinstance(module, BFloat16Linear) for module in policy.modules()):
-        use_bfloat16_products(scorer.base_model)
+        if is_sharded(policy):
+            copy_shards(policy.base_model, scorer.base_model)
+            scorer = scorer.to(policy.device)
+        else:
+            scorer.base_model.load_state_dict(merged_state(policy.base_model))
+            scorer = scorer.to(policy.device, policy.dtype)
+        for weight in scorer.score.parameters():
+            own_part(weight).zero_()
+        scorer.eval()
+    disable_dropout(scorer)
+    use_fast_layers(scorer, scorer.base_model, Model(precision=precision_of(policy)), plain=is_sharded(policy))
     return scorer
 
 
-def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> Any:
-    """The scorer of a folder, float32 weights, in eval mode, its trunk computing in `model.precision`.
-
-    `plain` is as in `load_model`.
+def load_scorer(folder: Path | str, model: Model, device: Device, *, plain: bool = False) -> Any:
+    """The scorer of a folder in eval mode, its trunk computing in `model.precision`: weights as in `load_model`.
 
     Raises:
         UserError: the folder holds another kind of model, more than one output, or no safetensors.
@@ -73,7 +80,7 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *,
             if config.num_labels != 1 or not architecture.endswith("ForTokenClassification"):
                 raise ValueError(f"it is a {architecture} with {config.num_labels} labels")
             config.classifier_dropout = 0.0
-            weights = weights_options(model, plain=plain)
+            weights = weights_options(model, device, plain=plain)
             scorer = AutoModelForTokenClassification.from_pretrained(path, config=config, **weights, **options)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
@@ -81,11 +88,8 @@ def load_scorer(folder: Path | str, model: Model, device: torch.device | str, *,
                 "folder of a reward model or critic: token classification with one label"
             ) from None
         scorer = scorer.to(device).eval()
-    if plain:
-        return scorer
-    use_fast_norms(scorer)
-    if model.precision == "bfloat16":
-        use_bfloat16_products(scorer.base_model)
+    disable_dropout(scorer)
+    use_fast_layers(scorer, scorer.base_model, model, plain=plain)
     return scorer
 
 
@@ -104,7 +108,7 @@ def prepare(model: Any) -> None:
 
 
 def _packed_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
-    batch = pack(groups, scorer.device)
+    batch = pack(groups, scorer.device, attention_kernel(scorer))
     scores_T = scorer(
         input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout, **packed_inputs(scorer)
     ).logits[0, :, 0]
@@ -119,17 +123,5 @@ def _padded_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     return scores_N
 
 
-@torch.no_grad()
 def _takes_packed(scorer: Any) -> bool:
-    if "_takes_packed" in scorer.__dict__:
-        return bool(scorer.__dict__["_takes_packed"])
-    # Random head weights for the trial: with zeros, any outputs agree.
-    head = scorer.score.weight
-    weights = head.clone()
-    head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
-    try:
-        return same_when_packed(
-            scorer, lambda groups: _padded_scores(scorer, groups), lambda groups: _packed_scores(scorer, groups)
-        )
-    finally:
-        head.copy_(weights)
+    return scorer_takes_packed(scorer, _padded_scores, _packed_scores)

@@ -29,32 +29,22 @@ def hidden(names: tuple[str, ...]) -> Iterator[None]:
 
 with hidden(HIDDEN if "transformers" not in sys.modules else ()):
     import transformers
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForTokenClassification,
-        AutoTokenizer,
-        GenerationConfig,
-        PreTrainedModel,
-        PreTrainedTokenizerFast,
-    )
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers import AutoConfig as AutoConfig
+    from transformers import AutoModelForCausalLM as AutoModelForCausalLM
+    from transformers import AutoModelForTokenClassification as AutoModelForTokenClassification
+    from transformers import AutoTokenizer as AutoTokenizer
+    from transformers import GenerationConfig as GenerationConfig
+    from transformers import PreTrainedConfig as PreTrainedConfig
+    from transformers import PreTrainedModel as PreTrainedModel
+    from transformers import PreTrainedTokenizerFast as PreTrainedTokenizerFast
+    from transformers.core_model_loading import revert_weight_conversion as revert_weight_conversion
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config as set_hf_deepspeed_config
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config as unset_hf_deepspeed_config
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.masking_utils import sdpa_mask as sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as ALL_ATTENTION_FUNCTIONS
+    from transformers.utils.hub import cached_file as cached_file
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-
-__all__ = [
-    "ALL_ATTENTION_FUNCTIONS",
-    "ALL_MASK_ATTENTION_FUNCTIONS",
-    "AutoConfig",
-    "AutoModelForCausalLM",
-    "AutoModelForTokenClassification",
-    "AutoTokenizer",
-    "GenerationConfig",
-    "PreTrainedModel",
-    "PreTrainedTokenizerFast",
-    "sdpa_attention_forward",
-    "sdpa_mask",
-]

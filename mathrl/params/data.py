@@ -9,7 +9,7 @@ from mathrl.params.section import Section
 
 
 class RowSource(Section):
-    """What files and hub data sets share: which fields hold what."""
+    """What files and hub data sets share: the names of their fields, and which rows to keep."""
 
     name: str = Field(min_length=1, description="Name of the source in reports and mixtures.")
     format: Literal["fields", "rlinf", "verl", "multiple_choice"] = Field(
@@ -40,18 +40,18 @@ class FileSource(RowSource):
 
     type: Literal["file"] = "file"
     split: SplitName = Field(description="Split that the rows go to.")
-    path: str = Field(min_length=1, description="A file, or a folder of such files.")
+    path: str = Field(min_length=1, description="A file, or a folder of files, in these formats.")
 
 
 class HubSource(RowSource):
-    """A Hugging Face data set, or a named one of the registry; local files are looked for first."""
+    """A Hugging Face data set, by hub id or by its name in the registry; local copies are used first."""
 
     type: Literal["hub"] = "hub"
     split: SplitName = Field(description="Split that the rows go to.")
     id: str = Field(min_length=1, description="Hub id, or a registry name: gsm8k, math, dapo_17k, …")
-    subset: str | None = Field(None, description="The hub's configuration name.")
-    hub_split: str = Field("train", description="The hub's split.")
-    revision: str | None = Field(None, description="Branch, tag or commit.")
+    subset: str | None = Field(None, description="Configuration (subset) of the data set on the hub.")
+    hub_split: str = Field("train", description="Split of the data set on the hub.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub; null: the registry's, or main.")
 
 
 Source = Annotated[Generated | FileSource | HubSource, Field(discriminator="type")]
@@ -71,19 +71,19 @@ class NearDuplicates(Section):
 class Deduplicate(Section):
     """Which questions count as the same (docs/curation.md)."""
 
-    exact: bool = Field(True, description="Drop questions equal after normalisation.")
+    exact: bool = Field(True, description="Drop questions that are equal after normalisation.")
     near: NearDuplicates | None = Field(None, description="Also drop near-duplicates.")
 
 
 class Decontaminate(Section):
     """DeepSeekMath's rule: a training text that shares an n-gram with an evaluation text is dropped."""
 
-    against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that must stay unseen.")
-    benchmarks: tuple[str, ...] = Field((), description="Further evaluation sets, by name: math, aime24, ….")
-    files: tuple[str, ...] = Field((), description="Further evaluation files (jsonl, question and answer).")
+    against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that training texts are compared with.")
+    benchmarks: tuple[str, ...] = Field((), description="Benchmarks to compare with as well, by name: math, aime24, ….")
+    files: tuple[str, ...] = Field((), description="Evaluation files to compare with as well (question, answer).")
     ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")
     min_share: float = Field(
-        0.0, ge=0, le=1, description="Minimum share of the smaller text's n-grams that are shared."
+        0.0, ge=0, le=1, description="Drop a hit only if the texts share this part of the shorter one's distinct words."
     )
     within_generator: bool = Field(
         False, description="Also compare problems of one generator, which share phrases and are all different."
@@ -94,7 +94,7 @@ class Curate(Section):
     """Problems from sources to disjoint splits."""
 
     data_folder: str | None = Field(None, description="Local folder with the files of named sources (or $MATHRL_DATA).")
-    sources: tuple[Source, ...] = Field(min_length=1, description="Where problems come from.")
+    sources: tuple[Source, ...] = Field(min_length=1, description="Sources of the problems.")
     on_bad_row: Literal["stop", "reject"] = Field(
         "stop", description="stop: a bad row is an error; reject: it goes to rejected.jsonl with the reason."
     )
@@ -117,7 +117,7 @@ class Difficulty(Section):
     """Pass rates of the SFT model on the rl split."""
 
     samples: int = Field(8, ge=8, description="Responses per problem; rl needs pass@8 before it starts.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature, as in rl.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; use rl.temperature.")
     max_problems: int | None = Field(
         None, ge=1, description="Maximum number of problems to measure (seeded choice); null: all."
     )
@@ -157,4 +157,6 @@ class Mix(Section):
 
     components: tuple[Component, ...] = Field(min_length=1, description="Components of the mixture.")
     size: int | None = Field(None, ge=1, description="Number of rows; null: as many as the weights allow.")
-    order: Literal["shuffled", "easy_to_hard"] = Field("shuffled", description="Order of the rows.")
+    order: Literal["shuffled", "easy_to_hard"] = Field(
+        "shuffled", description="Order of the rows; easy_to_hard: by pass rate, else by level."
+    )

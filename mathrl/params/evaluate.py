@@ -1,10 +1,11 @@
-"""Sections of the last stages: evaluate, register; and of the suite beside them."""
+"""Sections of the last stages, evaluate and register, and of the suite."""
 
 import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from mathrl.params.run import ModelVerifier
 from mathrl.params.section import Section
 
 TEST = "test"  # the benchmark that is the curated test split
@@ -27,7 +28,12 @@ class Evaluate(Section):
     temperature: float = Field(0.7, ge=0, description="Sampling temperature; 0: greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling (top-p); 0.95 is usual for chat models.")
     max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
-    extraction: Literal["strict", "lenient"] = Field("strict", description="As in reward.extraction.")
+    extraction: Literal["strict", "lenient"] = Field(
+        "strict", description="How answers are read from responses, as in reward.extraction."
+    )
+    model_verifier: ModelVerifier | None = Field(
+        None, description="A judge model beside the rules, as in reward.model_verifier; null: none."
+    )
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Confidence level of the intervals.")
     resamples: int = Field(10_000, ge=100, description="Resamples of the bootstrap and of the permutation test.")
     examples: int = Field(20, ge=0, description="Number of examples shown side by side in the report.")
@@ -41,12 +47,19 @@ class Evaluate(Section):
 
 
 class Register(Section):
-    """The registry entry."""
+    """The model's entry in the registry."""
 
     name: str = Field(
         "mathrl-chain", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model."
     )
-    alias: str = Field("candidate", min_length=1, description="Alias of the new version.")
+    most_false_positives: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Largest false-positive rate of the grader: promotion needs an audit of the version's evaluation "
+        "whose interval ends at most here; null: no audit.",
+    )
+    alias: str = Field("candidate", min_length=1, description="Alias that the new version gets in the registry.")
 
     @field_validator("alias")
     @classmethod
@@ -68,9 +81,7 @@ Word = Annotated[str, AfterValidator(_one_word)]
 
 
 class Suite(Section):
-    """What `dvc repro pipelines/suite/dvc.yaml` evaluates, a stage for each model and benchmark."""
+    """What `mathrl graph suite` makes stages of, one per model and benchmark."""
 
-    benchmarks: tuple[Word, ...] = Field(
-        ("test",), min_length=1, description="Benchmarks, as in evaluate.benchmarks, a stage each."
-    )
+    benchmarks: tuple[Word, ...] = Field(("test",), min_length=1, description="Benchmarks, as in evaluate.benchmarks.")
     models: tuple[Word, ...] = Field(("sft", "rl"), min_length=1, description="Folders below models/ to evaluate.")

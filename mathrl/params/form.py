@@ -14,9 +14,9 @@ from mathrl.params.section import Section
 
 @cache
 def form(section: type[Section]) -> type[BaseModel]:
-    """The section with every field optional and empty, its bounds, choices and help texts kept.
+    """The section with every field optional and empty; bounds, choices and help texts are kept.
 
-    Sections within it become forms of their own; anything else (lists, choices between types) is sent whole.
+    Inner sections become forms too; anything else (lists, choices between types) is sent whole.
     """
     fields: dict[str, Any] = {}
     for name, info in section.model_fields.items():
@@ -46,27 +46,27 @@ def section_form(name: str) -> type[BaseModel]:
 
 
 def form_overrides(sections: Mapping[str, BaseModel | None]) -> list[str]:
-    """What a person set, as dotted overrides: {"rl": RlForm(lr=2e-4)} → ["rl.lr=0.0002"]."""
-    found: list[str] = []
+    """The values set in the forms as dotted overrides: {"rl": RlForm(lr=2e-4)} → ["rl.lr=0.0002"]."""
+    overrides: list[str] = []
     for name, values in sections.items():
         if values is not None:
-            found += _dotted(name, values, values.model_dump(mode="json", exclude_none=True))
-    return found
+            overrides += _dotted(name, values, values.model_dump(mode="json", exclude_none=True))
+    return overrides
 
 
 def _dotted(path: str, form: BaseModel, dumped: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
+    overrides: list[str] = []
     for name, value in dumped.items():
         inner = getattr(form, name)
         if isinstance(inner, BaseModel) and not isinstance(inner, Section):
-            found += _dotted(f"{path}.{name}", inner, value)
+            overrides += _dotted(f"{path}.{name}", inner, value)
         else:
-            found.append(f"{path}.{name}={json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
-    return found
+            overrides.append(f"{path}.{name}={json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
+    return overrides
 
 
 def _direct(schema: dict[str, Any]) -> None:
-    """A number, text or choice is filled in at once, without choosing first that it is not null."""
+    """Let a number, text or choice be filled in directly, without first choosing that it is not null."""
     kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
     if len(kinds) == 1 and kinds[0].get("type") in ("integer", "number", "string"):
         del schema["anyOf"], schema["default"]
@@ -74,7 +74,7 @@ def _direct(schema: dict[str, Any]) -> None:
 
 
 def _bounded(kind: Any, info: FieldInfo) -> Any:
-    """`kind | None` with the bounds on `kind`, where a form shows them."""
+    """`kind | None` with the bounds on `kind`, because a form shows them only there."""
     bounded = kind
     for bound in info.metadata:
         bounded = Annotated[bounded, bound]
@@ -82,16 +82,16 @@ def _bounded(kind: Any, info: FieldInfo) -> Any:
 
 
 def _about(info: FieldInfo) -> str:
-    """The help text with the bounds in words, since a form shows only that they were missed."""
+    """The help text with the bounds in words, since a form shows them only once they are violated."""
     words = {"ge": "at least {:g}", "gt": "above {:g}", "le": "at most {:g}", "lt": "below {:g}"}
-    said = [
+    bounds = [
         text.format(float(getattr(bound, name)))
         for bound in info.metadata
         for name, text in words.items()
         if getattr(bound, name, None) is not None
     ]
     about = (info.description or "").rstrip(".")
-    return "; ".join(part for part in (about, ", ".join(said)) if part) + "." * bool(about or said)
+    return "; ".join(part for part in (about, ", ".join(bounds)) if part) + "." * bool(about or bounds)
 
 
 def _default_text(default: Any) -> str:

@@ -15,7 +15,7 @@ OneToFive = Annotated[tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_l
 def different(levels: tuple[int, ...]) -> tuple[int, ...]:
     """Raises ValueError: a level is listed twice."""
     if len(set(levels)) < len(levels):
-        raise ValueError("every level is listed once")
+        raise ValueError("a level is listed twice; list each once")
     return levels
 
 
@@ -32,12 +32,14 @@ class GeneratedSource(Section):
 class ChainOptions(Options):
     """Level: number of operations. Every intermediate result is between 0 and largest_result."""
 
-    steps: Levels = Field((2, 3, 4, 5, 6), description="Numbers of operations, a level each.")
-    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+", "-", "*"), min_length=1, description="Operations.")
+    steps: Levels = Field((2, 3, 4, 5, 6), description="Numbers of operations per problem; each number is a level.")
+    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+", "-", "*"), min_length=1, description="Operators.")
     largest_number: int = Field(9, ge=1, description="Largest operand; the smallest is 1.")
     largest_result: int = Field(40, ge=1, description="Largest intermediate result.")
     working: Literal["steps", "rest"] = Field(
-        "steps", description="Worked solution: steps: 7+5=12;12-3=9;9*4=36. rest: what remains, 12-3*4;9*4;36."
+        "steps",
+        description="Form of the worked solution: steps: every operation (7+5=12;12-3=9;9*4=36); rest: the expression "
+        "that remains after each (12-3*4;9*4;36).",
     )
 
     _different = field_validator("steps")(different)
@@ -51,15 +53,15 @@ class ChainSource(GeneratedSource):
 
 
 class CountdownGameOptions(Options):
-    """Level: how many numbers are given."""
+    """Level: how many numbers a problem has."""
 
-    numbers: Levels = Field((3, 4), description="How many numbers are given, a level each.")
-    largest_number: int = Field(20, ge=2, description="Largest given number; the smallest is 1.")
+    numbers: Levels = Field((3, 4), description="Counts of numbers per problem; each count is a level.")
+    largest_number: int = Field(20, ge=2, description="Largest number of a problem; the smallest is 1.")
     largest_target: int = Field(100, ge=1, description="Largest target; the smallest is 1.")
 
 
 class CountdownSource(GeneratedSource):
-    """Reach the target with each number once, with + - * /."""
+    """Reach the target with + - * /, using each number once."""
 
     generator: Literal["countdown"]
     options: CountdownGameOptions = CountdownGameOptions()
@@ -105,7 +107,7 @@ class LinearEquationSource(GeneratedSource):
 class NumberTheoryOptions(FiveKindsOptions):
     """Level 1: remainder; 2: gcd; 3: lcm; 4: remainder of a power; 5: number of divisors."""
 
-    largest_number: int = Field(400, ge=20, description="Scale of the numbers in the problems.")
+    largest_number: int = Field(400, ge=20, description="Scale of the numbers; each kind uses a multiple of it.")
 
 
 class NumberTheorySource(GeneratedSource):
@@ -118,7 +120,7 @@ class NumberTheorySource(GeneratedSource):
 class WordProblemOptions(Options):
     """Level: number of events. All quantities are positive integers."""
 
-    events: Levels = Field((1, 2, 3, 4), description="Numbers of events, a level each.")
+    events: Levels = Field((1, 2, 3, 4), description="Numbers of events per problem; each number is a level.")
     largest_number: int = Field(30, ge=5, description="Largest number in the text; the smallest is 2.")
     largest_result: int = Field(600, ge=20, description="Largest intermediate result.")
 
@@ -126,7 +128,7 @@ class WordProblemOptions(Options):
 
 
 class WordProblemSource(GeneratedSource):
-    """A person, a quantity and what happens to it."""
+    """Word problems: events change a quantity that a person has."""
 
     generator: Literal["word_problem"]
     options: WordProblemOptions = WordProblemOptions()

@@ -1,4 +1,4 @@
-"""Section health: when training counts as ill."""
+"""Section health: limits of healthy training."""
 
 from typing import Literal
 
@@ -18,8 +18,8 @@ class Health(Section):
     action: Literal["warn", "stop"] = Field(
         "warn", description="warn: report findings; stop: the first red finding stops the run."
     )
-    without: tuple[RuleName, ...] = Field((), description="Rules that are switched off.")
-    window: int = Field(5, ge=2, description="Number of latest steps that are averaged to the current value.")
+    without: tuple[RuleName, ...] = Field((), description="Rules to switch off.")
+    window: int = Field(5, ge=2, description="Number of latest steps whose mean is a metric's current value.")
     patience: int = Field(
         40,
         ge=4,
@@ -29,7 +29,7 @@ class Health(Section):
     solved: float = Field(
         0.9, gt=0, le=1, description="Accuracy from which low entropy and zero-variance groups are accepted."
     )
-    loss: float = Field(10.0, gt=0, description="Maximum absolute loss.")
+    loss: float = Field(10.0, gt=0, description="Maximum absolute value of the loss.")
     lr: float = Field(0.1, gt=0, description="Learning rates above this are reported as the likely cause.")
     kl: float = Field(1.0, gt=0, description="Maximum KL per token, unless accuracy rises with it.")
     entropy: float = Field(0.005, ge=0, description="Minimum entropy per token while accuracy is below solved.")

@@ -1,4 +1,4 @@
-"""Settings that have no effect beside others: what a person set, and what makes it idle."""
+"""Settings that have no effect beside others, each with the reason."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from mathrl.params.schema import Params
 from mathrl.params.section import Section
 from mathrl.params.train import Optimizer, Rl, Sft
 
-IMPORTANT = ("sft", "rl", "dpo", "reward_model")  # the sections that train
+TRAINING_SECTIONS = ("sft", "rl", "dpo", "reward_model")
 
 
 def ignored_settings(params: Params) -> list[str]:
@@ -27,7 +27,7 @@ def ignored_settings(params: Params) -> list[str]:
 def _idle(params: Params) -> Iterator[tuple[str, str]]:
     """Settings without effect that differ from their defaults, with the reason."""
     yield from _rl(params.rl)
-    for name in IMPORTANT:
+    for name in TRAINING_SECTIONS:
         yield from _optimizer(name, getattr(params, name))
     if params.rl.critic is not None:
         yield from _optimizer("rl.critic", params.rl.critic)
@@ -41,6 +41,8 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
     templates = {prompt.template, *(route.template for route in prompt.routes.values())}
     if prompt.system and "chat" not in templates:
         yield "prompt.system", f"prompt.template {prompt.template} has no system message (only chat has)"
+    if prompt.chat_template_kwargs and "chat" not in templates:
+        yield "prompt.chat_template_kwargs", f"prompt.template {prompt.template} is no chat template"
     if evaluate.temperature == 0:
         yield from _set(evaluate, "evaluate", "evaluate.temperature 0 is greedy", "top_p")
     if not params.sample.continuations:
@@ -49,7 +51,7 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
         )
     grader = params.reward.second_grader
     if grader is not None and grader.type != "llm":
-        yield from _set(grader, "reward.second_grader", "only type llm asks an endpoint", "endpoint", "model")
+        yield from _set(grader, "reward.second_grader", "only type llm uses an endpoint", "endpoint", "model")
 
 
 def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
@@ -65,6 +67,8 @@ def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
         yield from idle(reason, "std_ddof", "std_eps")
     if rl.policy_loss == "reinforce":
         yield from idle("rl.policy_loss reinforce has no ratio to clip", "clip_low", "clip_high")
+    if not rl.dynamic_sampling:
+        yield from idle("rl.dynamic_sampling is 0: a step has one round", "prompts_per_round")
     if not rl.kl_coef:
         yield from idle("rl.kl_coef is 0: there is no KL term", "kl_estimator", "kl_in")
     else:
@@ -108,10 +112,10 @@ def unadapted_rates(params: Params) -> Iterator[str]:
             adamw = default.optimizer.adamw_lr(default.lr)
             yield (
                 f"{name}.optimizer.type is adamw, but {name}.lr is {section.lr:g}, the default for Muon; AdamW's "
-                f"share of it is {adamw:g}: set {name}.lr"
+                f"rate under it is {adamw:g}: set {name}.lr"
             )
 
 
 def warnings(params: Params) -> list[str]:
-    """What to tell a person before a run starts."""
+    """Warnings to print before a run starts."""
     return [*ignored_settings(params), *unadapted_rates(params)]

@@ -3,10 +3,12 @@
 Later wins: the section files, then the preset (params/presets/<name>.yaml), then the overrides.
 """
 
+import copy
 import io
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -16,10 +18,11 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, SECTIONS, Params
-from mathrl.params.section import SECRET
+from mathrl.params.section import SECRET, Section
 from mathrl.params.user_function import function_problems
 
 FOLDER = Path("params")
+S = TypeVar("S", bound=Section)
 
 
 def load_params(
@@ -29,20 +32,20 @@ def load_params(
     overrides: Iterable[str] = (),
     instead: Mapping[str, Any] | None = None,
 ) -> Params:
-    """The resolved parameters of a workspace; `instead` has sections to take in the place of their files.
+    """The resolved parameters of a workspace; `instead` has sections of a record to take instead of their files.
 
     Raises:
         UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
             message, with its file and field.
     """
-    given = instead or {}
-    values = {name: given[name] if name in given else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
-    origin = {name: f"{name} of the run" if name in given else f"{folder}/{name}.yaml" for name in SECTIONS}
+    recorded = {name: without_removed(name, section, f"{name} of the run") for name, section in (instead or {}).items()}
+    values = {name: recorded[name] if name in recorded else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
+    origin = {name: f"{name} of the run" if name in recorded else f"{folder}/{name}.yaml" for name in SECTIONS}
     if preset:
         file = preset_file(folder, preset)
         for name, section in read_yaml(file).items():
             if name not in values:
-                raise UserError(f"{file}: unknown section {name!r}; known: {', '.join(SECTIONS)}")
+                raise UserError(f"{file}: unknown section {name!r}; sections: {', '.join(SECTIONS)}")
             values[name] = merge(values[name], section)
             origin[name] += f" + {file.name}"
     for override in overrides:
@@ -51,8 +54,42 @@ def load_params(
     return _validate(values, origin)
 
 
+def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
+    """The section `kind` with these values, which come from `where`.
+
+    Raises:
+        UserError: values do not fit; every error is in the message, with its field.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, path)) or kind.__name__}: {text}" for _, path, text in messages(error, kind))
+        raise UserError(f"{where}: {'; '.join(wrong)}") from None
+
+
+def without_removed(section: str, recorded: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A record's section without the parameters that no longer exist, so that older records open; a notice names them.
+
+    Example: ("rl", {"lr": 0.1, "rollout_ahead": 0}, "rl-77aa-1") -> {"lr": 0.1}.
+    """
+    kept = copy.deepcopy(dict(recorded))
+    try:
+        SECTIONS[section].model_validate(kept)
+    except ValidationError as error:
+        unknown = [path for kind, path, _ in messages(error, SECTIONS[section]) if kind == "extra_forbidden"]
+        for *above, last in unknown:
+            parent: Any = kept
+            for key in above:
+                parent = parent[key]
+            del parent[last]
+        if unknown:
+            names = ", ".join(".".join(map(str, (section, *path))) for path in unknown)
+            print(f"{where}: ignored, since they no longer exist: {names}", file=sys.stderr)
+    return kept
+
+
 def stage_params(params: Params, stage: str) -> Params:
-    """The parameters as one stage may see them: any section that dvc.yaml does not name for it is an AttributeError.
+    """The parameters with only the sections that a stage reads; access to another one is an AttributeError.
 
     So a stage cannot depend on a parameter that DVC does not watch.
     """
@@ -81,7 +118,7 @@ def preset_file(folder: Path, preset: str) -> Path:
 
 
 def merge(below: Any, above: Any) -> Any:
-    """`above` over `below`: mappings key by key; anything else, and a mapping of another `type`, whole."""
+    """`above` over `below`: mappings are merged by key; all else, and a mapping with another `type`, is replaced."""
     if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
         return above
     if "type" in above and "type" in below and above["type"] != below["type"]:
@@ -118,9 +155,9 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         elif isinstance(here, dict):
             slot = key
             if not last and not isinstance(here.get(key), dict | list):
-                here[key] = {}  # an unknown key is refused by the schema, with its path
+                here[key] = {}  # the schema refuses an unknown key, with its path
         else:
-            raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} has no parts")
+            raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is a single value, without keys")
         if last:
             here[slot] = value
         else:
@@ -129,9 +166,9 @@ def apply_override(values: dict[str, Any], override: str) -> str:
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:
-    """Write what differs in `after` from `before` beside what the files have; return the sections' names.
+    """Write the values of `after` that differ from `before` into the files; return the changed sections' names.
 
-    No defaults are written: to DVC a run with overrides then is what a checkout with such an edit is.
+    No defaults are written, so that DVC sees no difference between a run with overrides and an edit of the files.
     """
     old, new = before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True)
     changed = [name for name in SECTIONS if old[name] != new[name]]
@@ -143,22 +180,22 @@ def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[s
 
 
 def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`written` with what is other in `new` than in `old`; a mapping with other keys as a whole.
+    """Copy of `written` with the values that differ between `old` and `new`; a mapping with other keys is replaced.
 
     >>> _with_changes({"lr": 1}, {"lr": 1, "steps": 2, "ema": 0.9}, {"lr": 1, "steps": 3, "ema": 0.9})
     {'lr': 1, 'steps': 3}
     """
-    made = dict(written)
+    changed = dict(written)
     for key, value in new.items():
-        before, there = old.get(key), written.get(key, {})
-        maps = isinstance(value, Mapping), isinstance(before, Mapping), isinstance(there, Mapping)
+        before, in_file = old.get(key), written.get(key, {})
+        maps = isinstance(value, Mapping), isinstance(before, Mapping), isinstance(in_file, Mapping)
         if value == before:
             continue
         if all(maps) and value.keys() == cast(Any, before).keys():
-            made[key] = _with_changes(there, cast(Any, before), value)
+            changed[key] = _with_changes(in_file, cast(Any, before), value)
         else:
-            made[key] = value
-    return made
+            changed[key] = value
+    return changed
 
 
 def dump_yaml(value: Any) -> str:
@@ -181,11 +218,11 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         value = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; run from the checkout's top folder") from None
+        raise UserError(f"{file}: no such file; run the command from the top of the checkout") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UserError(f"{file}: a mapping of keys to values is wanted")
+        raise UserError(f"{file}: expected a mapping of keys to values")
     return value
 
 
@@ -199,6 +236,13 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             where = where.split(" + ")[0] if kind == SECRET else where  # an override contains the secret
             lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
         raise UserError("; ".join(lines)) from None
-    if problems := [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]:
+    problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
+    if params.rl.prefetch and params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1:
+        problems.append(
+            f"{origin['rl']}: prefetch: true needs rollout.vllm.tensor_parallel 1: ranks that share an engine would "
+            "exchange data for rollouts and for the update at the same time, in no common order, and wait for each "
+            "other forever; set prefetch to false, or rollout.engine to vllm_server"
+        )
+    if problems:
         raise UserError("; ".join(problems))
     return params

@@ -8,8 +8,8 @@ from mathrl.params.section import Section
 class Lora(Section):
     """Train low-rank adapters (arXiv:2106.09685) beside frozen weights; AdamW trains them."""
 
-    r: int = Field(16, ge=1, description="Rank of an adapter.")
-    alpha: float = Field(32.0, gt=0, description="The adapter's output is scaled by alpha / r.")
+    r: int = Field(16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(32.0, gt=0, description="Scale of the adapters: their output is multiplied by alpha / r.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on an adapter's input during training.")
     targets: tuple[str, ...] | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Errors of pydantic as one sentence each: the field's path, what is wrong, and the nearest name."""
+"""Pydantic's errors, one sentence each: the field's path, what is wrong, and the nearest name."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,19 @@ REPLACED = {
     "rest: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
     "rollout_ahead": "prefetch: true or false",
 }
+# Ways to change the distribution that is sampled, which the log-probs of a loss would have to follow.
+UNSUPPORTED = dict.fromkeys(
+    ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    "responses are sampled from softmax(logits / temperature) as a whole, the distribution whose log-probs are "
+    "trained on; leave it out (evaluate alone has a top_p)",
+)
 Location = Sequence[int | str]
 
 
 def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location, str]]:
-    """The type, the location and the message of each error of values that `kind` refused.
+    """The type, the location and the message of each error of the values that type `kind` refused.
 
-    A location is the path as a user writes it: without the tags of unions that pydantic puts in.
+    A location is the path as a user writes it, without the tags of unions that pydantic inserts.
 
     Example: ("extra_forbidden", ("rl", "lrr"), "unknown parameter (did you mean lr?)").
     """
@@ -34,7 +40,7 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
         elif item["type"] == "union_tag_invalid":
             tag, field = str(item["ctx"]["tag"]), item["ctx"]["discriminator"].strip("'")
             path = [*path, field]
-            text = f"no {field} {tag!r}{did_you_mean(tag, choices)}; known: {', '.join(choices)}"
+            text = f"no {field} {tag!r}{did_you_mean(tag, choices)}; write one of {', '.join(choices)}"
         elif item["type"] == "union_tag_not_found":
             path = [*path, item["ctx"]["discriminator"].strip("'")]
             text = f"missing; write one of {', '.join(choices)}"
@@ -44,7 +50,7 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
 
 
 def _resolve(kind: Any, location: Location) -> tuple[list[int | str], list[str]]:
-    """The location without tags, and the names known where it ends: keys of a section, or tags of a union."""
+    """The location without tags, and the valid names at its end: keys of a section, or tags of a union."""
     path: list[int | str] = []
     for position, part in enumerate(location):
         members = _tagged(kind)
@@ -55,20 +61,20 @@ def _resolve(kind: Any, location: Location) -> tuple[list[int | str], list[str]]
         section = _section(kind)
         path.append(part)
         if section is not None:
-            known = {info.alias or name: info for name, info in section.model_fields.items()}
-            if last and part not in known:
-                return path, list(known)
-            kind = _annotation(known[str(part)]) if part in known else None
+            fields = {info.alias or name: info for name, info in section.model_fields.items()}
+            if last and part not in fields:
+                return path, list(fields)
+            kind = _annotation(fields[str(part)]) if part in fields else None
         else:
             kind = _item(kind)
     return path, list(_tagged(kind))
 
 
 def _tagged(kind: Any) -> dict[str, Any]:
-    """The members of a discriminated union by tag; those of a union within by its own."""
+    """The members of a discriminated union by tag; an inner union's members by its own tag."""
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
-        tag = next((each.discriminator for each in metadata if getattr(each, "discriminator", None)), None)
+        tag = next((item.discriminator for item in metadata if getattr(item, "discriminator", None)), None)
         if tag is None or get_origin(inner) not in (Union, UnionType):
             return _tagged(inner)
         return {value: member for member in get_args(inner) for value in _tags(member, tag)}
@@ -80,7 +86,7 @@ def _tagged(kind: Any) -> dict[str, Any]:
 
 def _tags(member: Any, field: str) -> list[str]:
     if get_origin(member) is Annotated:
-        return list(dict.fromkeys(tag for each in get_args(get_args(member)[0]) for tag in _tags(each, field)))
+        return list(dict.fromkeys(tag for inner in get_args(get_args(member)[0]) for tag in _tags(inner, field)))
     kind = member.model_fields[field].annotation
     return [str(value) for value in get_args(kind)] if get_origin(kind) is Literal else []
 
@@ -95,7 +101,7 @@ def _section(kind: Any) -> type[Section] | None:
 
 
 def _annotation(info: FieldInfo) -> Any:
-    """The type of a field, with its discriminator, which pydantic keeps beside it."""
+    """The type of a field with its discriminator, which pydantic stores separately."""
     tag = info.discriminator
     return info.annotation if tag is None else Annotated[info.annotation, Field(discriminator=tag)]
 
@@ -111,12 +117,14 @@ def _item(kind: Any) -> Any:
     return None
 
 
-def unknown_hint(key: str, known: Iterable[str]) -> str:
+def unknown_hint(key: str, names: Iterable[str]) -> str:
     """What to write instead of an unknown parameter: its successor, else the nearest name."""
-    return f": write {REPLACED[key]}" if key in REPLACED else did_you_mean(key, known)
+    if key in UNSUPPORTED:
+        return f": {UNSUPPORTED[key]}"
+    return f": write {REPLACED[key]}" if key in REPLACED else did_you_mean(key, names)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " (did you mean lr?)" for the nearest known name; empty where none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """ " (did you mean lr?)" for the nearest of the names; empty if none is near."""
+    close = difflib.get_close_matches(word, list(names), n=1)
     return f" (did you mean {close[0]}?)" if close else ""

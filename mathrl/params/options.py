@@ -1,4 +1,4 @@
-"""What the typed options of reward parts and generators share."""
+"""The base class of the typed options of reward parts and generators."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from mathrl.params.section import Section
 
 
 class Options(Section):
-    """Options of one reward part or generator; dumped as they were given, without their defaults."""
+    """Options of one reward part or generator; dumped as they were written, without defaults."""
 
     @model_serializer(mode="wrap")
-    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in dump(self).items() if name in self.model_fields_set}
 
     def values(self) -> dict[str, Any]:

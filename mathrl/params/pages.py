@@ -6,35 +6,37 @@ from mathrl.params.section import Section
 
 
 class Seeds(Section):
-    """Texts whose class is known beforehand, from jsonl or jsonl.gz files."""
+    """Labelled texts to train the classifier on, from jsonl or jsonl.gz files."""
 
-    files: tuple[str, ...] = Field((), description="Files; relative paths start at the checkout's top.")
-    text_key: str = Field("text", description="Field with the text; solution for a problem set's solutions.")
+    files: tuple[str, ...] = Field(
+        (), description="Files with one text per row; relative paths start at the top of the checkout."
+    )
+    text_key: str = Field("text", description="Field with the text, such as solution for a problem set.")
     limit: int | None = Field(None, ge=1, description="Maximum number of texts (seeded choice).")
 
 
 class PagesClean(Section):
-    """What the kept pages must not contain: DeepSeekMath's rule, as in curate."""
+    """Decontamination of the kept pages by DeepSeekMath's rule, as in curate."""
 
-    benchmarks: tuple[str, ...] = Field((), description="Evaluation sets by name: gsm8k, math, ….")
-    files: tuple[str, ...] = Field((), description="Further evaluation files (question, answer, solution).")
-    data_folder: str | None = Field(None, description="Folder of the named sets' files (or $MATHRL_DATA).")
+    benchmarks: tuple[str, ...] = Field((), description="Benchmarks to compare with, by name: gsm8k, math, ….")
+    files: tuple[str, ...] = Field((), description="Evaluation files to compare with as well, as in curate.")
+    data_folder: str | None = Field(None, description="Local folder with the benchmarks' files (or $MATHRL_DATA).")
     ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")
     min_share: float = Field(
-        0.0, ge=0, le=1, description="Minimum share of the smaller text's n-grams that are shared."
+        0.0, ge=0, le=1, description="Drop a hit only if the texts share this part of the shorter one's distinct words."
     )
 
 
 class Pages(Section):
     """DeepSeekMath's loop (arXiv:2402.03300, section 2.1) on files of pages."""
 
-    files: tuple[str, ...] = Field((), description="The pages: jsonl or jsonl.gz files.")
+    files: tuple[str, ...] = Field((), description="Files with the pages: jsonl or jsonl.gz.")
     text_key: str = Field("text", description="Field with the page's text.")
-    url_key: str = Field("url", description="Field with its address; the host name is the domain.")
+    url_key: str = Field("url", description="Field with the page's URL; its host name is the domain.")
     label_key: str | None = Field(
-        None, description="Field that says whether it is mathematics (true, false, or empty), for measuring."
+        None, description="Field that labels a page as mathematics (true, false, or empty), to measure the classifier."
     )
-    positives: Seeds = Field(default=Seeds(), description="Mathematical texts.")
+    positives: Seeds = Field(default=Seeds(), description="Texts that are mathematics.")
     negatives: Seeds = Field(default=Seeds(), description="Texts that are not mathematics.")
     random_negatives: int = Field(0, ge=0, description="Number of random pages used as additional negatives.")
     top_share: float = Field(0.1, gt=0, lt=1, description="Share of all pages that a round keeps.")

@@ -10,7 +10,7 @@ from mathrl.params.train import LEARNING_RATE, Optimizer, TokensPerMicrobatch
 
 
 class Sample(Section):
-    """Graded samples of a model, for imitation, preference pairs and step labels."""
+    """Graded samples of a model: responses to imitate, preference pairs, labels of reasoning steps."""
 
     samples: int = Field(8, ge=1, description="Responses per problem.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature of responses and continuations.")
@@ -50,7 +50,7 @@ class Dpo(Section):
     lr: float = Field(2e-4, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(type="adamw")
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
-    dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
+    dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out to measure dev/judged_right.")
     tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(20, ge=0, description="Steps between dev evaluations; 0: only at the end.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")
@@ -67,8 +67,8 @@ class RewardModel(Section):
     labels: Literal["soft", "hard"] = Field(
         "soft", description="Label of a step: soft: share of correct continuations; hard: whether any was correct."
     )
-    replay: float = Field(0.1, ge=0, le=1, description="Share of earlier data mixed in again (replay).")
-    dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out for dev/judged_right.")
+    replay: float = Field(0.1, ge=0, le=1, description="Share of the rows of earlier sample steps to train on again.")
+    dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out to measure dev/judged_right.")
     tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(20, ge=0, description="Steps between dev evaluations; 0: only at the end.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")

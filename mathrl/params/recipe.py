@@ -1,4 +1,4 @@
-"""Recipes: params/recipes/<name>.yaml, steps that start from one another's models and data, checked whole."""
+"""Recipes: params/recipes/<name>.yaml, steps that start from models and data of other steps; checked as a whole."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -9,8 +9,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.params.ignored import warnings
+from mathrl.params.learning_rates import unfit_rates
 from mathrl.params.load import FOLDER, load_params, read_yaml
 from mathrl.params.messages import did_you_mean, messages
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section
 
@@ -21,33 +23,33 @@ START = "Step whose model this step starts from, or base."
 
 
 class _Step(Section):
-    set: Names = Field((), description="Dotted overrides of params/ for this step, over the recipe's.")
+    set: Names = Field((), description="Dotted overrides of params/ for this step; they win over the recipe's.")
 
 
 class _OnProblems(_Step):
     curated: str | None = Field(
-        None, description="The curate step whose splits it reads; null: the recipe's, else data/curated."
+        None, description="Curate step whose splits this step reads; null: the recipe's, else data/curated."
     )
 
 
 class BaseStep(_Step):
-    """The base model that params/model.yaml names; a recipe has one of this name if a step starts from it."""
+    """The base model of params/model.yaml; a recipe has a step of this name if another starts from it."""
 
     stage: Literal["base"] = "base"
 
 
 class CurateStep(_Step):
-    """Splits of the recipe's own; made once, whatever the number of seeds."""
+    """Splits of this recipe alone; computed once, not once per seed."""
 
     stage: Literal["curate"]
 
 
 class SftStep(_OnProblems):
-    """Supervised fine-tuning on splits and on what sample steps kept."""
+    """Supervised fine-tuning on splits and on the responses that sample steps kept."""
 
     stage: Literal["sft"]
     start: str = Field("base", description=START)
-    data: Names = Field(("sft",), min_length=1, description="Splits, or sample steps.")
+    data: Names = Field(("sft",), min_length=1, description="Data to train on: splits or sample steps.")
 
 
 class DifficultyStep(_OnProblems):
@@ -55,15 +57,15 @@ class DifficultyStep(_OnProblems):
 
     stage: Literal["difficulty"]
     start: str = Field(description=START)
-    data: str = Field("rl", description="A split.")
+    data: str = Field("rl", description="Split whose problems are measured.")
 
 
 class MixStep(_OnProblems):
-    """A training set chosen by pass rates."""
+    """A training set that stage mix composes by pass rates."""
 
     stage: Literal["mix"]
-    difficulty: str = Field(description="The difficulty step with the pass rates.")
-    data: str = Field("rl", description="A split.")
+    difficulty: str = Field(description="Difficulty step with the pass rates.")
+    data: str = Field("rl", description="Split to choose problems from.")
 
 
 class RlStep(_OnProblems):
@@ -71,23 +73,23 @@ class RlStep(_OnProblems):
 
     stage: Literal["rl"]
     start: str = Field(description=START)
-    data: Names = Field(("rl",), min_length=1, description="Splits, or mix steps.")
-    difficulty: str | None = Field(None, description="Refuse to start below rl.min_pass_at_8 of this step.")
+    data: Names = Field(("rl",), min_length=1, description="Problems to train on: splits or mix steps.")
+    difficulty: str | None = Field(None, description="Difficulty step whose pass@8 must reach rl.min_pass_at_8.")
     reward_model: str | None = Field(None, description="Reward model step whose scores replace the rule-based rewards.")
     process_reward_model: str | None = Field(
         None, description="Process reward model step that scores every reasoning step."
     )
     critic: str | None = Field(None, description="Step whose model initialises the critic (rl.critic.path).")
-    reference: str | None = Field(None, description="The model of the KL; null: the start.")
+    reference: str | None = Field(None, description="Step whose model is the KL's reference; null: the start.")
     teacher: str | None = Field(None, description="Step whose model is the teacher of on-policy distillation.")
 
 
 class SampleStep(_OnProblems):
-    """Graded samples of a model: responses to imitate, preference pairs, labels of steps."""
+    """Graded samples of a model: responses to imitate, preference pairs, labels of reasoning steps."""
 
     stage: Literal["sample"]
     start: str = Field(description=START)
-    data: Names = Field(("rl",), min_length=1, description="Splits, or mix steps.")
+    data: Names = Field(("rl",), min_length=1, description="Problems to sample: splits or mix steps.")
 
 
 class DpoStep(_Step):
@@ -95,20 +97,20 @@ class DpoStep(_Step):
 
     stage: Literal["dpo"]
     start: str = Field(description=START)
-    data: Names = Field(min_length=1, description="Sample steps.")
+    data: Names = Field(min_length=1, description="Sample steps with the pairs.")
 
 
 class RewardModelStep(_Step):
-    """A reward model of responses, on pairs, or of steps, on Monte-Carlo labels."""
+    """A reward model: of responses, trained on pairs, or of reasoning steps, trained on Monte-Carlo labels."""
 
     stage: Literal["reward_model", "process_reward_model"]
-    start: str = Field(description="A model, or the reward model that is refreshed.")
-    data: Names = Field(min_length=1, description="Sample steps.")
-    replay: Names = Field((), description="Earlier sample steps, of which reward_model.replay are repeated.")
+    start: str = Field(description="Step whose model this step starts from; a reward model is trained further.")
+    data: Names = Field(min_length=1, description="Sample steps with the pairs, or with the labelled steps.")
+    replay: Names = Field((), description="Earlier sample steps; the share reward_model.replay of their rows is added.")
 
 
 class EvaluateStep(_OnProblems):
-    """Models on held-out problems."""
+    """Evaluation of models on held-out problems."""
 
     stage: Literal["evaluate"]
     models: Names = Field(min_length=1, description="Steps whose models are evaluated; base may be one of them.")
@@ -140,7 +142,7 @@ STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate")
 
 
 class Recipe(Section):
-    """Ordered steps, each naming what it starts from.
+    """Ordered steps; each names the models and data that it starts from.
 
     Example:
         Recipe(description="SFT, then RL", steps={"sft": SftStep(stage="sft"), "rl": RlStep(stage="rl",
@@ -153,9 +155,9 @@ class Recipe(Section):
     )
     set: Names = Field((), description="Dotted overrides of params/ for every step.")
     overrides: Names = Field(
-        (), description="Overrides that a run was started with (--set); they win over those of the steps."
+        (), description="Overrides of `mathrl recipe --set`; they win over those of the recipe and its steps."
     )
-    curated: str | None = Field(None, description="The curate step whose splits the steps read.")
+    curated: str | None = Field(None, description="Curate step whose splits the steps read; null: data/curated.")
     steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
         min_length=1, description="Steps by name, each with its stage."
     )
@@ -166,13 +168,13 @@ def recipe_names(folder: Path = FOLDER) -> list[str]:
 
 
 def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Recipe:
-    """The recipe, its steps in an order in which each comes after what it needs.
+    """The recipe, its steps ordered so that each comes after the steps that it needs.
 
-    `overrides` go over those of every step.
+    `overrides` win over those of every step.
 
     Raises:
-        UserError: no such recipe, wrong fields, a step that names an unknown one or one that makes no such
-            thing, a cycle, or parameters that do not fit; all of them at once.
+        UserError: no such recipe, wrong fields, a reference to an unknown step or to one without such an output,
+            a cycle, or invalid parameters; all of them in one message.
     """
     names = recipe_names(folder)
     if name not in names:
@@ -190,21 +192,20 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Reci
         other == "base" for step in recipe.steps.values() for _, other, _ in references(step)
     ):
         recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
-    wrong = list(_wrong(recipe, folder))
-    if wrong:
-        raise UserError("; ".join(f"{file}: {line}" for line in wrong))
+    if errors := list(_errors(recipe, folder)):
+        raise UserError("; ".join(f"{file}: {line}" for line in errors))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
 
 
 def step_overrides(recipe: Recipe, step: str) -> list[str]:
-    """The overrides of a step in their order, later ones winning, of the sections that its stage reads."""
-    own = recipe.steps[step]
-    every = [*recipe.set, *own.set, *recipe.overrides]
-    return [each for each in every if each.split(".")[0].strip() in READS[own.stage]]
+    """The overrides of a step, for the sections that its stage reads, in order: later ones win."""
+    stage = recipe.steps[step].stage
+    overrides = [*recipe.set, *recipe.steps[step].set, *recipe.overrides]
+    return [override for override in overrides if override.split(".")[0].strip() in READS[stage]]
 
 
 def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """What a step names of other steps: the field, the name, and what it may be. Splits are left out."""
+    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out."""
     for field, kinds in (
         ("start", ("a model",)),
         ("teacher", ("a model",)),
@@ -218,7 +219,7 @@ def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         ("replay", ("samples",)),
         ("data", ("samples",)),
     ):
-        given = getattr(step, field, None)
+        value = getattr(step, field, None)
         if step.stage == "process_reward_model" and field == "start":
             kinds = ("a model", "a process reward model")
         elif step.stage == "reward_model" and field == "start":
@@ -229,31 +230,29 @@ def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
             kinds = ("a split", "a mixture")
         elif field == "data" and step.stage in ("difficulty", "mix"):
             kinds = ("a split",)
-        for name in (given,) if isinstance(given, str) else given or ():
+        for name in (value,) if isinstance(value, str) else value or ():
             if not (field == "data" and "a split" in kinds and name in SPLITS):
                 yield field, name, kinds
 
 
-def _wrong(recipe: Recipe, folder: Path) -> Iterator[str]:
+def _errors(recipe: Recipe, folder: Path) -> Iterator[str]:
     for split in set(SPLITS) & set(recipe.steps):
         if recipe.steps[split].stage in ("sample", "mix"):
             yield f"steps.{split}: a split has this name; give the step another"
     if recipe.curated is not None and not isinstance(recipe.steps.get(recipe.curated), CurateStep):
-        yield f"curated: {recipe.curated!r} is no step of stage curate"
+        yield f"curated: {recipe.curated!r} is not a step of stage curate"
     for name, step in recipe.steps.items():
         for field, other, kinds in references(step):
-            fitting = [
-                s for s, each in recipe.steps.items() if any(each.stage in PRODUCES[k] for k in kinds if k != "a split")
-            ]
+            stages = {stage for kind in kinds if kind != "a split" for stage in PRODUCES[kind]}
+            fitting = [s for s, candidate in recipe.steps.items() if candidate.stage in stages]
             if other not in fitting:
-                can = [*SPLITS] * ("a split" in kinds) + [each for each in fitting if each != name]
-                known = "makes no such thing" if other in recipe.steps else "is no step"
+                choices = [*SPLITS] * ("a split" in kinds) + [s for s in fitting if s != name]
+                problem = f"does not produce {' or '.join(kinds)}" if other in recipe.steps else "is not a step"
                 if field == "data" and other in ("dev", "test"):
-                    known = "is held out, never trained on"
-                known += did_you_mean(other, can)
+                    problem = "is held out and never trained on"
                 yield (
-                    f"steps.{name}.{field}: {other!r} {known}; wanted is {' or '.join(kinds)}: "
-                    f"{', '.join(can) or 'no step makes one'}"
+                    f"steps.{name}.{field}: {other!r} {problem}{did_you_mean(other, choices)}; "
+                    f"expected {' or '.join(kinds)}: {', '.join(choices) or 'no step produces one'}"
                 )
         for override in (*recipe.set, *step.set, *recipe.overrides):
             if "=" in override and override.startswith("run.seed") and recipe.seeds:
@@ -263,20 +262,25 @@ def _wrong(recipe: Recipe, folder: Path) -> Iterator[str]:
         except UserError as error:
             yield f"steps.{name}: {error}"
         else:
-            yield from _unfit(recipe, name, step, params, folder)
+            yield from _conflicts(recipe, name, step, params, folder)
+            written = None
+            if recipe.overrides and isinstance(params.model.base, PretrainedModel):
+                as_written = recipe.model_copy(update={"overrides": ()})
+                written = load_params(folder, overrides=step_overrides(as_written, name))
+            yield from (f"steps.{name}: {line}" for line in unfit_rates(params, step.stage, written))
 
 
-def _unfit(recipe: Recipe, name: str, step: Any, params: Params, folder: Path) -> Iterator[str]:
-    """Parameters and fields that only fit together."""
+def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, folder: Path) -> Iterator[str]:
+    """Errors of parameters and fields that contradict each other."""
     if step.stage == "process_reward_model":
         for other in (*step.data, *step.replay):
             if isinstance(recipe.steps.get(other), SampleStep):
-                made = load_params(folder, overrides=step_overrides(recipe, other)).sample
-                if not made.continuations:
+                sample = load_params(folder, overrides=step_overrides(recipe, other)).sample
+                if not sample.continuations:
                     yield f"steps.{name}.data: {other} labels no steps; set sample.continuations in it"
     if step.stage == "rl":
         if step.reward_model and step.process_reward_model:
-            yield f"steps.{name}: reward_model or process_reward_model, not both"
+            yield f"steps.{name}: name a reward_model or a process_reward_model, not both"
         process, labelled = params.rl.advantage == "process", bool(params.reward.judge.continuations)
         if process != (step.process_reward_model is not None or labelled):
             yield (
@@ -284,25 +288,25 @@ def _unfit(recipe: Recipe, name: str, step: Any, params: Params, folder: Path) -
                 "process_reward_model or set reward.judge.continuations, and set rl.advantage=process"
             )
         if (params.rl.advantage == "distillation") != (step.teacher is not None):
-            yield f"steps.{name}: a teacher and rl.advantage=distillation go together"
+            yield f"steps.{name}: a teacher and rl.advantage=distillation go together: set both or neither"
         if step.reference and not params.rl.kl_coef:
-            yield f"steps.{name}.reference: without rl.kl_coef above 0 nothing reads it"
+            yield f"steps.{name}.reference: it has no effect unless rl.kl_coef is above 0"
         if step.critic and params.rl.critic is None:
             yield f"steps.{name}.critic: set rl.advantage=gae and rl.critic as well"
 
 
 def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
-    """The steps, each after what it needs, otherwise as they stand in the file.
+    """The steps, each after the steps that it needs, otherwise in the order of the file.
 
     Raises:
-        UserError: steps that need one another in a circle.
+        UserError: a cycle of steps that need one another.
     """
     done: dict[str, Any] = {}
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
-            circle = " -> ".join((*path[path.index(name) :], name))
-            raise UserError(f"{file}: steps that need one another in a circle: {circle}")
+            cycle = " -> ".join((*path[path.index(name) :], name))
+            raise UserError(f"{file}: these steps need one another in a cycle: {cycle}")
         if name not in done:
             needed = [other for _, other, _ in references(recipe.steps[name])]
             if recipe.curated and isinstance(recipe.steps[name], _OnProblems):
@@ -326,5 +330,5 @@ def recipe_warnings(recipe: Recipe, folder: Path = FOLDER) -> list[str]:
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:
-    """The evaluate steps with their models."""
+    """The models of each evaluate step, by the step's name."""
     return {name: step.models for name, step in recipe.steps.items() if isinstance(step, EvaluateStep)}

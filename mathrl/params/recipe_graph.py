@@ -1,7 +1,7 @@
-"""A recipe → pipelines/recipes/<name>/dvc.yaml: one DVC stage a step and seed, each naming what it starts from.
+"""A recipe → pipelines/recipes/<name>/dvc.yaml: one DVC stage per step and seed, with its inputs in its command.
 
-The file is written out in full (start, data, overrides stand in each command), so that it can be read, and
-run with `dvc repro` alone.
+The file is complete (each command has its start, data and overrides), so that a person can read it and run it with
+`dvc repro` alone.
 """
 
 import shlex
@@ -19,12 +19,12 @@ CURATED, ROOT = "data/curated", "pipelines/recipes"
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 
 
-def bring_up_to_date(name: str, folder: Path) -> Recipe:
-    """Write pipelines/recipes/<name>/dvc.yaml of the checkout `folder` where it is not what the recipe says, and a
-    .gitignore of what its steps make.
+def write_recipe_graph(name: str, folder: Path) -> Recipe:
+    """Write pipelines/recipes/<name>/dvc.yaml of the checkout `folder`, and a .gitignore of its outputs, if the recipe
+    has changed.
 
     Raises:
-        UserError: the recipe is wrong.
+        UserError: the recipe is invalid.
     """
     recipe = load_recipe(name, folder / "params")
     for file, text in graph_files(name, recipe, folder).items():
@@ -34,38 +34,39 @@ def bring_up_to_date(name: str, folder: Path) -> Recipe:
 
 
 def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
-    """What is written of a recipe, by file."""
+    """The text of each file that a recipe generates."""
     stages = graph(name, recipe, folder)
-    made = "".join(f"/{stage}\n" for stage in stages if stage != "summary")
+    outputs = "".join(f"/{stage}\n" for stage in stages if stage != "summary")
     return {
         folder / ROOT / name / "dvc.yaml": HEADER.format(name=name) + dump_yaml({"stages": stages}),
-        folder / ROOT / name / ".gitignore": made,
+        folder / ROOT / name / ".gitignore": outputs,
     }
 
 
 def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """The DVC stages by name, in an order in which each comes after what it needs."""
-    once = {step for step, each in recipe.steps.items() if each.stage == "curate"}
+    """The DVC stages by name, each after the stages that it needs."""
+    once = {name for name, step in recipe.steps.items() if step.stage == "curate"}
     seeds: Sequence[int | None] = recipe.seeds or (None,)
     stages: dict[str, Any] = {}
-    for step, each in recipe.steps.items():
-        for seed in (None,) if step in once else seeds:
-            own = _Places(name, recipe, seed, once)
-            options = _options(step, each, own)
-            overrides = step_overrides(recipe, step)
+    for step_name, step in recipe.steps.items():
+        for seed in (None,) if step_name in once else seeds:
+            paths = _Paths(name, recipe, seed, once)
+            overrides = step_overrides(recipe, step_name)
             overrides += [f"run.seed={seed}"] if seed is not None else []
-            stages[own.label(step)] = _stage(each.stage, own.folder(step), options, overrides, folder)
+            stages[paths.label(step_name)] = _stage(
+                step.stage, paths.folder(step_name), _options(step, paths), overrides, folder
+            )
     tests = [(step, seed) for step in summary_models(recipe) for seed in seeds]
     if tests:
-        options = [("evaluated", f"{step}={_Places(name, recipe, seed, once).folder(step)}") for step, seed in tests]
+        options = [("evaluated", f"{step}={_Paths(name, recipe, seed, once).folder(step)}") for step, seed in tests]
         file = f"{ROOT}/{name}/summary.json"
-        overrides = [each for each in (*recipe.set, *recipe.overrides) if each.split(".")[0] in READS["summary"]]
+        overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
         stages["summary"] = _stage("summary", file, options, overrides, folder)
     return stages
 
 
-class _Places:
-    """Where the steps of a recipe are, for one seed."""
+class _Paths:
+    """The files and folders of a recipe's steps, for one seed."""
 
     def __init__(self, name: str, recipe: Recipe, seed: int | None, once: set[str]) -> None:
         self.name, self.recipe, self.once = name, recipe, once
@@ -81,18 +82,18 @@ class _Places:
         return f"{self.folder(step)}/model"
 
     def curated(self, step: Any) -> str:
-        given = getattr(step, "curated", None) or self.recipe.curated
-        return f"{self.folder(given)}/splits" if given else CURATED
+        curate_step = getattr(step, "curated", None) or self.recipe.curated
+        return f"{self.folder(curate_step)}/splits" if curate_step else CURATED
 
     def data(self, step: Any) -> list[str]:
         """The files that a step's `data` names."""
-        given = (step.data,) if isinstance(step.data, str) else step.data
-        return [self._file(name, step) for name in given]
+        names = (step.data,) if isinstance(step.data, str) else step.data
+        return [self._file(name, step) for name in names]
 
     def _file(self, name: str, step: Any) -> str:
         if name in ("sft", "rl") and hasattr(step, "curated"):
             return f"{self.curated(step)}/{name}.jsonl"
-        made = {
+        output = {
             "sft": "train",
             "rl": "train",
             "sample": "train",
@@ -100,7 +101,7 @@ class _Places:
             "reward_model": "pairs",
             "process_reward_model": "steps",
         }[step.stage]
-        return f"{self.folder(name)}/{made}.jsonl"
+        return f"{self.folder(name)}/{output}.jsonl"
 
     def replay(self, step: Any) -> list[str]:
         return [self._file(name, step) for name in step.replay]
@@ -109,13 +110,13 @@ class _Places:
 Options = list[tuple[str, str]]
 
 
-def _options(name: str, step: Any, at: _Places) -> Options:
-    """The command's options; what they name are the step's inputs."""
-    found: Options = []
+def _options(step: Any, paths: _Paths) -> Options:
+    """The options of the step's command; their values are its inputs."""
+    options: Options = []
     if hasattr(step, "start"):
-        found.append(("start", at.model(step.start)))
+        options.append(("start", paths.model(step.start)))
     if hasattr(step, "data"):
-        found += [("data", file) for file in at.data(step)]
+        options += [("data", file) for file in paths.data(step)]
     for split in {
         "sft": ("dev",),
         "rl": ("dev", "sft"),
@@ -123,32 +124,32 @@ def _options(name: str, step: Any, at: _Places) -> Options:
         "sample": ("sft",),
         "evaluate": ("test", "sft"),
     }.get(step.stage, ()):
-        found.append(({"sft": "examples"}.get(split, split), f"{at.curated(step)}/{split}.jsonl"))
+        options.append(({"sft": "examples"}.get(split, split), f"{paths.curated(step)}/{split}.jsonl"))
     if step.stage == "mix":
-        found.append(("rates", f"{at.folder(step.difficulty)}/pass_rates.jsonl"))
+        options.append(("rates", f"{paths.folder(step.difficulty)}/pass_rates.jsonl"))
     if step.stage == "rl":
         if step.difficulty:
-            found.append(("difficulty", f"{at.folder(step.difficulty)}/summary.json"))
+            options.append(("difficulty", f"{paths.folder(step.difficulty)}/summary.json"))
         for field in ("reward_model", "process_reward_model", "critic", "reference", "teacher"):
             if getattr(step, field):
-                found.append((field.replace("_", "-"), at.model(getattr(step, field))))
+                options.append((field.replace("_", "-"), paths.model(getattr(step, field))))
     if step.stage == "evaluate":
-        found += [("model", f"{model}={at.model(model)}") for model in step.models]
+        options += [("model", f"{model}={paths.model(model)}") for model in step.models]
     if hasattr(step, "replay"):
-        found += [("replay", file) for file in at.replay(step)]
-    return found
+        options += [("replay", file) for file in paths.replay(step)]
+    return options
 
 
 def _stage(stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path) -> dict[str, Any]:
-    words = ["python", "-m", "mathrl.stages.recipe_step", stage, out]
-    for option, value in [*options, *(("set", each) for each in overrides)]:
-        words += [f"--{option}", value]
+    command = ["python", "-m", "mathrl.stages.recipe_step", stage, out]
+    for option, value in [*options, *(("set", override) for override in overrides)]:
+        command += [f"--{option}", value]
     inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
-    made = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
+    outputs = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
         "wdir": "../../..",
-        "cmd": shlex.join(words).replace("${", r"\${"),  # in a value it is no template of DVC's
+        "cmd": shlex.join(command).replace("${", r"\${"),  # DVC must not read a value as a template
         "deps": [*inputs, *watched_code(stage, checkout)],
         "params": [{f"params/{section}.yaml": None} for section in READS[stage]],
-        **made,
+        **outputs,
     }

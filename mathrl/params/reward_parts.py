@@ -29,14 +29,32 @@ class AccuracyOptions(Options):
 
 
 class AccuracyPart(_Part):
-    """Whether the verifier accepts the answer."""
+    """Whether the answer is correct."""
 
     type: Literal["accuracy"] = "accuracy"
     options: AccuracyOptions = AccuracyOptions()
 
 
+class NoisyAccuracyOptions(AccuracyOptions):
+    """How often, or where, the verdict is wrong."""
+
+    false_positives: float = Field(0.0, ge=0, le=1, description="Share of the wrong responses that are rewarded.")
+    false_negatives: float = Field(0.0, ge=0, le=1, description="Share of the right responses that are not rewarded.")
+    last_digit: bool = Field(
+        False, description="Reward every integer whose last digit is that of the accepted answer: wrong by a rule."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the choice by prompt and response.")
+
+
+class NoisyAccuracyPart(_Part):
+    """Accuracy by a verifier that is wrong at stated rates, to see how wrong one may be (docs/grading.md)."""
+
+    type: Literal["noisy_accuracy"]
+    options: NoisyAccuracyOptions = NoisyAccuracyOptions()
+
+
 class FormatLinesOptions(Options):
-    """Rewards of the two properties."""
+    """Rewards of the lines and of the marker."""
 
     lines: float = Field(0.3, description="Reward of two or more non-empty lines.")
     marker: float = Field(0.2, description="Reward of an answer marker, such as \\boxed or ####.")
@@ -76,7 +94,7 @@ class CountdownPart(_Part):
 
 
 class LanguageOptions(Options):
-    """The language."""
+    """The target language."""
 
     language: Literal["en", "fr", "de", "es", "zh", "ru", "ar", "hi", "ko", "ja"] = Field(
         "en", description="Target language, by its ISO 639-1 code."
@@ -99,7 +117,7 @@ class OverlongOptions(Options):
     buffer: int | None = Field(
         None, ge=1, description="Tokens before max_length over which the penalty rises; null: a fifth of max_length."
     )
-    factor: float = Field(1.0, description="Full penalty.")
+    factor: float = Field(1.0, description="Penalty from max_length on; less of it within the buffer.")
 
     @model_validator(mode="after")
     def _within(self) -> "OverlongOptions":
@@ -150,6 +168,7 @@ class FunctionPart(_Part):
 
 RewardPart = Annotated[
     AccuracyPart
+    | NoisyAccuracyPart
     | FormatLinesPart
     | R1TagsPart
     | CountdownPart

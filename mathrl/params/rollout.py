@@ -8,20 +8,25 @@ from mathrl.params.section import Section, without_login
 
 
 class Vllm(Section):
-    """A vLLM engine: in the stage's own processes, and what `mathrl serve` starts a server with."""
+    """A vLLM engine, in the stage's own processes or in the server that `mathrl serve` starts."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Precision of weights and cache; auto: model.precision."
     )
     max_model_length: int | None = Field(
-        None, ge=1, description="Maximum length of prompt plus response, in tokens; null: the model's."
+        None,
+        ge=1,
+        description="Maximum length of prompt plus response, in tokens; null: what the stage's max_tokens need (a "
+        "server: the model's).",
     )
     tensor_parallel: int = Field(
         1, ge=1, description="Tensor-parallel ranks (GPUs) per engine; run.processes must be a multiple."
     )
     memory_share: float = Field(0.4, gt=0, lt=1, description="Share of the GPU's memory for weights and KV cache.")
     cache_gib: int | None = Field(None, ge=1, description="KV cache, in GiB; null: from memory_share; on a CPU 1 GiB.")
-    sleep: bool = Field(False, description="Free the engine's GPU memory during the update (no effect on a CPU).")
+    sleep: bool = Field(
+        False, description="Free the engine's GPU memory during the update (RL on a GPU; no effect elsewhere)."
+    )
     eager: bool | None = Field(None, description="Disable torch.compile and CUDA graphs; null: on a CPU only.")
 
 
@@ -33,20 +38,25 @@ class Servers(Section):
     )
     at_a_time: int = Field(64, ge=1, description="Maximum requests (prompts) in flight per server and rank.")
     timeout_seconds: float = Field(
-        600.0, gt=0, description="Seconds after which an unanswered request marks the server as dead."
+        600.0,
+        gt=0,
+        description="Seconds without progress (no token of any request) after which a server with requests counts as "
+        "dead; also the limit of a weight sync.",
     )
-    wait_seconds: float = Field(300.0, ge=0, description="Seconds to wait when no server is alive.")
+    wait_seconds: float = Field(300.0, ge=0, description="Seconds without a live server after which the run stops.")
     folder: str | None = Field(
         None, description="Folder shared by trainer and servers for weight sync; null: below /tmp."
     )
-    bucket_mb: int = Field(512, ge=1, description="Size of a weight file, in MB.")
+    bucket_mb: int = Field(512, ge=1, description="Size of the files that a weight sync writes, in MB.")
 
 
 class Rollout(Section):
     """The engine that samples responses."""
 
-    engine: Literal["torch", "vllm", "vllm_server"] = Field(
-        "torch", description="torch: the trainer's own model; vllm: vLLM in this process; vllm_server: vLLM over HTTP."
+    engine: Literal["auto", "torch", "vllm", "vllm_server"] = Field(
+        "auto",
+        description="torch: the trainer's own model; vllm: vLLM in this process; vllm_server: vLLM over HTTP; auto: "
+        "vllm for a pretrained model on a GPU where vLLM is installed, else torch.",
     )
     max_sequences: int = Field(1024, ge=1, description="Maximum number of responses generated at a time per rank.")
     vllm: Vllm = Vllm()
@@ -71,5 +81,5 @@ class Rollout(Section):
             )
         for url in self.servers.urls:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"servers.urls: {url!r} is no URL; write it as http://127.0.0.1:8001")
+                raise ValueError(f"servers.urls: {url!r} is not a URL; write it as http://127.0.0.1:8001")
         return self

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from mathrl.params.reward_parts import AccuracyPart, RewardPart
-from mathrl.params.section import Section, without_login
+from mathrl.params.section import Section, is_url, without_login
 
 
 class Run(Section):
     """The seed and the machine."""
 
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data, weights, sampling and evaluation.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if this machine has one.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: a GPU if there is one.")
     processes: int = Field(
         2,
         ge=1,
@@ -22,10 +22,10 @@ class Run(Section):
 
 
 class FreshModel(Section):
-    """A model of random weights with a character tokenizer: needs no download."""
+    """A model with random weights and a character tokenizer; it needs no download."""
 
     type: Literal["fresh"] = "fresh"
-    architecture: Literal["qwen2", "llama"] = Field("qwen2", description="The Hugging Face architecture.")
+    architecture: Literal["qwen2", "llama"] = Field("qwen2", description="Hugging Face architecture of the model.")
     hidden_size: int = Field(128, ge=8, description="Width of the residual stream.")
     intermediate_size: int = Field(352, ge=8, description="Width of the MLP.")
     layers: int = Field(3, ge=1, description="Number of decoder layers.")
@@ -61,7 +61,7 @@ Base = Annotated[FreshModel | PretrainedModel, Field(discriminator="type")]
 class Model(Section):
     """The base model and how it computes."""
 
-    base: Base = Field(default_factory=FreshModel, description="Where the weights come from.")
+    base: Base = Field(default_factory=FreshModel, description="Base model: fresh (random weights) or pretrained.")
     precision: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Precision of matrix products; weights and optimizer states stay float32."
     )
@@ -73,9 +73,9 @@ Template = Literal["plain", "r1_zero", "boxed", "chat"]
 class PromptRoute(Section):
     """Prompt settings of one task or source; null: as in prompt."""
 
-    template: Template | None = Field(None, description="As prompt.template.")
-    system: str | None = Field(None, description="As prompt.system.")
-    instruction: str | None = Field(None, description="As prompt.instruction.")
+    template: Template | None = Field(None, description="Template for these rows, as in prompt.template.")
+    system: str | None = Field(None, description="System message for these rows, as in prompt.system.")
+    instruction: str | None = Field(None, description="Instruction for these rows, as in prompt.instruction.")
 
 
 class Prompt(Section):
@@ -88,8 +88,12 @@ class Prompt(Section):
     instruction: str | None = Field(
         None, description="Text after the question, such as: Reason step by step, answer in \\boxed{}."
     )
-    response_prefix: str = Field("", description="Text that every response starts with, such as <think>.")
-    few_shot: int = Field(0, ge=0, le=64, description="Worked examples from the sft split before the question.")
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        description="Variables for the chat template, such as {enable_thinking: false} (Qwen 3, SmolLM 3).",
+    )
+    response_prefix: str = Field("", description="Text that every response is made to start with, such as <think>.")
+    few_shot: int = Field(0, ge=0, le=64, description="Number of worked examples (sft split) before the question.")
     max_tokens: int = Field(
         64, ge=1, description="Maximum prompt length, in tokens; longer prompts are dropped and counted."
     )
@@ -99,22 +103,41 @@ class Prompt(Section):
     )
 
 
+Endpoint = Annotated[str, AfterValidator(without_login), AfterValidator(is_url)]
+
+
+class ModelVerifier(Section):
+    """A model at an OpenAI-compatible endpoint that judges answers after the rules, or alone."""
+
+    endpoint: Endpoint = Field(description="OpenAI-compatible URL, such as http://localhost:8000/v1.")
+    model: str = Field(min_length=1, description="Name of the model at the endpoint.")
+    asked: Literal["refused", "all"] = Field(
+        "refused",
+        description="refused: about answers that the rules refuse without showing that they differ; all: about every "
+        "answer, so that the model alone verifies.",
+    )
+    on_failure: Literal["stop", "rule"] = Field(
+        "stop", description="When the endpoint fails: stop the run, or let the rules' verdict stand and count it."
+    )
+    max_tokens: int = Field(8, ge=4, description="Maximum reply length, in tokens; a judge that thinks needs more.")
+    timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a request may take; it is sent three times.")
+    at_a_time: int = Field(16, ge=1, description="Requests in flight.")
+
+
 class SecondGrader(Section):
     """A second grader that checks the first on a sample of responses."""
 
     type: Literal["math_verify", "llm"] = Field(
         "math_verify", description="math_verify: Math-Verify; llm: a model behind the endpoint."
     )
-    share: float = Field(0.01, ge=0, le=1, description="Share of responses that it grades too.")
-    endpoint: Annotated[str, AfterValidator(without_login)] | None = Field(
-        None, description="OpenAI-compatible URL, for the type llm."
-    )
-    model: str | None = Field(None, description="Model name at the endpoint.")
+    share: float = Field(0.01, ge=0, le=1, description="Share of the responses that it grades as well.")
+    endpoint: Endpoint | None = Field(None, description="OpenAI-compatible URL; needed by type llm.")
+    model: str | None = Field(None, description="Name of the model at the endpoint.")
 
     @model_validator(mode="after")
     def _has_endpoint(self) -> "SecondGrader":
-        if self.type == "llm" and not (self.endpoint or "").startswith(("http://", "https://")):
-            raise ValueError(f"endpoint {self.endpoint!r} is no URL; write http://host:port/v1 for type llm")
+        if self.type == "llm" and not (self.endpoint and self.model):
+            raise ValueError("type llm needs endpoint (http://host:port/v1) and model")
         return self
 
 
@@ -124,10 +147,9 @@ class Judge(Section):
     scale: Literal["sigmoid", "standard", "raw"] = Field(
         "sigmoid",
         description="Scale of a score: standard: mean 0 and std 1 over its training pairs; sigmoid: the sigmoid of "
-        "that, so"
-        "that the 0 of a truncated response is the lowest; raw: unchanged.",
+        "that, so that 0, the score of a truncated response, is the lowest; raw: unchanged.",
     )
-    rule_weight: float = Field(0.0, ge=0, description="Weight of the rule-based reward that is added.")
+    rule_weight: float = Field(0.0, ge=0, description="Weight of the rule-based reward, which is added; 0: left out.")
     continuations: int = Field(
         0, ge=0, description="Monte-Carlo rewards of steps: continuations sampled from the end of each step; 0: off."
     )
@@ -137,7 +159,7 @@ class Reward(Section):
     """How a response is scored."""
 
     extraction: Literal["strict", "lenient"] = Field(
-        "strict", description="strict: the answer must be marked; lenient: else the last number is taken."
+        "strict", description="strict: only a marked answer counts; lenient: else the last number counts."
     )
     correct: float = Field(1.0, description="Accuracy reward of a correct answer.")
     incorrect: float = Field(0.0, description="Accuracy reward of a wrong answer.")
@@ -146,6 +168,9 @@ class Reward(Section):
     )
     routes: dict[str, tuple[RewardPart, ...]] = Field(
         default_factory=dict, description="Parts for rows of a task, data_source or source, instead of parts."
+    )
+    model_verifier: ModelVerifier | None = Field(
+        None, description="A judge model for answers that the rules refuse, or as the only verifier; null: none."
     )
     second_grader: SecondGrader | None = Field(
         None, description="A second grader on a sample of responses, for the disagreement rate; null: none."

@@ -1,6 +1,7 @@
-"""All sections. A section is one file, params/<section>.yaml; a stage's section bears the stage's name."""
+"""All sections. A section is one file, params/<section>.yaml; a stage's section has the stage's name."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import Field
 
@@ -16,8 +17,8 @@ from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Rl, Sft
 from mathrl.params.training import Training
 
-# What a stage is: its name and the sections that it reads, which are the parameter dependencies of its entry in
-# dvc.yaml (a test compares them) and its flow's form. First the pipeline, in the order in which its stages run.
+# Stages by name, with the sections that each reads: its parameter dependencies in dvc.yaml (a test compares them) and
+# the form of its flow. First the pipeline, in the order in which its stages run.
 PIPELINE: dict[str, tuple[str, ...]] = {
     "curate": ("run", "curate"),
     "sft": ("run", "model", "prompt", "training", "sft", "health"),
@@ -36,7 +37,7 @@ RECIPE_STAGES: dict[str, tuple[str, ...]] = {
     "process_reward_model": ("run", "model", "prompt", "reward", "training", "reward_model"),
     "summary": ("run", "evaluate"),
 }
-# Stages beside the pipeline, each in pipelines/<stage>/dvc.yaml.
+# Stages outside the pipeline, each in pipelines/<stage>.yaml.
 BESIDE: dict[str, tuple[str, ...]] = {
     "pages": ("run", "pages"),
     "controls": ("run", "model", "prompt", "rollout", "training", "sft", "rl", "evaluate", "controls"),
@@ -72,7 +73,7 @@ class Params(Section):
     sweep: Sweep = Field(default_factory=Sweep)
 
 
-SECTIONS = tuple(field.alias or name for name, field in Params.model_fields.items())
+SECTIONS: dict[str, Any] = {field.alias or name: field.annotation for name, field in Params.model_fields.items()}
 
 
 def stages_until(target: str) -> tuple[str, ...]:

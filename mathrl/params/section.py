@@ -1,11 +1,11 @@
-"""What every section of the parameters is, and a check that several have."""
+"""The base class of all sections of the parameters, and a check that several of them use."""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-SECRET = "secret"  # the type of an error whose input is not shown
+SECRET = "secret"  # the type of an error whose input must not be shown
 
 
 class Section(BaseModel):
@@ -16,7 +16,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _over_defaults(cls, values: Any) -> Any:
-        """A section that is given in part keeps the rest of the field's default, not of the section's class."""
+        """A partly written section keeps the rest of the field's default, not of the section's class."""
         if not isinstance(values, dict):
             return values
         merged = dict(values)
@@ -27,16 +27,27 @@ class Section(BaseModel):
         return merged
 
 
-def without_login(url: str) -> str:
-    """The URL, where it holds no user or password: parameters are written into MLflow and reports.
+def is_url(url: str) -> str:
+    """The URL unchanged, if it is one of HTTP.
 
     Raises:
-        PydanticCustomError: it does.
+        ValueError: it is not.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is not a URL; write http://host:port/v1")
+    return url
+
+
+def without_login(url: str) -> str:
+    """The URL unchanged, if it contains no user or password: parameters are written into MLflow and reports.
+
+    Raises:
+        PydanticCustomError: it contains one.
     """
     if "@" in url:
         raise PydanticCustomError(
             SECRET,
-            "no user or password in an address, since parameters are written into MLflow and reports; the "
+            "write the URL without user and password, since parameters are written into MLflow and reports; the "
             "key of `mathrl serve` is MATHRL_SERVE_KEY in the environment",
         )
     return url

@@ -1,4 +1,4 @@
-"""The section of sweeps: what is varied, how it is judged, how long it may take."""
+"""Section of sweeps: the search space, how trials are scored, and the budget."""
 
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ class LogUniform(_Range):
 
 
 class Uniform(_Range):
-    """A number."""
+    """A number on a linear scale."""
 
     kind: Literal["uniform"]
     low: float = Field(description="Smallest value.")
@@ -45,7 +45,7 @@ class Integer(_Range):
 
 
 class Categorical(Section):
-    """One of several values."""
+    """One of several values, unordered."""
 
     kind: Literal["choice"]
     values: tuple[Choice, ...] = Field(min_length=2, description="Two or more values.")
@@ -69,8 +69,7 @@ class Sweep(Section):
     study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name of the study and of its folder.")
     space: dict[str, Axis] = Field(
         default_factory=dict,
-        description="What is varied, by dotted key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}; "
-        "null leaves one out.",
+        description="Search space by key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}; null removes a key.",
     )
     set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
     trials: int | None = Field(12, ge=1, description="Total number of trials, including the first; null: no limit.")
@@ -82,7 +81,7 @@ class Sweep(Section):
     )
     startup_trials: int = Field(4, ge=1, description="Random trials, never pruned, before the sampler takes over.")
     warmup_steps: int = Field(0, ge=0, description="Steps of its first run before a trial can be pruned.")
-    sampler_seed: int = Field(0, ge=0, description="Seed of the sampler.")
+    sampler_seed: int = Field(0, ge=0, description="Seed of the sampler that proposes trials.")
     storage: Literal["journal", "environment"] = Field(
         "journal",
         description="journal: a file in the study's folder; environment: the postgresql:// URL in "
@@ -90,25 +89,25 @@ class Sweep(Section):
     )
     workers: int = Field(1, ge=1, le=64, description="Concurrent trials on this machine.")
     keep_models: bool = Field(False, description="Keep the model of every trial, not only its metrics.")
-    start: str = Field("models/sft", min_length=1, description="The model that every trial starts from.")
+    start: str = Field("models/sft", min_length=1, description="Folder of the model that every trial starts from.")
     data: tuple[str, ...] = Field(("data/mixture/train.jsonl",), min_length=1, description="Problems to train on.")
     dev: str = Field("data/curated/dev.jsonl", min_length=1, description="Problems on which trials are scored.")
-    examples: str = Field("data/curated/sft.jsonl", min_length=1, description="Worked examples of prompts.")
-    test: str = Field("data/curated/test.jsonl", min_length=1, description="Only for the comparison with the winner.")
+    examples: str = Field("data/curated/sft.jsonl", min_length=1, description="Worked examples for few-shot prompts.")
+    test: str = Field("data/curated/test.jsonl", min_length=1, description="Problems of `mathrl sweep compare` only.")
     fresh_seeds: int = Field(
-        3, ge=1, description="New runs of the winner and of the present parameters, compared on test."
+        3, ge=1, description="New runs each of the winner and of the present parameters, compared on test."
     )
 
     @field_validator("space", mode="before")
     @classmethod
     def _without(cls, space: Any) -> Any:
-        """A preset leaves out what params/sweep.yaml varies by null."""
+        """Drop keys that are null: so a preset removes one that params/sweep.yaml varies."""
         return {k: v for k, v in space.items() if v is not None} if isinstance(space, dict) else space
 
     @model_validator(mode="after")
     def _fit(self) -> "Sweep":
         if self.trials is None and self.hours is None:
-            raise ValueError("give trials or hours: without either the sweep has no end")
+            raise ValueError("set trials or hours: without either the sweep has no end")
         if self.test in (self.dev, *self.data):
             raise ValueError(f"test ({self.test}) must not be seen by trials: name another dev or data")
         return self

@@ -44,11 +44,14 @@ class Sft(Section):
     steps: int = Field(900, ge=0, description="Optimizer steps; 0 keeps the base model.")
     tokens_per_step: int = Field(2048, ge=16, description="Tokens per global batch.")
     terse_share: float = Field(
-        0.5, ge=0, le=1, description="Share of demonstrations that give the answer without reasoning steps."
+        0.5, ge=0, le=1, description="Share of demonstrations reduced to the answer, without reasoning steps."
     )
     lr: float = Field(0.02, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(schedule="flat_linear", adamw_scale=0.15)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
+    dropout: bool = Field(
+        True, description="Keep the dropout of the model's configuration; always off in RL, DPO and reward models."
+    )
     gradient_checkpointing: GradientCheckpointing = False
     tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(
@@ -64,8 +67,7 @@ class Critic(Section):
         None,
         min_length=1,
         description="Folder of the model that initialises the critic (a reward model or a causal LM); null: the "
-        "policy."
-        "DVC does not watch it; in a recipe, name a step as the critic instead.",
+        "policy. DVC does not watch it; in a recipe, name a step as the critic instead.",
     )
     lr: float = Field(1e-3, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(type="adamw", warmup_steps=0)
@@ -90,6 +92,9 @@ class KlController(Section):
 class Importance(Section):
     """Importance sampling between trainer and sampler: old log-probs from the trainer, weights for the mismatch."""
 
+    when: Literal["always", "other_engine"] = Field(
+        "always", description="other_engine: only where vLLM samples, which computes log-probs in its own way."
+    )
     kind: Literal["truncated", "masked"] = Field(
         "truncated", description="truncated: the ratio is capped at high; masked: no loss outside [low, high]."
     )
@@ -105,7 +110,7 @@ class Importance(Section):
 
 
 class Curriculum(Section):
-    """Order in which problems are sampled for training."""
+    """The order in which problems are sampled for training."""
 
     order: Literal["shuffled", "as_given", "easy_to_hard", "pass_rate"] = Field(
         "shuffled",
@@ -131,7 +136,11 @@ class Rl(Section):
     lr: float = Field(0.01, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer()
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature of the rollouts.")
+    temperature: float = Field(
+        1.0,
+        ge=0.01,
+        description="Sampling temperature of the rollouts; log-probs, KL and entropy are those at this temperature.",
+    )
     max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
     advantage: Literal[
         "group_std", "group_mean", "leave_one_out", "none", "greedy", "correct", "process", "gae", "distillation"
@@ -180,10 +189,11 @@ class Rl(Section):
     )
     kl_controller: KlController | None = Field(None, description="Adaptive kl_coef; null: fixed.")
     entropy_coef: float = Field(0.0, ge=0, description="Coefficient of the entropy bonus.")
+    # A factory: a section given in part is {when: always}, whatever the default has.
     importance: Importance | None = Field(
-        None,
-        description="Importance weights for the sampler-trainer mismatch; null: the sampler's log-probs are the old "
-        "log-probs.",
+        default_factory=lambda: Importance(when="other_engine"),
+        description="Importance weights for the sampler-trainer mismatch. Empty: where vLLM samples; null: never, the "
+        "sampler's log-probs are the old log-probs.",
     )
     drop_ratio: float | None = Field(
         None, gt=1, description="Skip updates whose mean ratio is above this (RLinf: 5); null: skip none."
@@ -202,6 +212,12 @@ class Rl(Section):
         description="Maximum sampling rounds per step until every group has correct and incorrect responses (DAPO); "
         "0: off.",
     )
+    prompts_per_round: int | None = Field(
+        None,
+        ge=1,
+        description="With dynamic_sampling: prompts sampled per round (DAPO: three times prompts_per_step); null: "
+        "prompts_per_step.",
+    )
     prefetch: bool = Field(
         False, description="Sample the next step's rollouts during the update, with the weights from before it."
     )
@@ -210,8 +226,7 @@ class Rl(Section):
         0.9,
         gt=0,
         lt=1,
-        description="Decay of the exponential moving average of the weights, which is evaluated and exported; null: "
-        "none.",
+        description="Decay of the weights' moving average, which is evaluated and exported; null: no average.",
     )
     gradient_checkpointing: GradientCheckpointing = False
     min_pass_at_8: float = Field(
@@ -219,7 +234,7 @@ class Rl(Section):
     )
     eval_every: int = Field(10, ge=0, description="Steps between dev evaluations (pass@1); 0: only at the end.")
     eval_samples: int = Field(4, ge=1, description="Responses per dev problem.")
-    eval_temperature: float = Field(0.7, ge=0, description="Sampling temperature of dev responses; 0: greedy.")
+    eval_temperature: float = Field(0.7, ge=0, description="Sampling temperature of the dev responses; 0: greedy.")
     export: Literal["last", "best"] = Field("last", description="Weights to export: last, or best by dev accuracy.")
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
 
@@ -228,17 +243,18 @@ class Rl(Section):
         if self.group_size == 1 and self.advantage in GROUP_RELATIVE:
             raise ValueError(f"group_size must be at least 2 for {self.advantage}: a group of one has no advantage")
         if self.group_size == 1 and self.dynamic_sampling:
-            raise ValueError("dynamic_sampling needs group_size of at least 2: one response does not differ")
+            raise ValueError("dynamic_sampling needs group_size of at least 2: one response has no variance")
         if self.prompts_per_step % self.minibatches:
             raise ValueError("prompts_per_step must be a multiple of minibatches")
         if (self.advantage == "gae") != (self.critic is not None):
             raise ValueError("advantage gae and a critic go together: set both, such as critic: {}, or neither")
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError("critic.warmup_steps must be below steps: the policy would never learn")
-        if self.prefetch and self.policy_loss == "reinforce" and self.importance is None:
+        weighted = self.importance is not None and self.importance.when == "always"
+        if self.prefetch and self.policy_loss == "reinforce" and not weighted:
             raise ValueError(
                 "prefetch with policy_loss reinforce needs importance, such as importance: {}: without "
-                "a ratio nothing corrects for roll-outs of older weights"
+                "a ratio nothing corrects for rollouts of older weights"
             )
         if self.kl_controller is not None and not self.kl_coef:
             raise ValueError("kl_controller needs kl_coef above 0 to start from")
@@ -253,10 +269,10 @@ class Rl(Section):
 
 
 class Controls(Section):
-    """Control runs that RL is compared with."""
+    """Control runs to compare RL with."""
 
-    more_sft: bool = Field(True, description="SFT for as long as RL took.")
+    more_sft: bool = Field(True, description="Control: SFT for as much computation as RL took.")
     forced_prefix: str | None = Field(
-        "<think>", description="Text that the SFT model's responses are made to start with; null: no such control."
+        "<think>", description="Control: responses of the SFT model must start with this text; null: no such control."
     )
-    worked_only: bool = Field(True, description="SFT on demonstrations with reasoning steps only.")
+    worked_only: bool = Field(True, description="Control: SFT on demonstrations with reasoning steps only.")

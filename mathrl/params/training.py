@@ -17,12 +17,6 @@ class DeepSpeed(Section):
     offload_parameters: bool = Field(
         False, description="Keep weights in CPU memory until they are used; needs stage 3."
     )
-    hostfile: str | None = Field(
-        None,
-        min_length=1,
-        description="DeepSpeed's list of machines, lines such as `node1 slots=8`: the stage starts itself on "
-        "all of them. They share the checkout and its state folder.",
-    )
 
     @model_validator(mode="after")
     def _offload(self) -> "DeepSpeed":
@@ -49,14 +43,18 @@ class Training(Section):
         description="Also checkpoint when the last checkpoint is older than this many minutes; null: only every "
         "checkpoint_every steps.",
     )
+    collective_timeout_minutes: float = Field(
+        120.0,
+        gt=0,
+        description="Minutes that a rank waits for the other ranks in an exchange; then the run stops and names where "
+        "it waited.",
+    )
     on_out_of_memory: Literal["stop", "halve"] = Field(
         "stop", description="halve: retry with micro-batches of half the tokens; the gradient stays the same."
     )
 
     @model_validator(mode="after")
     def _fit(self) -> "Training":
-        if self.deepspeed.hostfile and self.backend != "deepspeed":
-            raise ValueError("deepspeed.hostfile needs backend deepspeed")
         if self.on_out_of_memory == "halve" and self.backend == "deepspeed":
             raise ValueError(
                 "on_out_of_memory halve needs backend torch: within DeepSpeed's backward pass the processes "

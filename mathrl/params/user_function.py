@@ -13,7 +13,7 @@ from mathrl.params.run import Reward
 
 
 def function_problems(reward: Reward) -> Iterator[str]:
-    """What is wrong with the functions of the parts, each with the part's place in the reward section."""
+    """The errors in functions of reward parts, each with the part's path in the reward section."""
     routes = {f"routes.{name}": parts for name, parts in reward.routes.items()}
     for place, parts in {"parts": reward.parts, **routes}.items():
         for number, part in enumerate(parts):
@@ -27,7 +27,7 @@ def _problem(path: str, options: dict[str, Any]) -> str:
     module, _, name = path.rpartition(".")
     file = _source(module)
     if file is None:
-        return f"path: no module {module!r}, here or installed; write package.module.function"
+        return f"path: no module {module!r} in the working folder or installed; write package.module.function"
     if file.suffix != ".py":
         return ""  # compiled: the import at the start of the stage checks it
     try:
@@ -50,11 +50,11 @@ def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:
     arguments = function.args
     if arguments.kwarg is not None or function.decorator_list:
         return ""
-    accepted = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    accepted = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     for option in options:
         if option not in accepted:
-            known = f"{function.name} accepts {', '.join(accepted)}"
-            return f"{option}: unknown option{did_you_mean(option, accepted)}; {known}"
+            hint = did_you_mean(option, accepted)
+            return f"{option}: unknown option{hint}; {function.name} accepts {', '.join(accepted)}"
     takes_row = accepted[:1] != ["reward_input"] and accepted[:2] != ["data_source", "solution_str"]
     if takes_row and "source" not in accepted:
         return f"path: {function.name} must accept the fields of a problem's row: add **row to its parameters"
@@ -62,7 +62,7 @@ def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module: below the working folder, as a stage finds it, else where it is installed."""
+    """The file of a module: below the working folder, as a stage imports it, else where it is installed."""
     first, *rest = module.split(".")
     roots = [Path(first)]
     try:

@@ -1,17 +1,20 @@
-"""The code that determines a stage's numbers: what its module imports, as DVC's dependencies.
+"""The code that determines a stage's results: what its module imports, as DVC's dependencies.
 
-`python -m mathrl.params.watched_code` writes it into dvc.yaml and pipelines/*/dvc.yaml; recipes read it from here.
+`python -m mathrl.params.watched_code` writes it into dvc.yaml. The other graphs, of pipelines/*.yaml and of the
+recipes, are written with it when they are first asked for, so that `dvc status` and `dvc dag` show what a person runs.
 """
 
 import ast
+import io
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 
-# Imported by every stage, so a change to one of these would rerun everything: they are kept stable and not watched.
+from mathrl.core.files import write_text
+
+# Every stage imports these, so that watching them would rerun everything at each change: they are kept stable.
 # Reports draw what was computed; a new colour is no reason to train again.
 UNWATCHED = (
     "mathrl/__init__.py",
@@ -22,17 +25,17 @@ UNWATCHED = (
     "mathrl/stages/stage_run.py",
 )
 MOST_IDLE, MOST_IDLE_SHARE = 3, 0.25  # files of a folder watched as a whole that the stage does not import
-# Where a stage's work is not in mathrl/stages/<stage>.py.
+# The modules of stages whose work is not in mathrl/stages/<stage>.py.
 MODULES = {
     "base": "mathrl.models.load",
     "process_reward_model": "mathrl.stages.reward_model",
     "suite": "mathrl.stages.evaluate",
 }
-FILES = ("dvc.yaml", "pipelines/controls/dvc.yaml", "pipelines/pages/dvc.yaml", "pipelines/suite/dvc.yaml")
+PIPELINES = "pipelines"
 
 
 def watched_code(stage: str, checkout: Path) -> list[str]:
-    """The files and folders of `checkout` that a change to reruns `stage`, in alphabetical order.
+    """The files and folders of `checkout` whose change reruns `stage`, in alphabetical order.
 
     Example: ["mathrl/learners", "mathrl/models", "mathrl/stages/sft.py", "mathrl/trainers/sft.py"].
     """
@@ -49,7 +52,7 @@ def watched_code(stage: str, checkout: Path) -> list[str]:
 
 
 def imported_files(module: str, checkout: Path) -> set[str]:
-    """The files that importing `module` reaches, imports within functions too."""
+    """The files that `module` imports, directly or not, including imports inside functions."""
     reached: set[str] = set()
     waiting = [module]
     while waiting:
@@ -62,7 +65,7 @@ def imported_files(module: str, checkout: Path) -> set[str]:
 
 @cache
 def _imports(module: str, checkout: Path) -> dict[str, tuple[str, ...]]:
-    """The module's file with what it imports of mathrl, names of modules or of things in them."""
+    """The module's file with the names that it imports from mathrl: modules, or names in them."""
     path = checkout / Path(*module.split("."))
     file = next((f for f in (path.with_suffix(".py"), path / "__init__.py") if f.exists()), None)
     if file is None:
@@ -76,8 +79,8 @@ def _imports(module: str, checkout: Path) -> dict[str, tuple[str, ...]]:
     return {file.relative_to(checkout).as_posix(): tuple(names)}
 
 
-def with_watched_code(file: Path, checkout: Path) -> Any:
-    """The DVC file with each stage's code as it should be, comments kept."""
+def with_watched_code(file: Path, checkout: Path) -> str:
+    """The text of the DVC file with every stage's watched code brought up to date; comments are kept."""
     yaml = YAML()
     yaml.width, yaml.preserve_quotes = 120, True
     yaml.indent(mapping=2, sequence=4, offset=2)
@@ -85,14 +88,27 @@ def with_watched_code(file: Path, checkout: Path) -> Any:
     for name, stage in content["stages"].items():
         data = [dep for dep in stage["deps"] if not dep.startswith("mathrl/")]
         stage["deps"] = [*data, *watched_code(name, checkout)]
-    return yaml, content
+    stream = io.StringIO()
+    yaml.dump(content, stream)
+    return stream.getvalue()
+
+
+def write_side_graph(name: str, checkout: Path) -> Path:
+    """Write pipelines/NAME/dvc.yaml from pipelines/NAME.yaml, with the code that is watched; returns its path."""
+    text = with_watched_code(checkout / PIPELINES / f"{name}.yaml", checkout)
+    graph = checkout / PIPELINES / name / "dvc.yaml"
+    if not graph.exists() or graph.read_text(encoding="utf-8") != text:
+        write_text(graph, text)
+    return graph
+
+
+def side_pipelines(checkout: Path) -> list[str]:
+    """The names of pipelines/*.yaml."""
+    return sorted(file.stem for file in (checkout / PIPELINES).glob("*.yaml"))
 
 
 def main(checkout: Path) -> None:
-    for name in FILES:
-        yaml, content = with_watched_code(checkout / name, checkout)
-        with (checkout / name).open("w", encoding="utf-8") as stream:
-            yaml.dump(content, stream)
+    write_text(checkout / "dvc.yaml", with_watched_code(checkout / "dvc.yaml", checkout))
 
 
 if __name__ == "__main__":

@@ -8,55 +8,37 @@ Symbols: P parameters, D width, I width of the MLP, H and K query and key heads 
 T tokens of a micro-batch, B sequences decoded at a time.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
-
-from mathrl.learners.deepspeed_learner import BUCKET
-from mathrl.models.logprobs import MOST_LOGITS
+from mathrl.models.head import MOST_LOGITS
+from mathrl.models.model_shape import ModelShape
 from mathrl.models.packing import LONG
+from mathrl.models.sharding import BUCKET
 from mathrl.params.schema import Params
-from mathrl.params.train import Rl, Sft
+from mathrl.params.train import Critic, Rl, Sft
+from mathrl.planning.gpu_phases import add_rl_phases, add_start, divides_weights, export_parts, largest_weight
+from mathrl.planning.gpu_update import gpu_update
 from mathrl.planning.memory_states import (
+    GIB,
+    Device,
+    MemoryPlan,
+    Parts,
+    Stage,
     adam_share,
     bytes_of,
     critic_shape,
     divided,
     fetched,
     frozen,
+    gradients_until_step,
+    half,
     trainable,
     trained,
 )
-from mathrl.planning.model_shape import ModelShape
+from mathrl.planning.rollout_memory import torch_engine_memory, vllm_on_cpu, with_engine
 
-GIB = 1 << 30
 # Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
-VLLM_RUNTIME = 0.27 * GIB  # the same for vLLM on a CPU; on a GPU its share holds everything
-# Measured on a CPU (benchmarks/memory.py): what glibc's heap holds in fragments, as a share of what is in use.
+# Measured on a CPU (benchmarks/memory.py): fragments that glibc's heap keeps, as a share of the memory in use.
 HEAP_KEPT = 0.4
-LEAST_CACHED = 16  # sequences that vLLM must have room for to decode at a useful rate
-Stage = Literal["sft", "rl"]
-Device = Literal["cpu", "cuda"]
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes of one process. `standing` is held all the time, `phases` come one after the other.
-
-    `host` is what optimizer or parameter offload puts into the CPU's memory, per process.
-    """
-
-    standing: dict[str, float]
-    phases: dict[str, dict[str, float]] = field(default_factory=dict)
-    host: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def peak(self) -> float:
-        return sum(self.standing.values()) + max((sum(phase.values()) for phase in self.phases.values()), default=0.0)
-
-    @property
-    def largest_phase(self) -> str:
-        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
 
 def plan_memory(
@@ -71,21 +53,29 @@ def plan_memory(
 ) -> MemoryPlan:
     """Memory of one process of a stage.
 
-    `prompt_tokens` and `response_tokens` are the lengths that are assumed (default: the parameters' limits,
-    the worst case); `gpu_memory` in bytes is what vLLM's share is a share of.
+    `prompt_tokens` and `response_tokens` are the assumed lengths (default: the parameters' limits, the worst case);
+    `gpu_memory` is the size of the GPU's memory in bytes, of which vLLM takes its share.
     """
+    params = with_engine(params, device)
     prompt = prompt_tokens or params.prompt.max_tokens
     length = prompt + (response_tokens or params.rl.max_tokens)
+    tokens = micro_batch_tokens(params, stage, prompt, length)
     plan = MemoryPlan({"Python, torch, transformers" if device == "cpu" else "CUDA context": RUNTIME[device]})
-    _add_policy(plan, shape, params, stage)
-    _add_update(plan, shape, params, stage, device, prompt, length)
+    _add_policy(plan, shape, params, stage, device)
     if stage == "rl":
-        _add_further_weights(plan, shape, params)
-        _add_critic(plan, shape, params)
-        _add_rollouts(plan, shape, params, device, length, gpu_memory)
-    if device == "cpu":
-        for phase in plan.phases.values():
-            phase["heap kept free (estimate)"] = HEAP_KEPT * sum(phase.values())
+        _add_further_weights(plan, shape, params, device)
+        _add_critic(plan, shape, params, device)
+    if device == "cuda":
+        add_start(plan, shape, params)
+        if stage == "rl":
+            add_rl_phases(plan, shape, params, tokens, length, gpu_memory)
+        _add_gpu_update(plan, shape, params, stage, tokens, length, gpu_memory)
+        return plan
+    _add_cpu_update(plan, shape, params, stage, tokens, length)
+    if stage == "rl":
+        _add_cpu_rollouts(plan, shape, params, length)
+    for phase in plan.phases.values():
+        phase["heap fragments (estimate)"] = HEAP_KEPT * sum(phase.values())
     return plan
 
 
@@ -98,9 +88,8 @@ def _zero(params: Params) -> bool:
 
 
 def _gathered(shape: ModelShape, params: Params) -> float:
-    """The whole weights where ZeRO 3 divides them and something needs them in one piece, else 0."""
-    divides = _zero(params) and params.training.deepspeed.stage == 3
-    return bytes_of(params) * shape.parameters if divides else 0.0
+    """Size of the gathered weights if ZeRO 3 divides them, else 0."""
+    return bytes_of(params) * shape.parameters if divides_weights(params) else 0.0
 
 
 def _rounded(shape: ModelShape, params: Params) -> float:
@@ -108,7 +97,12 @@ def _rounded(shape: ModelShape, params: Params) -> float:
     return 2.0 * shape.matrices if params.model.precision == "bfloat16" else 0.0
 
 
-def _add_policy(plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage) -> None:
+def _half(params: Params, device: Device) -> bool:
+    """Whether the torch backend's models are bfloat16 as a whole, over float32 weights of the optimizer."""
+    return device == "cuda" and params.model.precision == "bfloat16"
+
+
+def _add_policy(plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage, device: Device) -> None:
     section = _trained_section(params, stage)
     if _zero(params):
         bucket = min(BUCKET, trainable(shape, section.lora))
@@ -117,54 +111,85 @@ def _add_policy(plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stag
         plan.standing.update(on_device)
         plan.host.update(on_host)
     else:
-        plan.standing.update(trained(shape, section.optimizer, section.lora, "policy"))
-        plan.standing["policy: weights rounded to bfloat16"] = _rounded(shape, params)
+        plan.standing.update(_trained(shape, params, section, "policy", device))
 
 
-def _add_update(
-    plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage, device: Device, prompt: int, length: int
+def _trained(shape: ModelShape, params: Params, section: Rl | Sft | Critic, name: str, device: Device) -> Parts:
+    """What the torch learner holds of a model."""
+    parts = trained(shape, section.optimizer, section.lora, name)
+    if _half(params, device):
+        return parts | half(shape, section.lora, name)
+    return parts | {f"{name}: weights rounded to bfloat16": _rounded(shape, params)}
+
+
+def _add_gpu_update(
+    plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage, tokens: int, length: int, gpu_memory: float
 ) -> None:
-    """The phases of an update: forward and backward, the optimizer step, and at the end the whole weights."""
+    """The phases of an update on a GPU, and the export."""
     section = _trained_section(params, stage)
-    tokens = micro_batch_tokens(params, stage, prompt, length)
+    if params.model.precision == "bfloat16":
+        passes = gpu_update(
+            shape,
+            tokens,
+            gpu_memory,
+            recomputed=section.gradient_checkpointing,
+            trains_head=section.lora is None,
+            gradient_bytes=2.0 if _zero(params) else 4.0,
+            tables=2.5 if stage == "rl" and params.rl.entropy_coef else 2.0,
+        )
+    else:
+        passes = _passes(shape, params, stage, tokens, length)
+    late = {"policy: gradients until the step": gradients_until_step(shape, section.lora, params)}
+    plan.phases["forward and backward"] = passes | late | {"gathered weights (ZeRO 3)": fetched(shape, params)}
+    plan.phases["optimizer step"] = late
+    plan.phases["export"] = export_parts(shape, params, section.lora)
+
+
+def _add_cpu_update(
+    plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage, tokens: int, length: int
+) -> None:
+    """The phases of an update (forward and backward, optimizer step), and the export's gathered weights."""
+    section, whole = _trained_section(params, stage), _gathered(shape, params)
+    plan.phases["forward and backward"] = _passes(shape, params, stage, tokens, length)
+    if whole:
+        plan.phases["forward and backward"]["gathered weights (ZeRO 3)"] = fetched(shape, params)
+    temporaries = 0.0 if _zero(params) else 4.0 * adam_share(shape, section.optimizer, section.lora)
+    plan.phases["optimizer step"] = {"AdamW temporaries": temporaries}
+    if whole:
+        plan.phases["export"] = {"policy: gathered weights": whole}
+
+
+def _passes(shape: ModelShape, params: Params, stage: Stage, tokens: int, length: int) -> Parts:
+    """A forward and backward pass in float32, or with float32 activations around bfloat16 products."""
+    section = _trained_section(params, stage)
     recomputed, adapters = section.gradient_checkpointing, section.lora is not None
-    passes = {
+    return {
         **kept_activations(shape, tokens, min(length, tokens), params, recomputed, adapters),
         **logits(shape, tokens),
-        "one weight's new gradient": 4.0 * _largest_weight(shape),
+        "gradient of the largest weight": 4.0 * largest_weight(shape),
     }
-    whole = _gathered(shape, params)
-    if whole:
-        passes["weights fetched ahead or kept whole"] = fetched(shape, params)
-    plan.phases["forward and backward"] = passes
-    in_place = _zero(params) or device == "cuda"
-    temporaries = 0.0 if in_place else 4.0 * adam_share(shape, section.optimizer, section.lora)
-    plan.phases["optimizer step"] = {"AdamW's temporaries": temporaries}
-    if whole:
-        plan.phases["end"] = {"policy: weights, whole": whole}
 
 
-def _largest_weight(shape: ModelShape) -> int:
-    return max(shape.head, shape.width * shape.mlp)
-
-
-def _add_further_weights(plan: MemoryPlan, shape: ModelShape, params: Params) -> None:
+def _add_further_weights(plan: MemoryPlan, shape: ModelShape, params: Params, device: Device) -> None:
     """The averaged and the best weights of the policy, and the reference model."""
     rl = params.rl
     if rl.ema:
-        plan.standing["policy: averaged weights"] = 4.0 * trainable(shape, rl.lora)
+        plan.standing["policy: EMA of the weights"] = 4.0 * trainable(shape, rl.lora)
     if rl.export == "best":
         place = plan.host if _zero(params) else plan.standing
         place["policy: best weights"] = 4.0 * trainable(shape, rl.lora)
     if (rl.kl_coef or rl.kl_probe) and rl.lora is None:
-        plan.standing["reference"] = _frozen_copy(shape, params)
+        shards = params.run.processes if divides_weights(params) else 1
+        plan.standing["reference"] = _frozen_copy(shape, params, device) / shards
 
 
-def _frozen_copy(shape: ModelShape, params: Params) -> float:
-    return bytes_of(params) * shape.parameters if _zero(params) else frozen(shape, _rounded(shape, params))
+def _frozen_copy(shape: ModelShape, params: Params, device: Device) -> float:
+    if _zero(params) or _half(params, device):
+        return bytes_of(params) * shape.parameters
+    return frozen(shape, _rounded(shape, params))
 
 
-def _add_critic(plan: MemoryPlan, shape: ModelShape, params: Params) -> None:
+def _add_critic(plan: MemoryPlan, shape: ModelShape, params: Params, device: Device) -> None:
     critic = params.rl.critic
     if critic is None:
         return
@@ -174,33 +199,32 @@ def _add_critic(plan: MemoryPlan, shape: ModelShape, params: Params) -> None:
         plan.standing.update(on_device)
         plan.host.update(on_host)
         return
-    plan.standing.update(trained(scorer, critic.optimizer, critic.lora, "critic"))
-    plan.standing["critic: weights rounded to bfloat16"] = _rounded(shape, params)
+    plan.standing.update(_trained(scorer, params, critic, "critic", device))
     gradients = [plan.standing.pop(f"{name}: gradients") for name in ("policy", "critic")]
-    plan.standing["gradients, of policy and critic in turn"] = max(gradients)
+    plan.standing["gradients (policy, then critic)"] = max(gradients)
 
 
-def _add_rollouts(
-    plan: MemoryPlan, shape: ModelShape, params: Params, device: Device, length: int, gpu_memory: float
-) -> None:
-    sampling = rollout_memory(shape, params, length, device, gpu_memory)
-    asleep = device == "cuda" and params.rollout.vllm.sleep  # vLLM does not sleep on a CPU
-    if params.rollout.engine == "vllm" and not asleep:
-        plan.standing.update(sampling)
-        sampling = {}
-    whole = _gathered(shape, params)
-    if params.rollout.engine != "torch":
-        bucket = bytes_of(params) * (max(BUCKET, _largest_weight(shape)) + shape.head) if whole else 0.0
-        sampling["weights on their way to the sampler"] = bucket
-    elif params.rl.prefetch:
-        plan.standing["sampler's copy of the weights"] = _frozen_copy(shape, params)
+def _add_cpu_rollouts(plan: MemoryPlan, shape: ModelShape, params: Params, length: int) -> None:
+    """vLLM never sleeps on a CPU; ZeRO 3 gathers all weights for the torch engine, or a bucket at a time for others."""
+    whole, engine, sampling = _gathered(shape, params), params.rollout.engine, Parts()
+    if engine == "vllm":
+        plan.standing.update(vllm_on_cpu(shape, params))
+    elif engine == "vllm_server":
+        sampling["rollouts: none, the vLLM servers hold them"] = 0.0
     else:
-        sampling["policy: weights, whole"] = whole
-    plan.phases["roll-outs"] = sampling
+        sampling = torch_engine_memory(shape, params, length)
+    if engine != "torch":
+        bucket = bytes_of(params) * (max(BUCKET, largest_weight(shape)) + shape.head) if whole else 0.0
+        sampling["weights in transit to the sampler"] = bucket
+    elif params.rl.prefetch:
+        plan.standing["sampler's copy of the weights"] = _frozen_copy(shape, params, "cpu")
+    else:
+        sampling["policy: gathered weights"] = whole
+    plan.phases["rollouts"] = sampling
 
 
 def micro_batch_tokens(params: Params, stage: Stage, prompt: int, length: int) -> int:
-    """Tokens of a process's largest forward pass: the budget, a whole minibatch, or one response."""
+    """Tokens of a process's largest forward pass: the budget, a whole mini-batch, or one response."""
     processes = params.run.processes
     if stage == "sft":
         return min(params.sft.tokens_per_microbatch, -(-params.sft.tokens_per_step // processes))
@@ -213,12 +237,12 @@ def micro_batch_tokens(params: Params, stage: Stage, prompt: int, length: int) -
 
 def kept_activations(
     shape: ModelShape, tokens: int, length: int, params: Params, recomputed: bool, adapters: bool = False
-) -> dict[str, float]:
-    """What autograd keeps of T tokens until the backward pass; with checkpointing one layer and the inputs.
+) -> Parts:
+    """Activations of T tokens that autograd keeps until the backward pass; recomputed: one layer and the inputs.
 
     Per layer and token: two norms 8 D; the MLP's gate, its SiLU and up 12 I; query, key and value
     4 (H + 2 K) d; inputs of the products 4 D + 2 H d + 2 I in bfloat16, twice that in float32; and
-    attention's probabilities, 4 H for each key, unless the sequence is longer than LONG.
+    attention probabilities, 4 H for each key, unless the sequence is longer than LONG.
     Adapters also keep their inputs in float32: 8 D + 4 H d + 4 I.
     """
     queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
@@ -232,45 +256,15 @@ def kept_activations(
     kept_layers = 1 if recomputed else shape.layers
     inputs_of_layers = {"activations: inputs of the layers": 4.0 * tokens * shape.width * shape.layers}
     return {
-        "activations: after the layers": 8.0 * tokens * shape.width,
+        "activations: after the last layer": 8.0 * tokens * shape.width,
         **(inputs_of_layers if recomputed else {}),
         "activations: one layer" if recomputed else "activations": float(tokens * layer * kept_layers),
-        "attention's probabilities": tokens * probabilities * kept_layers,
-        "a layer's temporaries (estimate)": 16.0 * tokens * max(shape.mlp, shape.width),
+        "attention probabilities": tokens * probabilities * kept_layers,
+        "temporaries of a layer (estimate)": 16.0 * tokens * max(shape.mlp, shape.width),
     }
 
 
-def logits(shape: ModelShape, tokens: int) -> dict[str, float]:
+def logits(shape: ModelShape, tokens: int) -> Parts:
     """Logits, their softmax and the loss's intermediates: five tables of T x V, or of a part of the T tokens."""
     table = 4.0 * min(tokens * shape.vocabulary, max(MOST_LOGITS, shape.vocabulary))
     return {"logits": 5 * table}
-
-
-def cache_row(shape: ModelShape, size: int) -> float:
-    """Keys and values of a token in all layers, at `size` bytes per number."""
-    return 2.0 * shape.layers * shape.key_heads * shape.head_width * size
-
-
-def rollout_memory(shape: ModelShape, params: Params, length: int, device: str, gpu_memory: float) -> dict[str, float]:
-    """The torch engine's cache (float32, doubled when full) and logits; vLLM's share of the GPU.
-
-    A share too small for the weights and LEAST_CACHED sequences is counted as what those need.
-    """
-    rl, rollout = params.rl, params.rollout
-    if rollout.engine == "vllm_server":
-        return {"roll-outs: none here, the servers have them": 0.0}
-    if rollout.engine == "vllm":
-        if device == "cuda":
-            least = bytes_of(params) * shape.parameters + LEAST_CACHED * length * cache_row(shape, 2)
-            share = rollout.vllm.memory_share * gpu_memory
-            return {"vLLM: weights and cache": max(share, least / rollout.vllm.tensor_parallel)}
-        cache = (rollout.vllm.cache_gib or 1) * GIB
-        untied = shape.parameters + (shape.head if shape.tied else 0)
-        weights = bytes_of(params) * untied
-        return {"vLLM": VLLM_RUNTIME, "vLLM: weights": weights, "vLLM: cache": float(cache)}
-    share = -(-rl.prompts_per_step // params.run.processes) * rl.group_size
-    sequences = min(share, max(rollout.max_sequences, rl.group_size))
-    return {
-        "key-value cache": 1.5 * sequences * length * cache_row(shape, 4),
-        "logits of the next token": 5.0 * 4 * sequences * shape.vocabulary,
-    }

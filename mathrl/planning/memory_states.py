@@ -1,23 +1,64 @@
-"""Weights, gradients and optimizer states of a process, in bytes by part: counted exactly.
+"""Weights, gradients and optimizer states of a process in bytes by part, counted exactly.
 
-With DeepSpeed also what ZeRO 3 gathers for a while. P parameters, N processes.
+With DeepSpeed, also the weights that ZeRO 3 gathers temporarily. P parameters, N processes.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from mathrl.learners.deepspeed_learner import LIVE
+from mathrl.learners.deepspeed_config import LIVE
+from mathrl.models.model_shape import ModelShape
 from mathrl.params.lora import Lora
 from mathrl.params.schema import Params
 from mathrl.params.train import Optimizer
-from mathrl.planning.model_shape import ModelShape
+
+GIB = 1 << 30
+Parts = dict[str, float]  # bytes by part
+Stage = Literal["sft", "rl"]
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one process, by part.
+
+    `early` are the phases before the first update, with all that is held then. `standing` memory is held from the first
+    update on, beside that of the `phases`, which follow one another. `host` is what offload of optimizer or parameters
+    moves into CPU memory. `lacking` is what vLLM's share of the GPU is too small by.
+    """
+
+    standing: Parts
+    phases: dict[str, Parts] = field(default_factory=dict)
+    host: Parts = field(default_factory=dict)
+    early: dict[str, Parts] = field(default_factory=dict)
+    lacking: Parts = field(default_factory=dict)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Bytes of each phase with all that is held meanwhile."""
+        standing = sum(self.standing.values())
+        early = {name: sum(parts.values()) for name, parts in self.early.items()}
+        return early | {name: standing + sum(parts.values()) for name, parts in self.phases.items()}
+
+    @property
+    def peak(self) -> float:
+        return max(self.totals.values(), default=sum(self.standing.values()))
+
+    def excess(self, room: float) -> float:
+        """Bytes that are too many for `room` bytes, or that vLLM lacks; 0: it fits."""
+        return max(0.0, self.peak - room) + sum(self.lacking.values())
+
+    @property
+    def largest_phase(self) -> str:
+        return max(self.totals, key=self.totals.__getitem__)
 
 
 def frozen(shape: ModelShape, rounded: float) -> float:
-    """A model that is not trained: float32, or its matrices in bfloat16 alone."""
+    """A model that is not trained: float32, with matrices in bfloat16 if `rounded` is their size."""
     return 4.0 * (shape.parameters - (shape.matrices if rounded else 0)) + rounded
 
 
-def trained(shape: ModelShape, optimizer: Optimizer, lora: Lora | None, name: str) -> dict[str, float]:
+def trained(shape: ModelShape, optimizer: Optimizer, lora: Lora | None, name: str) -> Parts:
     """Float32 weights, gradients and optimizer states: 16 bytes per parameter with AdamW, 12 with Muon."""
     count = trainable(shape, lora)
     adam = adam_share(shape, optimizer, lora)
@@ -28,19 +69,26 @@ def trained(shape: ModelShape, optimizer: Optimizer, lora: Lora | None, name: st
     }
 
 
+def half(shape: ModelShape, lora: Lora | None, name: str) -> Parts:
+    """The weights of a bfloat16 model on a GPU, and the float32 masters of those that are trained."""
+    count = trainable(shape, lora)
+    return {
+        f"{name}: weights": 2.0 * (shape.parameters + (count if lora else 0)),
+        f"{name}: float32 masters": 4.0 * count,
+    }
+
+
 def bytes_of(params: Params) -> float:
     """Bytes of one weight in DeepSpeed's model."""
     return 2.0 if params.model.precision == "bfloat16" else 4.0
 
 
-def divided(
-    shape: ModelShape, lora: Lora | None, params: Params, name: str
-) -> tuple[dict[str, float], dict[str, float]]:
-    """ZeRO over N processes: on the device, and what offload moves to the host.
+def divided(shape: ModelShape, lora: Lora | None, params: Params, name: str) -> tuple[Parts, Parts]:
+    """ZeRO over N processes: bytes on the device, and bytes that offload moves to the host.
 
-    Stage 1 divides AdamW's moments and the float32 weights that are stepped (DeepSpeed keeps them beside
-    float32 weights too); stage 2 also gradients, which are float32, and are where the optimizer is; stage 3
-    also weights. The paper (arXiv:1910.02054, figure 1) counts 2 bytes per gradient.
+    Stage 1 divides AdamW's moments and the float32 master weights (DeepSpeed keeps these beside float32 weights
+    too); stage 2 also divides the gradients, which are float32 and stored with the optimizer; stage 3 also the
+    weights. The paper (arXiv:1910.02054, figure 1) counts 2 bytes per gradient. See also `gradients_until_step`.
     """
     zero, processes, size = params.training.deepspeed, params.run.processes, bytes_of(params)
     count = trainable(shape, lora)
@@ -49,7 +97,7 @@ def divided(
         f"{name}: weights": weights / processes if zero.stage == 3 else weights,
         f"{name}: gradients": 4.0 * count / (processes if zero.stage >= 2 else 1),
     }
-    host: dict[str, float] = {}
+    host: Parts = {}
     if zero.offload_parameters:
         host[f"{name}: weights"] = device.pop(f"{name}: weights")
     (host if zero.offload_optimizer else device)[f"{name}: optimizer states"] = 12.0 * count / processes
@@ -58,8 +106,21 @@ def divided(
     return device, host
 
 
+def gradients_until_step(shape: ModelShape, lora: Lora | None, params: Params) -> float:
+    """Bytes of gradients on the GPU from the backward pass to the end of the step, although offload keeps others.
+
+    DeepSpeed 0.19.8 adds up the gradients of bfloat16 weights in a float32 buffer on the device
+    (`_build_compact_grad_partition_buffer` in stage_1_and_2.py), and copies it to the CPU for the step.
+    """
+    zero = params.training.deepspeed
+    offloaded = params.training.backend == "deepspeed" and zero.offload_optimizer and zero.stage == 2
+    if not offloaded or bytes_of(params) == 4.0:
+        return 0.0
+    return 4.0 * trainable(shape, lora) / params.run.processes
+
+
 def fetched(shape: ModelShape, params: Params) -> float:
-    """The most that ZeRO 3 has gathered while a model runs forward or backward: LIVE and the largest layer."""
+    """The maximum that ZeRO 3 gathers in a forward or backward pass: LIVE and the largest layer."""
     if params.training.backend != "deepspeed" or params.training.deepspeed.stage < 3:
         return 0.0
     layer = max(shape.head, shape.matrices // shape.layers)
@@ -70,16 +131,9 @@ def trainable(shape: ModelShape, lora: Lora | None) -> float:
     """Parameters with a gradient: all, or those of adapters beside every linear layer of the blocks."""
     if lora is None:
         return float(shape.parameters)
+    width, mlp = shape.width, shape.mlp
     queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
-    sides = [
-        (shape.width, queries),
-        (shape.width, keys),
-        (shape.width, keys),
-        (queries, shape.width),
-        (shape.width, shape.mlp),
-        (shape.width, shape.mlp),
-        (shape.mlp, shape.width),
-    ]
+    sides = [(width, queries), (width, keys), (width, keys), (queries, width), (width, mlp), (width, mlp), (mlp, width)]
     chosen = len(lora.targets) / len(sides) if lora.targets else 1.0
     return shape.layers * lora.r * sum(inputs + outputs for inputs, outputs in sides) * chosen
 

@@ -1,7 +1,7 @@
-"""A discrete-event model of a run: when responses end, when the trainer has a batch, who waits for whom.
+"""A discrete-event model of a run: when responses end, when the trainer has a batch, and which side waits.
 
 Engines decode with continuous batching: b sequences advance by one token in step_ms + sequence_ms b, so an
-engine is simulated from the end of one response to that of the next. Three ways to share the GPUs:
+engine is simulated from the end of one response to the end of the next. Three ways to share the GPUs:
 
 - colocated: all GPUs sample a batch, then all compute and train, then the weights are sent (synchronous);
 - one step ahead: samplers and trainers are apart; batch n + 1 is sampled while batch n is trained on;
@@ -20,8 +20,8 @@ from mathrl.params.simulate import Mode, Simulation
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Means per step, after the first. `waiting` is the time that the trainer waits for responses, `sync` the time
-    to send the weights, in seconds.
+    """Means per step without the first, in seconds: `waiting` is the trainer's wait for responses, `sync` the weight
+    sync.
 
     `staleness` is the number of updates that a response's last token is behind the weights that train on it.
     """
@@ -37,7 +37,7 @@ class StepTimes:
 
 @dataclass
 class SimulatedEngine:
-    """Follows its sequences: `grown` counts the tokens that a sequence in it would have since the start.
+    """An engine and its sequences; `grown` counts the tokens of a sequence that runs since the start.
 
     A decoding step takes `step` + `per_sequence` b seconds for b sequences.
     """
@@ -50,7 +50,7 @@ class SimulatedEngine:
     running: list[tuple[float, int]] = field(default_factory=list)  # (grown at the end, number), a heap
 
     def next_end(self) -> float:
-        """The time at which its next response ends if none joins."""
+        """The time at which the next response ends if none is added."""
         if not self.running:
             return float("inf")
         return self.now + (self.running[0][0] - self.grown) * self._pace()
@@ -75,7 +75,7 @@ class SimulatedEngine:
 
 
 def response_lengths(setup: Simulation) -> Iterator[float]:
-    """Tokens of one response after the other, seeded; the mean of the log-normal is `lengths.mean`."""
+    """Lengths of responses in tokens, seeded, without end; the mean of the log-normal is `lengths.mean`."""
     random = np.random.default_rng(setup.seed)
     lengths = setup.lengths
     location = np.log(lengths.mean) - lengths.spread**2 / 2
@@ -87,27 +87,26 @@ def response_lengths(setup: Simulation) -> Iterator[float]:
 def simulate(setup: Simulation, mode: Mode) -> StepTimes:
     """A run of `setup.steps` steps in one of the three ways."""
     if mode == "asynchronous":
-        return _asynchronous(setup)
+        return _AsynchronousRun(setup).times()
     colocated = mode == "colocated"
     sampling = setup.gpus if colocated else setup.sampler_gpus or setup.gpus // 2
     training = setup.gpus if colocated else setup.gpus - sampling
     lengths = response_lengths(setup)
-    generations, trainings, busy = [], [], []
+    batches = []
     for _ in range(setup.steps):
         batch = [next(lengths) for _ in range(setup.responses)]
-        seconds, used = generate(setup, batch, sampling)
-        generations.append(seconds)
-        trainings.append(train_seconds(setup, sum(batch), training, scored=colocated))
-        busy.append(used)
+        batches.append((*generate(setup, batch, sampling), train_seconds(setup, sum(batch), training, colocated)))
+    generations, busy, trainings = np.array(batches).T
     sync = sync_seconds(setup)
     if colocated:
-        steps = [g + t + sync + setup.switch_seconds for g, t in zip(generations, trainings, strict=True)]
-        return _outcome(steps, generations, trainings, generations, sync, busy, 0.0)
-    # Batch n + 1 is sampled during the training on batch n.
-    pairs = list(zip(generations[1:], trainings, strict=False))
-    steps = [max(g, t) + sync for g, t in pairs]
-    waits = [max(0.0, g - t) for g, t in pairs]
-    return _outcome(steps, generations, trainings, waits, sync, busy, 1.0)
+        steps, waits, staleness = generations + trainings + sync + setup.switch_seconds, generations, 0.0
+    else:  # batch n + 1 is sampled during the training on batch n
+        ready, trained = generations[1:], trainings[:-1]
+        steps, waits, staleness = np.maximum(ready, trained) + sync, np.maximum(0.0, ready - trained), 1.0
+    step = float(np.mean(steps[1:]))
+    share = float(np.mean(busy)) * float(np.mean(generations)) / step  # busy: as a share of the generation's length
+    generation, trained_for, waited = (float(np.mean(values[1:])) for values in (generations, trainings, waits))
+    return StepTimes(step, generation, trained_for, waited, sync, min(1.0, share), staleness)
 
 
 def sync_seconds(setup: Simulation) -> float:
@@ -120,31 +119,8 @@ def sync_seconds(setup: Simulation) -> float:
     return network + sync.weights_gb / sync.within + sync.fixed_seconds
 
 
-def _outcome(
-    steps: list[float],
-    generations: list[float],
-    trainings: list[float],
-    waits: list[float],
-    sync: float,
-    busy: list[float],
-    staleness: float,
-) -> StepTimes:
-    """Means; `busy` is in engine-seconds over all engines, as a share of the generation's length."""
-    step = float(np.mean(steps[1:]))
-    share = float(np.mean(busy)) * float(np.mean(generations)) / step
-    return StepTimes(
-        step,
-        float(np.mean(generations[1:])),
-        float(np.mean(trainings[1:])),
-        float(np.mean(waits[1:])),
-        sync,
-        min(1.0, share),
-        staleness,
-    )
-
-
-def train_seconds(setup: Simulation, tokens: float, gpus: int, *, scored: bool = False, parts: int = 1) -> float:
-    """Seconds to train on one of `parts` of a batch, with `tokens` response tokens; `scored`: old log-probs too."""
+def train_seconds(setup: Simulation, tokens: float, gpus: int, scored: bool = False, parts: int = 1) -> float:
+    """Seconds to train on one of `parts` of a batch with `tokens` response tokens; `scored`: plus old log-probs."""
     total = tokens + setup.responses * setup.lengths.prompt / parts
     trainer = setup.trainer
     seconds = trainer.fixed_seconds / parts + total / (trainer.tokens_per_second * gpus)
@@ -181,28 +157,19 @@ def generate(setup: Simulation, lengths: list[float], gpus: int) -> tuple[float,
     return last, sum(engine.busy for engine in engines) / (len(engines) * last)
 
 
-def _asynchronous(setup: Simulation) -> StepTimes:
-    run = _AsynchronousRun(setup)
-    while len(run.begun) <= setup.steps * setup.parts:
-        run.start_responses()
-        run.start_training()
-        run.next_event()
-    return run.times()
-
-
 class _AsynchronousRun:
-    """The state of an asynchronous run: `now`, what the engines decode, and until when the trainer computes."""
+    """The state of an asynchronous run: the time `now`, the engines, and the end of the trainer's work."""
 
     def __init__(self, setup: Simulation) -> None:
         self.setup = setup
         self.sampling_gpus = setup.sampler_gpus or setup.gpus // 2
         self.engines, self.lengths = _engines(setup, self.sampling_gpus), response_lengths(setup)
         self.ends = [engine.next_end() for engine in self.engines]
-        self.tokens_of: list[float] = []  # of the responses that were started
-        self.finished: list[tuple[int, float]] = []  # version of the weights at its end, tokens
-        self.begun: list[float] = []  # when the training of each part begins
-        self.trainings: list[float] = []  # its seconds
-        self.stale: list[float] = []  # the mean age of its responses, in updates
+        self.tokens_of: list[float] = []  # tokens of the responses started so far
+        self.finished: list[tuple[int, float]] = []  # version of the weights at the end, tokens
+        self.training_starts: list[float] = []  # time of each part's start
+        self.trainings: list[float] = []  # seconds of each part
+        self.stale: list[float] = []  # mean staleness of each part, in updates
         self.version, self.now, self.trained_at, self.draining = 0, 0.0, float("inf"), False
 
     def start_responses(self) -> None:
@@ -223,7 +190,7 @@ class _AsynchronousRun:
         if self.trained_at < float("inf") or self.draining or len(self.finished) < size:
             return
         part, self.finished = self.finished[:size], self.finished[size:]
-        self.begun.append(self.now)
+        self.training_starts.append(self.now)
         self.stale.append(float(np.mean([self.version - version for version, _ in part])))
         tokens = sum(tokens for _, tokens in part)
         gpus = self.setup.gpus - self.sampling_gpus
@@ -231,11 +198,11 @@ class _AsynchronousRun:
         self.trained_at = self.now + self.trainings[-1]
 
     def next_event(self) -> None:
-        """Advance to the next event: a response ends, or the training of a part; then new weights may be sent."""
+        """Advance to the end of the next response or of a part's training; then weights may be synced."""
         self.now = min(self.trained_at, *self.ends)
         if self.now == self.trained_at:
             self.trained_at = float("inf")
-            if len(self.begun) % self.setup.parts:
+            if len(self.training_starts) % self.setup.parts:
                 return
             for engine in self.engines:
                 engine.advance(self.now)
@@ -254,15 +221,20 @@ class _AsynchronousRun:
         self.ends[place] = engine.next_end()
 
     def _sync(self) -> None:
-        """New weights: every engine stands still meanwhile, and then continues its responses."""
+        """Weight sync: all engines pause, then continue their responses."""
         self.version, self.now, self.draining = self.version + 1, self.now + sync_seconds(self.setup), False
         for engine in self.engines:
             engine.now = self.now
         self.ends = [engine.next_end() for engine in self.engines]
 
     def times(self) -> StepTimes:
+        """Simulate the whole run."""
+        while len(self.training_starts) <= self.setup.steps * self.setup.parts:
+            self.start_responses()
+            self.start_training()
+            self.next_event()
         parts, sync = self.setup.parts, sync_seconds(self.setup)
-        starts = self.begun[::parts]
+        starts = self.training_starts[::parts]
         step = float(np.diff(starts)[1:].mean())
         training = float(np.sum(self.trainings[parts:-1])) / (len(starts) - 2)
         busy = sum(engine.busy for engine in self.engines) / (len(self.engines) * self.now)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import CURATED_TEST, main_checkout
+from mathrl.core.paths import AUDITS, CURATED_TEST, main_checkout
 from mathrl.core.problems import read_problems
-from mathrl.core.results import Comparison
+from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.evaluation.benchmark import benchmark_problems
@@ -35,7 +36,8 @@ class Evidence:
     `test` is None without a champion; `hits` None where the training data could not be checked; `alignment`
     is the largest of the run's steps, None where nothing was rolled out; `health` begins with red where any
     run of the lineage is, else it is that of the run that made the model, with the rules that gave it;
-    "unknown" where none did; `missing` is what no run made.
+    "unknown" where none did; `missing` is what no run made. `audit` is the grader's false-positive rate by a
+    person's audit of the version's evaluation, asked for where `most_false_positives` is a bound.
     """
 
     test: Comparison | None
@@ -43,6 +45,8 @@ class Evidence:
     alignment: float | None
     health: str
     missing: Sequence[str] = ()
+    most_false_positives: float | None = None
+    audit: Interval | None = None
 
 
 def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
@@ -70,7 +74,7 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
     else:
         in_favour.append("no training problem shares text with the benchmark")
     if evidence.alignment is None:
-        in_favour.append("no roll-outs in its lineage, so no log-prob alignment")
+        in_favour.append("no rollouts in its lineage, so no log-prob alignment")
     elif not evidence.alignment <= ALIGNED:  # nan is a refusal, too
         against.append(
             f"log-prob alignment {evidence.alignment:.3f} is above {ALIGNED}: sampler and trainer "
@@ -84,7 +88,22 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
         against.append("the run that made it has no health in MLflow: `mathrl sync` uploads what was kept back")
     else:
         in_favour.append(f"health {evidence.health}")
+    if (bound := evidence.most_false_positives) is not None:
+        if evidence.audit is None:
+            against.append("no finished audit of its evaluation's verdicts: `mathrl audit RUN` on its responses")
+        else:
+            shown = f"the grader's false-positive rate by audit is {evidence.audit}"
+            (in_favour if evidence.audit.high <= bound else against).append(f"{shown}, its bound {bound}")
     return against, in_favour
+
+
+def audited(back: Back) -> Interval | None:
+    """The false-positive rate of the audit, of those of this version's evaluations, with the most labels."""
+    evaluated = {digest for step in back.steps if step.stage == "evaluate" for digest in step.outputs.values()}
+    audits = [read_json(file) for file in sorted((main_checkout() / AUDITS).glob("*/audit.json"))]
+    rates = [audit for audit in audits if evaluated & {*audit["outputs"]} and audit["false_positives"] is not None]
+    most = max(rates, key=lambda audit: int(audit["labelled"]), default=None)
+    return Interval(**most["false_positives"]) if most is not None else None
 
 
 def contamination(back: Back, problems: list[Problem], settings: Curate) -> int | None:
@@ -160,7 +179,7 @@ def stage_of(back: Back, stage: str) -> Step:
 
 
 def alignment(client: Any, back: Back) -> float | None:
-    """The largest log-prob alignment of any step; where the roll-outs were of older weights, that of the
+    """The largest log-prob alignment of any step; where older weights sampled the rollouts, that of the
     probe: the policy's own change is in the other."""
     values: list[float] = []
     for step in back.steps:

@@ -1,7 +1,8 @@
 """The registry's gate: a version becomes champion when the evidence says so. Started by `mathrl promote`.
 
 The evidence: a complete lineage, the training data checked against the benchmark's problems, the agreement of
-sampler and trainer while training, health, and the paired test against the present champion on one benchmark.
+sampler and trainer while training, health, an audit of the grader if register.most_false_positives asks for one, and
+the paired test against the present champion on one benchmark.
 Each model is asked with its own prompt. The decision with its figures is written on the version, also when it
 is a refusal.
 """
@@ -20,7 +21,17 @@ from mathrl.core.types import Problem
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.params import Params, load_params
-from mathrl.registry.evidence import Evidence, alignment, contamination, health, judge, split_of, stage_of, yardstick
+from mathrl.registry.evidence import (
+    Evidence,
+    alignment,
+    audited,
+    contamination,
+    health,
+    judge,
+    split_of,
+    stage_of,
+    yardstick,
+)
 from mathrl.registry.versions import champions, set_champions
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.tracking.lineage import REMEDY, Back, find_registered, way_back
@@ -55,13 +66,13 @@ def promote(
         benchmark = benchmark or params.evaluate.benchmarks[0]
         problems = yardstick(before or back, benchmark, params)
         hits = contamination(back, problems, params.curate)
-        evidence = Evidence(None, hits, alignment(client, back), health(client, back))
+        bound = params.register_.most_false_positives
+        rate = audited(back) if bound is not None else None
+        evidence = Evidence(None, hits, alignment(client, back), health(client, back), (), bound, rate)
         if before is not None and not judge(evidence)[0]:  # the test is what takes long
             theirs = own_params(before, back, preset, overrides)
-            runs = [
-                _responses(client, before, benchmark, problems, theirs),
-                _responses(client, back, benchmark, problems, params),
-            ]
+            sides = ((before, theirs), (back, params))
+            runs = [_responses(client, side, benchmark, problems, own) for side, own in sides]
             evidence = replace(evidence, test=_compared(runs, params))
             notes = _prompts_differ(theirs, params)
     against, in_favour = judge(evidence)

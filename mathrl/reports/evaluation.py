@@ -10,7 +10,7 @@ from mathrl.core.progress import progress
 from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems, evaluate_model
+from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.reports.examples import examples_markdown, side_by_side
@@ -35,6 +35,8 @@ def evaluate_once(
     Raises:
         UserError: no such benchmark, no model in the folder, or every prompt is too long.
     """
+    from mathrl.evaluation.evaluate_model import evaluate_model  # torch
+
     problems = benchmark_problems(benchmark, params) if problems is None else problems
     few_shot = few_shot_examples(params.prompt, examples)
     label = Path(str(model)).name
@@ -57,7 +59,8 @@ def evaluate_once(
 
 def figures_of(result: EvaluatedModel, params: Params) -> ModelFigures:
     """The figures of one evaluated model, with the number of its prompts that were too long."""
-    return replace(summarise(result.rows, params.evaluate, params.run.seed), prompts_too_long=result.dropped)
+    figures = summarise(result.rows, params.evaluate, params.run.seed)
+    return replace(figures, prompts_too_long=result.dropped, verifier=result.verifier)
 
 
 def draw(summary: EvaluationSummary, folder: Path) -> None:

@@ -1,26 +1,23 @@
 """Responses of an evaluation to read: some problems, each with a response of every model."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+Rows = Iterable[Mapping[str, Any]]
 
-def side_by_side(
-    responses: Sequence[Mapping[str, Any]], models: Sequence[str], count: int, seed: int
-) -> list[dict[str, Any]]:
+
+def side_by_side(responses: Rows, models: Sequence[str], count: int, seed: int) -> list[dict[str, Any]]:
     """A seeded choice of problems, each with the first response of every model.
 
     Example:
         {"problem_id": "chain/test/00003", "question": "7+5-3*4=", "answer": "36",
          "rl": "✓ <think>7+5=12;…</think><answer>36</answer>"}
     """
-    first: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for row in responses:
-        first.setdefault((row["problem_id"], row["model"]), row)
-    ids = sorted({id for id, _ in first})
+    first = first_responses(responses)
     rows = []
-    for id in sorted(random.Random(seed).sample(ids, min(count, len(ids)))):
-        answers = [(model, first[id, model]) for model in models if (id, model) in first]
+    for id in sorted(random.Random(seed).sample(sorted(first), min(count, len(first)))):
+        answers = [(model, first[id][model]) for model in models if model in first[id]]
         head = answers[0][1]
         rows.append(
             {
@@ -31,6 +28,14 @@ def side_by_side(
             }
         )
     return rows
+
+
+def first_responses(responses: Rows) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The first response of each model to each problem: {problem id: {model: row}}."""
+    first: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in responses:
+        first.setdefault(row["problem_id"], {}).setdefault(row["model"], row)
+    return first
 
 
 def examples_markdown(rows: Sequence[Mapping[str, Any]], models: Sequence[str], benchmark: str) -> str:

@@ -15,6 +15,7 @@ from mathrl.core.paths import RECIPES
 from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, records_folder
 from mathrl.params import load_params
 from mathrl.params.health import Health
+from mathrl.params.load import S, validated, without_removed
 from mathrl.params.train import Rl
 
 ACCEPTED = (
@@ -34,12 +35,18 @@ class TrainingRun:
 
     def settings(self) -> tuple[Health, Rl | None]:
         """Its own parameters, or those of params/ if it has no record here; Rl is None for fine-tuning."""
-        sections = self.record.params if self.record else {}
-        if not sections:
+        if self.record is None or not self.record.params:
             params = load_params()
             return params.health, params.rl if any("reward/overall" in row for row in self.rows) else None
-        health = Health.model_validate(sections["health"]) if "health" in sections else load_params().health
-        return health, Rl.model_validate(sections["rl"]) if "rl" in sections else None
+        return self._section("health", Health) or load_params().health, self._section("rl", Rl)
+
+    def _section(self, name: str, kind: type[S]) -> S | None:
+        """A section of its record; None if the record has no such section."""
+        assert self.record is not None
+        if name not in self.record.params:
+            return None
+        where = self.record.folder.name
+        return validated(kind, without_removed(name, self.record.params[name], where), f"{where}: {name}")
 
 
 def find_training_run(text: str) -> TrainingRun:

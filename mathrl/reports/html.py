@@ -136,9 +136,8 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
 def evaluation(summary: EvaluationSummary, material: Material, params: Params) -> dict[str, Any]:
     """The part of the page about responses to the benchmark."""
     benchmark, models = summary.benchmark, summary.models
-    rows = (
-        [row for row in read_jsonl(material.responses) if row["benchmark"] == benchmark] if material.responses else []
-    )
+    responses = read_jsonl(material.responses) if material.responses else ()
+    rows = [row for row in responses if row["benchmark"] == benchmark]
     names = [name for name in dict.fromkeys(row["model"] for row in rows) if name in models] or list(models)
     table = results_table({name: models[name] for name in names})
     page: dict[str, Any] = {
@@ -217,8 +216,8 @@ def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]],
             continue
         outputs = {p: d for p, d in maker.outputs.items() if "/" not in p or p.count("/") == 1 or p in material.outputs}
         read = {p: d for p, d in maker.inputs.items() if not p.startswith(GIVEN)}
-        given = {p: d for p, d in maker.inputs.items() if p.startswith(GIVEN)}
-        steps[key] = Step(key, maker.name, maker.commit, maker.dirty, maker.params, read, outputs, given)
+        sources = {p: d for p, d in maker.inputs.items() if p.startswith(GIVEN)}
+        steps[key] = Step(key, maker.name, maker.commit, maker.dirty, maker.params, read, outputs, sources)
         ahead += [(path, digest, key) for path, digest in read.items()]
     counted = f"{len(steps)} stages on this machine"
     if missing:

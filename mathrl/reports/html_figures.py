@@ -11,6 +11,7 @@ from typing import Any
 
 from mathrl.core.figures import colour, picture
 from mathrl.core.results import Interval, ModelFigures
+from mathrl.reports.examples import first_responses
 from mathrl.reports.pictures import draw_rates
 from mathrl.reports.training_curves import draw_metrics
 
@@ -20,10 +21,10 @@ Points = Sequence[tuple[float, float]]
 # Title, and metric name → label; metrics that no row has are left out.
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("Loss", {"loss": "training", "dev/loss": "dev"}),
-    ("Accuracy", {"reward/accuracy": "roll-outs", "dev/accuracy": "dev"}),
+    ("Accuracy", {"reward/accuracy": "rollouts", "dev/accuracy": "dev"}),
     ("Pairs or steps judged right", {"judged_right": "training", "dev/judged_right": "dev"}),
     ("Reward", {"reward/overall": "overall"}),
-    ("Response length, tokens", {"response_length": "roll-outs", "dev/response_length": "dev"}),
+    ("Response length, tokens", {"response_length": "rollouts", "dev/response_length": "dev"}),
     ("Entropy, nats per token", {"entropy": "entropy"}),
     ("KL to the reference, per token", {"kl": "KL"}),
     ("Policy loss", {"actor_loss": "policy"}),
@@ -146,11 +147,8 @@ def breakdowns(models: Models, names: Sequence[str]) -> dict[str, list[tuple[str
 
 def before_after(responses: Rows, before: str, after: str) -> tuple[list[dict[str, Any]], str]:
     """Problems with the first response of both models, chosen by what became of it; and a sentence that counts them."""
-    first: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in responses:
-        first.setdefault(row["problem_id"], {}).setdefault(row["model"], row)
     kinds: dict[str, list[tuple[str, Any]]] = {kind: [] for kind in SHOWN}
-    for id, answers in sorted(first.items()):
+    for id, answers in sorted(first_responses(responses).items()):
         if before in answers and after in answers:
             was, now = answers[before]["correct"], answers[after]["correct"]
             kinds[("stayed " if was == now else "became ") + ("right" if now else "wrong")].append((id, answers))

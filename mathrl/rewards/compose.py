@@ -13,26 +13,33 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.grading.countdown import countdown_correct, read_truth
-from mathrl.grading.engine import default_engine
 from mathrl.grading.extract import extract
 from mathrl.grading.parallel import grade_batch
 from mathrl.grading.verdict import Verdict
 from mathrl.params.messages import messages
 from mathrl.params.options import Options
-from mathrl.params.reward_parts import AccuracyOptions, CountdownOptions, FunctionOptions, OverlongOptions, RewardPart
+from mathrl.params.reward_parts import (
+    AccuracyOptions,
+    CountdownOptions,
+    FunctionOptions,
+    NoisyAccuracyOptions,
+    OverlongOptions,
+    RewardPart,
+)
 from mathrl.params.run import Reward
-from mathrl.params.run import SecondGrader as SecondGraderParams
-from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge, SecondGrader
+from mathrl.rewards.cascade import Cascade
+from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
+from mathrl.rewards.noise import noisy_verdict
 from mathrl.rewards.repetition import repetition_penalty
 
 
@@ -88,6 +95,18 @@ def _accuracy(options: AccuracyOptions, params: Reward) -> PartFunction:
     return lambda item, verdict: (correct if verdict.correct else incorrect, {})
 
 
+def _noisy_accuracy(options: NoisyAccuracyOptions, params: Reward) -> PartFunction:
+    exact = _accuracy(options, params)
+
+    def value(item: RewardInput, verdict: Verdict) -> PartValue:
+        truths = _truths(item)
+        accepted = noisy_verdict(verdict, item.prompt, item.response, truths, options)
+        reward, _ = exact(item, replace(verdict, correct=accepted))
+        return reward, {"wrong": float(accepted != verdict.correct)}
+
+    return value
+
+
 def _of_response(function: Callable[..., float]) -> Callable[[Options, Reward], PartFunction]:
     """A part that is a function of the response's text alone, with the options as keyword arguments."""
 
@@ -100,8 +119,16 @@ def _of_response(function: Callable[..., float]) -> Callable[[Options, Reward], 
 
 def _countdown(options: CountdownOptions, params: Reward) -> PartFunction:
     def value(item: RewardInput, verdict: Verdict) -> PartValue:
+        truths = _truths(item)
+        game = read_truth(truths if isinstance(truths, str) else next(iter(truths), ""))
+        if game is None:
+            raise UserError(
+                'countdown part: a row has no numbers and target; give it fields "nums" and "target" or a truth '
+                '{"numbers": [4, 6], "target": 24}'
+            )
+        solved, _ = countdown_correct(extract(item.response, params.extraction).text or "", *game)
         tags = r1_tags(item.response, options.think_open)
-        return float(_countdown_solved(item, params.extraction)) + options.format * tags, {"format": tags}
+        return float(solved) + options.format * tags, {"format": tags}
 
     return value
 
@@ -130,6 +157,7 @@ def _function(options: FunctionOptions, params: Reward) -> PartFunction:
 # What each type of part (mathrl/params/reward_parts.py) computes.
 PARTS: dict[str, Callable[[Any, Reward], PartFunction]] = {
     "accuracy": _accuracy,
+    "noisy_accuracy": _noisy_accuracy,
     "format_lines": _of_response(format_lines),
     "r1_tags": _of_response(r1_tags),
     "countdown": _countdown,
@@ -152,60 +180,62 @@ def build_reward(params: Reward | Mapping[str, Any] | None = None, processes: in
     >>> reward.score([RewardInput("<answer>4</answer>", ("5",))])[0].overall
     -5.0
     """
-    if isinstance(params, Reward):
-        return RewardFunction(params, processes)
-    try:
-        return RewardFunction(Reward.model_validate({"extraction": "lenient", **(params or {})}), processes)
-    except ValidationError as error:
-        lines = [f"reward.{'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Reward)]
-        raise UserError("; ".join(lines)) from None
+    if not isinstance(params, Reward):
+        try:
+            params = Reward.model_validate({"extraction": "lenient", **(params or {})})
+        except ValidationError as error:
+            lines = [f"reward.{'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Reward)]
+            raise UserError("; ".join(lines)) from None
+    return RewardFunction(params, processes)
 
 
 class RewardFunction:
     """Scores batches. Built by `build_reward`; `counters` reports what the verifier did since the last call."""
 
-    def __init__(self, params: Reward | None = None, processes: int | None = None) -> None:
-        params = params or Reward(extraction="lenient")
+    def __init__(self, params: Reward, processes: int | None = None) -> None:
         self.extraction, self.processes = params.extraction, processes
         self.parts = [_part(part, params) for part in params.parts]
         self.routes = {name: [_part(part, params) for part in route] for name, route in params.routes.items()}
-        self.second = _second_grader(params.second_grader)
+        self.second: Disagreement | None = None
+        if second := params.second_grader:
+            is_llm = second.type == "llm"
+            llm = LLMJudge(second.endpoint or "", second.model or "", params.extraction) if is_llm else None
+            self.second = Disagreement(llm or MathVerifyJudge(), second.share)
+        self.cascade = Cascade(params.model_verifier) if params.model_verifier else None
         self._rules: Counter[str] = Counter()
-        self._graded = self._timeouts = 0
-        self._seconds = 0.0
+        self._timeouts, self._seconds = 0, 0.0
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
-        """One result per item, in order."""
-        verdicts = grade_batch(
-            [item.response for item in items],
-            [_truths(item) for item in items],
-            self.extraction,
-            processes=self.processes,
-        )
+        """One result per item, in order.
+
+        Raises:
+            UserError: the judge model of `model_verifier` cannot be asked.
+        """
+        truths = [_truths(item) for item in items]
+        verdicts = grade_batch([item.response for item in items], truths, self.extraction, processes=self.processes)
+        if self.cascade is not None:
+            verdicts = self.cascade.decide(verdicts, truths)
         return [self._reward(item, verdict) for item, verdict in zip(items, verdicts, strict=True)]
 
     def counters(self) -> dict[str, float]:
         """Metrics of the verifier since the last call: timeouts, seconds, rule shares, disagreement."""
-        graded = max(self._graded, 1)
+        graded = self._rules.total()
         metrics = {
-            "verifier/graded": float(self._graded),
+            "verifier/graded": float(graded),
             "verifier/timeouts": float(self._timeouts),
-            "verifier/mean_seconds": self._seconds / graded,
+            "verifier/mean_seconds": self._seconds / max(graded, 1),
         }
         metrics |= {f"verifier/rule/{rule}": count / graded for rule, count in sorted(self._rules.items())}
+        if self.cascade is not None:
+            metrics |= self.cascade.counters()
         if self.second is not None:
             metrics["verifier/disagreement"] = self.second.rate
             metrics["verifier/second_graded"] = float(self.second.judged)
             metrics["verifier/second_abstained"] = float(self.second.abstained)
             self.second.judged = self.second.differed = self.second.abstained = 0
         self._rules.clear()
-        self._graded = self._timeouts = 0
-        self._seconds = 0.0
+        self._timeouts, self._seconds = 0, 0.0
         return metrics
-
-    def warm_up(self) -> bool:
-        """Start the symbolic engine now instead of at the first pair that needs it."""
-        return default_engine().warm_up()
 
     def parts_for(self, row: Mapping[str, Any]) -> list[Part]:
         """The parts that a row's `task` or `data_source` selects, else the default ones (R7)."""
@@ -216,7 +246,11 @@ class RewardFunction:
         return self.parts
 
     def _reward(self, item: RewardInput, verdict: Verdict) -> RewardResult:
-        self._count(item, verdict)
+        self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
+        self._timeouts += verdict.reason == "timeout"
+        self._seconds += verdict.seconds
+        if self.second is not None:
+            self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)
         values: dict[str, float] = {}
         overall = 0.0
         for part in self.parts_for(item.row):
@@ -225,14 +259,6 @@ class RewardFunction:
             values |= {f"{part.name}/{name}": number for name, number in extra.items()}
             overall += part.weight * value
         return RewardResult(overall, verdict.correct, values, verdict)
-
-    def _count(self, item: RewardInput, verdict: Verdict) -> None:
-        self._graded += 1
-        self._seconds += verdict.seconds
-        self._timeouts += verdict.reason == "timeout"
-        self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
-        if self.second is not None:
-            self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)
 
 
 def _part(params: RewardPart, reward: Reward) -> Part:
@@ -245,17 +271,6 @@ def _truths(item: RewardInput) -> str | tuple[str, ...]:
     if numbers is not None and target is not None:
         return json.dumps({"numbers": [int(n) for n in numbers], "target": int(target)})
     return tuple(item.ground_truth)
-
-
-def _countdown_solved(item: RewardInput, extraction: Literal["strict", "lenient"]) -> bool:
-    truths = _truths(item)
-    game = read_truth(truths if isinstance(truths, str) else next(iter(truths), ""))
-    if game is None:
-        raise UserError(
-            'countdown part: a row has no numbers and target; give it fields "nums" and "target" or a truth '
-            '{"numbers": [4, 6], "target": 24}'
-        )
-    return countdown_correct(extract(item.response, extraction).text or "", *game)[0]
 
 
 def _user_function(path: str) -> Callable[..., Any]:
@@ -296,12 +311,3 @@ def _call_user_function(function: Callable[..., Any], item: RewardInput, options
         if name in numbers:
             return numbers[name], numbers
     raise UserError("a reward function's dict has none of the keys overall, score, reward; add one as the total")
-
-
-def _second_grader(params: SecondGraderParams | None) -> Disagreement | None:
-    if params is None:
-        return None
-    grader: SecondGrader = (
-        LLMJudge(params.endpoint or "", params.model or "") if params.type == "llm" else MathVerifyJudge()
-    )
-    return Disagreement(grader, params.share)

@@ -15,14 +15,8 @@ _SCRIPTS = {
     "arabic": re.compile(r"[\u0600-\u06ff]{2,}"),
     "devanagari": re.compile(r"[\u0900-\u097f]{2,}"),
 }
-_LANGUAGES = dict.fromkeys("en fr de es".split(), "latin") | {
-    "zh": "han",
-    "ru": "cyrillic",
-    "ar": "arabic",
-    "hi": "devanagari",
-    "ko": "hangul",
-    "ja": "kana",
-}
+_LANGUAGES = dict.fromkeys("en fr de es".split(), "latin")
+_LANGUAGES |= {"zh": "han", "ru": "cyrillic", "ar": "arabic", "hi": "devanagari", "ko": "hangul", "ja": "kana"}
 _MATH = re.compile(
     r"\$[^$]{0,2000}\$|\\\(.{0,2000}?\\\)|\\\[.{0,2000}?\\\]|\\[A-Za-z]+|</?(?:think|answer)>", re.DOTALL
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 
 Progress = Callable[[int], None] | None
+Prompts = Sequence[Sequence[int]]  # token ids
+Groups = list[list[Completion]]  # the completions of each prompt
 # Allowed mean differences of log-probs, in nats; measured: 3e-6 in float32, 0.03 in bfloat16.
 EXACT, ROUNDED = 1e-4, 0.05
 
@@ -39,9 +41,7 @@ class RolloutEngine(Protocol):
 
     rollout: Rollout
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
-    ) -> list[list[Completion]]:
+    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
         """`sampling.samples` completions of each prompt, in the order of the prompts.
 
         Equal arguments and weights give equal completions. `on_progress` gets the number of responses
@@ -73,9 +73,7 @@ class SyncedEngine(RolloutEngine, Protocol):
         """Called at every rank of a shared engine with the message of `sync`, once the weights are there."""
         ...
 
-    def probe(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
-    ) -> list[tuple[str, list[list[Completion]]]]:
+    def probe(self, prompts: Prompts, sampling: Sampling, seed: int) -> list[tuple[str, Groups]]:
         """`generate` from every copy of the weights, by the copy's name in messages."""
         ...
 
@@ -94,18 +92,9 @@ class PerProcessEngine(RolloutEngine, Protocol):
         """Nothing to do: each process sends to its own engine."""
         return None
 
-    def probe(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
-    ) -> list[tuple[str, list[list[Completion]]]]:
+    def probe(self, prompts: Prompts, sampling: Sampling, seed: int) -> list[tuple[str, Groups]]:
         """See `SyncedEngine.probe`."""
         return [(self.label, self.generate(prompts, sampling, seed))]
-
-
-def end_tokens(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Tokens that end a response: the tokenizer's end token and those of the model's generation config."""
-    listed = getattr(generation_config, "eos_token_id", None)
-    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
-    return sorted(int(end) for end in ends)
 
 
 def request_seeds(seed: int, count: int) -> list[int]:

@@ -1,33 +1,41 @@
 """Open the engine that `rollout.engine` names: for a model folder, or for a model in training."""
 
 import copy
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mathrl.core.launch import from_rank_0
+from mathrl.core.environment import world_size
+from mathrl.core.errors import UserError
+from mathrl.models.device import Device, hardware_of
+from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import load_model, load_tokenizer
+from mathrl.models.sharding import is_sharded
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.engine import RolloutEngine, canary_tolerance, dtype_name, end_tokens
+from mathrl.rollout.engine import RolloutEngine, canary_tolerance, dtype_name
+from mathrl.rollout.ranks import from_rank_0
+from mathrl.rollout.resolve import resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.rollout.vllm_engine import generation_config, local_folder, open_vllm
 
-_openings = count()
-
 
 def open_engine(
-    model_folder: Path | str, model: Model, rollout: Rollout, device: torch.device | str
+    model_folder: Path | str, model: Model, rollout: Rollout, device: Device, longest: int | None = None
 ) -> tuple[RolloutEngine, Any]:
     """The engine with the folder's weights, and the folder's tokenizer.
+
+    `longest` bounds a prompt with its response (see `longest_sequence`); None: the model's limit. The engine's own
+    `rollout` says what was chosen where the section leaves it open.
 
     Raises:
         UserError: the folder is not a model, its tokenizer has no end token, or the engine is not available.
     """
     tokenizer = load_tokenizer(model_folder, model)
+    hardware = hardware_of(device)
+    rollout = resolve_rollout(rollout, model_folder, model, hardware, longest=longest, ranks=world_size())
     if rollout.engine == "torch":
         return TorchEngine(load_model(model_folder, model, device), tokenizer, rollout), tokenizer
     if rollout.engine == "vllm":
@@ -35,8 +43,7 @@ def open_engine(
     folder = local_folder(model_folder)
     engine = _servers(tokenizer, generation_config(folder), model, rollout)
     # Once for all ranks: they share the servers, and rank 0 comes here only when all have finished with older weights.
-    sync_message = from_rank_0(lambda: engine.sync_folder(folder), f"weights.{next(_openings)}")
-    engine.follow(sync_message)
+    engine.follow(from_rank_0(lambda: engine.sync_folder(folder)))
     return engine, tokenizer
 
 
@@ -45,19 +52,32 @@ def training_engine(
 ) -> RolloutEngine:
     """The engine that samples for the trainer of `network`, whose weights are those of the folder at first.
 
-    With `ahead` it samples while the network is updated, so it has weights of its own.
+    With `ahead` it samples while the network is updated, so it has weights of its own. `rollout` is resolved
+    (`resolve_rollout`); an engine that it leaves open is the torch engine.
 
     Raises:
         UserError: the engine is not available, or cannot run the model.
     """
-    if rollout.engine == "torch":
+    if rollout.engine in ("auto", "torch"):
         if ahead:
             tolerance = canary_tolerance(rollout, model, model.precision)
             dtype = getattr(torch, model.precision)
-            return CopyEngine(copy.deepcopy(network), tokenizer, rollout, tolerance, dtype)
+            if is_sharded(network):
+                sampled = load_model(model_folder, model, network.device, plain=True)
+            else:
+                sampled = copy.deepcopy(network)
+            return CopyEngine(sampled, tokenizer, rollout, tolerance, dtype)
         return TorchEngine(network, tokenizer, rollout)
     if rollout.engine == "vllm":
-        return open_vllm(model_folder, tokenizer, model, rollout)
+        engine = open_vllm(model_folder, tokenizer, model, rollout, trains=True)
+        # vLLM runs some architectures by transformers' classes, whose calls it replaces in the whole process.
+        trunk = type(network.get_decoder())
+        if str(trunk.__call__.__module__).startswith("vllm."):
+            raise UserError(
+                f"vLLM changes {trunk.__name__} of transformers in this process, so that the trainer's model no longer "
+                "runs: set rollout.engine to vllm_server or torch"
+            )
+        return engine
     return _servers(tokenizer, getattr(network, "generation_config", None), model, rollout)
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
-from mathrl.core.launch import gather, rank, world_size
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Graded, Problem
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
+from mathrl.rollout.ranks import gather
 from mathrl.rollout.sampler import Sampler
 
 # One line of partial results: {"chunk": 0, "groups": [[sample, …] or null, …]}
@@ -27,17 +28,17 @@ def sample_problems(
     *,
     seed: int,
     name: str,
-    chunk_size: int,
     state: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[list[Sample] | None] | None:
     """Graded samples of every problem, in the order of `problems`, at rank 0; None at the other ranks.
 
-    Each rank takes problems[rank::world] in chunks of `chunk_size`. With a `state` folder a finished chunk is
-    kept, and a later call with the same arguments starts after it. A problem whose prompt is too long is
-    None. `on_progress` gets the number of responses that this rank has finished.
+    Each rank takes problems[rank::world] in chunks of `rollout.max_sequences` responses. With a `state` folder a
+    finished chunk is kept, and a later call with the same arguments starts after it. A problem whose prompt is
+    too long is None. `on_progress` gets the number of responses that this rank has finished.
     """
     mine = problems[rank() :: world_size()]
+    chunk_size = max(1, sampler.engine.rollout.max_sequences // sampling.samples)
     key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size()])
     file = state / f"{name}.{rank()}of{world_size()}.{key}.jsonl" if state else None
     groups, chunks_done = _finished(file)
@@ -55,7 +56,7 @@ def sample_problems(
                 stream.flush()
                 os.fsync(stream.fileno())
         groups += rows
-    shards = gather(groups, f"samples.{name}")
+    shards = gather(groups)
     if shards is None:
         return None
     merged: list[list[Sample] | None] = [None] * len(problems)

@@ -76,9 +76,11 @@ class Sampler:
         return graded_groups
 
     def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
-        begun = self.tokenizer.decode(list(problem.extra.get("begun", ())), skip_special_tokens=True)
+        text, begun = completion.text, problem.extra.get("begun", ())
+        if begun:  # decoded as one: a character, or a space between words, may lie across the two
+            text = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)
         return RewardInput(
-            response=self.prompt.response_prefix + begun + completion.text,
+            response=self.prompt.response_prefix + text,
             ground_truth=problem.answers,
             prompt=problem.question,
             length=len(completion.tokens),

@@ -5,10 +5,11 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +17,9 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
 from mathrl.models.weights import write_buckets
 from mathrl.params.rollout import Rollout
-from mathrl.rollout.engine import Progress, Sampling, request_seeds
-from mathrl.rollout.servers import Pool, Server, ServerDied
+from mathrl.rollout.engine import Groups, Progress, Prompts, Sampling, request_seeds
+from mathrl.rollout.server import Server, ServerDied
+from mathrl.rollout.servers import Pool
 
 
 class ServerEngine:
@@ -36,9 +38,7 @@ class ServerEngine:
         self.folder: Path | None = None
         self.sent = 0
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
-    ) -> list[list[Completion]]:
+    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
         """See `RolloutEngine.generate`. Requests of a server that dies go to the others.
 
         Raises:
@@ -66,8 +66,11 @@ class ServerEngine:
         seeds = request_seeds(seed, len(prompts))
         try:
             futures = [workers.submit(request, *arguments) for arguments in zip(prompts, seeds, strict=True)]
-            for future in as_completed(futures):
-                future.result()  # raises the first error, without waiting for the other requests
+            running = set(futures)
+            while running:  # awake every second: `trainers.prefetch` ends a thread only where it runs Python
+                done, running = wait(running, 1.0, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()  # raises the first error, without waiting for the other requests
             return [future.result() for future in futures]
         except BaseException:
             self.pool.hang_up()  # end the requests in flight, or an exit would wait for them
@@ -76,13 +79,14 @@ class ServerEngine:
             workers.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, server: Server, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Completion]:
-        choices = server.complete(prompt, sampling, seed, self.ends, self.rollout.servers.timeout_seconds)
+        with self.pool.watched(server):
+            choices = server.complete(prompt, sampling, seed, self.ends)
         return [
             Completion(
-                tokens=tuple(choice["token_ids"]),
-                logprobs=tuple(choice["logprobs"]["token_logprobs"]),
-                text=self.tokenizer.decode(choice["token_ids"], skip_special_tokens=True),
-                finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
+                tokens=np.array(choice.token_ids, np.int32),
+                logprobs=np.array(choice.logprobs, np.float32),
+                text=self.tokenizer.decode(choice.token_ids, skip_special_tokens=True),
+                finish_reason="stop" if choice.finish_reason == "stop" else "length",
             )
             for choice in choices
         ]
@@ -106,11 +110,9 @@ class ServerEngine:
         """See `Pool.follow`. A server that comes back receives these weights."""
         self.pool.follow(sync_message)
 
-    def probe(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
-    ) -> list[tuple[str, list[list[Completion]]]]:
+    def probe(self, prompts: Prompts, sampling: Sampling, seed: int) -> list[tuple[str, Groups]]:
         """See `SyncedEngine.probe`; at least one server answers."""
-        answers: list[tuple[str, list[list[Completion]]]] = []
+        answers: list[tuple[str, Groups]] = []
         seeds = request_seeds(seed, len(prompts))
         while not answers:
             self.pool.revive(wait=True)
@@ -136,7 +138,7 @@ class ServerEngine:
             except OSError as error:
                 raise UserError(
                     f"rollout.servers.folder: {root} cannot be written to ({error.strerror}); name a folder "
-                    "that this machine and the servers' share"
+                    "that this machine and the servers share"
                 ) from None
             self.folder.chmod(0o755)  # a server may be another user's process
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)

@@ -1,138 +1,23 @@
-"""vLLM servers over HTTP: requests, health, weights; which server is next and which are dead.
+"""The vLLM servers of a run: their health and their weights; which server is next and which are dead.
 
-A server that does not answer in time counts as dead and its requests go to the others. One that comes back receives
-the newest weights before it is used again.
+A server that makes no progress with its requests counts as dead and they go to the others. One that comes back
+receives the newest weights before it is used again.
 """
 
 import json
-import os
-import socket
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from contextlib import contextmanager
 
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
-from mathrl.rollout.engine import Sampling
-from mathrl.rollout.vllm_login import KEY, login_headers
+from mathrl.rollout.server import Server, ServerDied
 
-HEALTH_SECONDS = 5.0
 POLL_SECONDS = 1.0
-
-
-class ServerDied(Exception):
-    """A server did not answer in time; the message names the reason."""
-
-
-@dataclass
-class Server:
-    """One server; `busy` counts the requests in flight from here, `newest` is whether it has the last weights.
-
-    `failure` is the reason of its last failure, empty while it is healthy.
-    """
-
-    url: str
-    client: httpx.Client
-    watch: Callable[[str, dict[str, Any]], None]
-    alive: bool = False
-    busy: int = 0
-    newest: bool = False
-    model: str = ""
-    failure: str = ""
-
-    def post(self, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
-        """The answer's JSON.
-
-        Raises:
-            ServerDied: no answer in time, or a server error.
-            UserError: the server refuses the request.
-        """
-        try:
-            answer = self.client.post(self.url + path, json=body, timeout=seconds, extensions={"trace": self.watch})
-        except httpx.TimeoutException:
-            raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
-        except httpx.HTTPError as error:
-            raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
-        if answer.status_code >= 500:
-            raise ServerDied(f"{self.url} answered {path} with {answer.status_code}: {answer.text[:300]}")
-        if answer.status_code >= 400:
-            hint = "; start it with `mathrl serve`" if answer.status_code == 404 else ""
-            raise UserError(f"{self.url} refuses {path} with {answer.status_code}: {answer.text[:300]}{hint}")
-        return answer.json() if answer.content else None
-
-    def healthy(self) -> bool:
-        """Whether the server answers; sets `failure` if it does not."""
-        try:
-            for path in ("/health", "/v1/models"):
-                answer = self.client.get(self.url + path, timeout=HEALTH_SECONDS)
-                if answer.status_code != 200:
-                    self.failure = f"{self.url} answers {path} with {answer.status_code}"
-                    if answer.status_code == 401:
-                        self.failure += f": {KEY} must be the same there and here"
-                    return False
-            self.model = str(answer.json()["data"][0]["id"])
-            return True
-        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-            self.failure = f"{self.url} does not answer as a vLLM server ({type(error).__name__})"
-        return False
-
-    def complete(
-        self, prompt: Sequence[int], sampling: Sampling, seed: int, ends: list[int], seconds: float
-    ) -> list[dict[str, Any]]:
-        """The choices of /v1/completions, in the order of the samples: token_ids, logprobs, finish_reason."""
-        greedy = sampling.temperature == 0  # all samples are equal
-        body = {
-            "model": self.model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
-            "temperature": sampling.temperature, "top_p": 1.0 if greedy else sampling.top_p,
-            "max_tokens": sampling.max_tokens, "seed": seed, "stop_token_ids": ends, "logprobs": 0,
-            "return_token_ids": True, "skip_special_tokens": True,
-            # The served model's generation config may set these.
-            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-        }  # fmt: skip
-        choices = sorted(self.post("/v1/completions", body, seconds)["choices"], key=lambda choice: choice["index"])
-        for choice in choices:
-            if choice["finish_reason"] not in ("stop", "length"):
-                raise ServerDied(f"{self.url} ended a response with {choice['finish_reason']!r}")
-        return choices * sampling.samples if greedy else choices
-
-
-class Connections:
-    """The connections of a client, reported to `watch` by its "trace" extension."""
-
-    def __init__(self) -> None:
-        self.lock, self.streams = threading.Lock(), weakref.WeakSet[Any]()
-
-    def watch(self, event: str, info: dict[str, Any]) -> None:
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            with self.lock:
-                self.streams.add(info["return_value"])
-
-    def close(self, client: httpx.Client) -> None:
-        """Close the client and wake the threads that wait for an answer, by shutting down their sockets.
-
-        A timeout cannot do it: an answer may rightly take minutes, and closing the client leaves a thread in its read.
-        The sockets are duplicated before the client is closed and shut down after it, so that no thread that wakes can
-        send another request.
-        """
-        copies = []
-        with self.lock:
-            for stream in self.streams:
-                with suppress(OSError):  # closed already
-                    number = os.dup(stream.get_extra_info("socket").fileno())
-                    copies.append(socket.socket(fileno=number))
-        client.close()
-        for copy in copies:
-            with suppress(OSError), copy:
-                copy.shutdown(socket.SHUT_RDWR)
+WATCH_SECONDS = 15.0  # between two looks at the progress of servers with requests, at most
 
 
 class Pool:
@@ -141,18 +26,56 @@ class Pool:
     def __init__(self, params: Servers) -> None:
         """Raises UserError: no server answers within `wait_seconds`."""
         self.params, self.lock = params, threading.Condition()
-        # Without the environment's proxy: these are one's own machines.
-        limits = httpx.Limits(max_connections=None)
-        self.client = httpx.Client(trust_env=False, limits=limits, headers=login_headers())
-        self.connections = Connections()
-        self.servers = [Server(url.rstrip("/"), self.client, self.connections.watch) for url in params.urls]
+        self.watch_lock, self.watching = threading.Lock(), False
+        self.servers = [Server(url.rstrip("/")) for url in params.urls]
         self.weights: str | None = None  # the folder that was sent last
         self.none_since: float | None = None  # when the last server alive was lost
         self.revive(wait=True)
 
     def hang_up(self) -> None:
         """End the requests in flight, which threads wait for; no request can follow."""
-        self.connections.close(self.client)
+        for server in self.servers:
+            server.connections.cut(server.client)
+
+    @contextmanager
+    def watched(self, server: Server) -> Iterator[None]:
+        """Within it a request: the server dies, and its requests break off, after `timeout_seconds` without progress.
+
+        Progress is a piece of a response to this process, or a change of the server's own count of tokens: it may
+        work for others first.
+        """
+        with self.watch_lock:
+            server.requests += 1
+            if not self.watching:
+                self.watching = True
+                threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self.watch_lock:
+                server.requests -= 1
+
+    def _watch(self) -> None:
+        """Look at the servers until none has a request."""
+        limit = self.params.timeout_seconds
+        seen: dict[str, tuple[int, float | None, float]] = {}  # pieces, tokens, and when either last changed
+        while True:
+            time.sleep(min(WATCH_SECONDS, limit / 10))
+            with self.watch_lock:
+                asked = [server for server in self.servers if server.requests]
+                self.watching = bool(asked)
+            if not asked:
+                return
+            seen = {server.url: seen[server.url] for server in asked if server.url in seen}
+            for server in asked:
+                now = time.monotonic()
+                pieces, tokens, since = seen.get(server.url, (-1, None, now))
+                counted = server.tokens() if server.pieces == pieces else tokens
+                if server.pieces != pieces or counted not in (None, tokens):
+                    seen[server.url] = (server.pieces, counted, now)
+                elif now - since > limit:
+                    self.died(server, ServerDied(f"{server.url} made no progress for {limit:g} s"))
+                    server.connections.cut()
 
     def alive(self) -> list[Server]:
         return [server for server in self.servers if server.alive]

@@ -3,20 +3,21 @@
 Shapes: B sequences in the batch; V tokens in the vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion
-from mathrl.models.logprobs import takes_packed
+from mathrl.models.end_tokens import end_tokens
+from mathrl.models.logprobs import make_decoder
 from mathrl.models.packing import rounded_up
 from mathrl.params.rollout import Rollout
-from mathrl.rollout.decode import Decoder, PackedDecoder, PlainDecoder
-from mathrl.rollout.engine import PerProcessEngine, Progress, Sampling, end_tokens
+from mathrl.rollout.engine import Groups, PerProcessEngine, Progress, Prompts, Sampling
 from mathrl.rollout.sample_token import sample_token
 
 # Finished sequences stay in the batch until they are this share of it: removing them copies the cache.
@@ -34,9 +35,7 @@ class TorchEngine:
         self.ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
 
     @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
-    ) -> list[list[Completion]]:
+    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
         """See `RolloutEngine.generate`."""
         training = self.model.training
         self.model.eval()
@@ -44,7 +43,7 @@ class TorchEngine:
         prompts_per_batch = max(1, max_sequences // sampling.samples)
         # Prompts of similar length together: less padding in the cache.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        groups: list[list[Completion]] = [[] for _ in prompts]
+        groups: Groups = [[] for _ in prompts]
         for number, first in enumerate(range(0, len(order), prompts_per_batch)):
             indices = order[first : first + prompts_per_batch]
             batch_seed = derive_seed(seed, "batch", number)
@@ -55,11 +54,9 @@ class TorchEngine:
         self.model.train(training)
         return groups
 
-    def _batch(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress
-    ) -> list[Completion]:
+    def _batch(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress) -> list[Completion]:
         device, count = self.model.device, len(prompts) * sampling.samples
-        decoder: Decoder = PackedDecoder(self.model) if takes_packed(self.model) else PlainDecoder(self.model)
+        decoder = make_decoder(self.model)
         generator = torch.Generator().manual_seed(seed)
         ends = torch.tensor(self.ends, device=device)
         tokens_BL = torch.full((count, sampling.max_tokens), self.ends[0], dtype=torch.long, device=device)
@@ -99,10 +96,12 @@ class TorchEngine:
     def _completions(
         self, tokens_BL: Tensor, logprobs_BL: Tensor, lengths_B: Tensor, ended_B: Tensor
     ) -> list[Completion]:
-        lengths = lengths_B.tolist()
-        tokens = [tuple(row[:length]) for row, length in zip(tokens_BL.tolist(), lengths, strict=True)]
-        logprobs = [tuple(row[:length]) for row, length in zip(logprobs_BL.tolist(), lengths, strict=True)]
-        texts = self.tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)
+        real_BL = torch.arange(tokens_BL.shape[1], device=lengths_B.device) < lengths_B[:, None]
+        ends = lengths_B.cumsum(0)[:-1].cpu().numpy()
+        tokens, logprobs = (
+            np.split(values.cpu().numpy(), ends) for values in (tokens_BL[real_BL].int(), logprobs_BL[real_BL])
+        )
+        texts = self.tokenizer.batch_decode([row.tolist() for row in tokens], skip_special_tokens=True)
         return [
             Completion(tokens=row, logprobs=values, text=text, finish_reason="stop" if ended else "length")
             for row, values, text, ended in zip(tokens, logprobs, texts, ended_B.tolist(), strict=True)

@@ -6,32 +6,31 @@ Each rank has an engine, or `rollout.vllm.tensor_parallel` ranks share one.
 import gc
 import importlib.util
 import os
+import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
-from mathrl.core.launch import rank, rendezvous, world_size
 from mathrl.core.types import Completion
+from mathrl.models.device import hardware_of, rank_gpu
+from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import resolve_folder
+from mathrl.models.torch_state import state_kept
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout
-from mathrl.params.run import Model, PretrainedModel
-from mathrl.rollout.engine import (
-    PerProcessEngine,
-    Progress,
-    Sampling,
-    canary_tolerance,
-    dtype_name,
-    end_tokens,
-    request_seeds,
-)
+from mathrl.params.run import Model
+from mathrl.rollout.engine import PerProcessEngine, Progress, Sampling, canary_tolerance, dtype_name, request_seeds
+from mathrl.rollout.ranks import join_ranks
+from mathrl.rollout.vllm_arguments import llm_arguments
 
 # Set before vllm is imported: no usage statistics, the engine in this process, its threads not bound to one core.
 ENVIRONMENT = {
@@ -41,8 +40,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-# The head has its own matrix, sent with every sync: vLLM 0.32 on a CPU does not update a tied one.
-UNTIED = {"tie_word_embeddings": False}
 
 _open: "list[VllmEngine]" = []
 
@@ -61,48 +58,44 @@ class VllmEngine(PerProcessEngine):
 
     label = "vLLM in this process"
 
-    def __init__(self, folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout) -> None:
-        """Raises UserError: vLLM is not installed, or cannot run this model here."""
+    def __init__(self, folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout, *, trains: bool) -> None:
+        """`trains`: it stands beside a model in training, so that it may sleep during updates.
+
+        Raises:
+            UserError: vLLM is not installed, or cannot run this model here.
+        """
         check_vllm()
         os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
-        on_gpu = torch.cuda.is_available()
-        if not on_gpu:
+        hardware = hardware_of("cuda" if torch.cuda.is_available() else "cpu")
+        if hardware.is_gpu:
+            os.environ.update(rank_gpu(os.environ, torch.cuda.device_count()).variables)
+        else:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(rollout.vllm.cache_gib or 1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
             from vllm import LLM  # here: it takes seconds and reads the environment
 
         path = local_folder(folder)
-        trust = isinstance(model.base, PretrainedModel) and model.base.trust_remote_code
         self.tokenizer, self.rollout, dtype = tokenizer, rollout, dtype_name(rollout, model)
         self.tolerance, self.dtype = canary_tolerance(rollout, model, dtype), getattr(torch, dtype)
         self.ends = end_tokens(tokenizer, generation_config(path))
         options, ranks = rollout.vllm, world_size()
-        self.sleeps = options.sleep and on_gpu  # vLLM refuses it on a CPU
         if ranks % options.tensor_parallel:
             raise UserError(
                 f"rollout.vllm.tensor_parallel is {options.tensor_parallel}, but run.processes is {ranks}: make "
-                "run.processes a multiple of it, one process a GPU"
+                "run.processes a multiple of it, one process per GPU"
             )
         if ranks > 1:
-            _join(on_gpu)
+            join_ranks(hardware.is_gpu)
         self.group_stays = dist.is_initialized()
-        cache = options.cache_gib * 2**30 if options.cache_gib and on_gpu else None
+        arguments = llm_arguments(str(path), model, rollout, hardware, ranks=ranks, trains=trains)
+        self.sleeps: bool = arguments["enable_sleep_mode"]
         try:
-            self.llm = LLM(
-                model=str(path), trust_remote_code=trust, skip_tokenizer_init=True,
-                dtype=dtype, tensor_parallel_size=options.tensor_parallel, seed=0,
-                distributed_executor_backend="external_launcher" if ranks > 1 else None,
-                max_model_len=options.max_model_length, max_num_seqs=rollout.max_sequences,
-                gpu_memory_utilization=options.memory_share, kv_cache_memory_bytes=cache,
-                enforce_eager=not on_gpu if options.eager is None else options.eager, enable_sleep_mode=self.sleeps,
-                hf_overrides=UNTIED, logprobs_mode="processed_logprobs", generation_config="vllm",
-                use_tqdm_on_load=False,
-            )  # fmt: skip
+            self.llm = LLM(**arguments)
             # Some kernels refuse a model's sizes only when they are called.
             self._run([([0], 0)], Sampling(1, 1.0, 1))
-        except (ValueError, RuntimeError, OSError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())[:400]
+        except (ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
+            reason = " ".join(str(error).split())[:400] or failed_assertion(error)
             raise UserError(f"{folder}: vLLM cannot run this model ({reason}); see section rollout.vllm") from error
         self.longest = int(self.llm.llm_engine.model_config.max_model_len)
         self.asleep = False
@@ -140,6 +133,7 @@ class VllmEngine(PerProcessEngine):
                     seed=seed,
                     stop_token_ids=self.ends,
                     logprobs=0,
+                    flat_logprobs=True,
                     detokenize=False,
                 )
                 for _, seed in requests
@@ -151,9 +145,10 @@ class VllmEngine(PerProcessEngine):
     def _completions(self, output: Any, sampling: Sampling) -> list[Completion]:
         completions = []
         for sample in sorted(output.outputs, key=lambda sample: sample.index):
-            tokens = tuple(sample.token_ids)
-            logprobs = tuple(step[token].logprob for token, step in zip(tokens, sample.logprobs, strict=True))
-            text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+            tokens = np.array(sample.token_ids, np.int32)
+            logprobs = np.array(sample.logprobs.logprobs, np.float32)  # flat, one per token: no others are asked for
+            assert len(logprobs) == len(tokens)
+            text = self.tokenizer.decode(list(sample.token_ids), skip_special_tokens=True)
             completions.append(
                 Completion(tokens, logprobs, text, "stop" if sample.finish_reason == "stop" else "length")
             )
@@ -210,16 +205,28 @@ class VllmEngine(PerProcessEngine):
         gc.collect()
 
 
-def open_vllm(folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout) -> VllmEngine:
+def open_vllm(
+    folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout, *, trains: bool = False
+) -> VllmEngine:
     """The process's engine, with the weights of the folder.
 
     One is open at a time, since vLLM's engines are not independent of each other; an older one is closed.
     """
-    while _open:
-        _open.pop().close()
-    _open.append(VllmEngine(folder, tokenizer, model, rollout))
-    _open[0].sync(folder_weights(local_folder(folder)))  # the head too, where the folder has none of its own
+    with state_kept():  # vLLM's worker sets torch's global precision
+        while _open:
+            _open.pop().close()
+        _open.append(VllmEngine(folder, tokenizer, model, rollout, trains=trains))
+        _open[0].sync(folder_weights(local_folder(folder)))  # the head too, where the folder has none of its own
     return _open[0]
+
+
+def failed_assertion(error: BaseException) -> str:
+    """Where an assertion without a message failed, for the sentence that reports it.
+
+    vLLM asserts, among others, that the sleeping allocator is free and that the rank has a GPU of its own.
+    """
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(frame.filename).name}: {frame.line}"
 
 
 def check_length(prompts: Sequence[Sequence[int]], sampling: Sampling, longest: int) -> None:
@@ -227,8 +234,8 @@ def check_length(prompts: Sequence[Sequence[int]], sampling: Sampling, longest: 
     needed = max(map(len, prompts), default=0) + sampling.max_tokens
     if needed > longest:
         raise UserError(
-            f"a prompt and its response take up to {needed} tokens, but the vLLM engine {longest}: raise "
-            "rollout.vllm.max_model_length (where it is a server, its own), or lower max_tokens"
+            f"a prompt and its response take up to {needed} tokens, but the vLLM engine allows {longest}: raise "
+            "rollout.vllm.max_model_length (for a server, where it is started), or lower max_tokens"
         )
 
 
@@ -248,11 +255,3 @@ def generation_config(folder: Path) -> Any:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
         return None  # the folder has none
-
-
-def _join(on_gpu: bool) -> None:
-    """Join the process group of vLLM's ranks, unless the trainer has made it."""
-    if not dist.is_initialized():
-        folder = rendezvous()
-        method = f"file://{folder}/vllm" if folder else "env://"
-        dist.init_process_group("nccl" if on_gpu else "gloo", init_method=method, rank=rank(), world_size=world_size())

@@ -17,6 +17,6 @@ class WeightReader:
         """
         path = Path(folder)
         if not any(path.glob("*.safetensors")):
-            raise FileNotFoundError(f"{folder}: no *.safetensors as this server sees it")
+            raise FileNotFoundError(f"{folder}: this server finds no *.safetensors in it")
         self.reload_weights(weights_iterator=with_head(folder_weights(path)))
         return "read"

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import world_size
 from mathrl.core.files import read_jsonl, write_json, written_aside
-from mathrl.core.launch import world_size
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems, evaluate_model
+from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import start_ranks
+from mathrl.stages.training_stage import open_ranks
 
 PROBLEMS, DEV, TEST = (Path(f"data/curated/{split}.jsonl") for split in ("sft", "dev", "test"))
 BASE, SFT, RL_METRICS = Path("models/base"), Path("models/sft"), Path("reports/rl/metrics.jsonl")
@@ -45,7 +45,7 @@ def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
 
 def work(run: StageRun) -> None:
     params = run.params
-    ranks = start_ranks(params)
+    ranks = open_ranks(params)
     controls: dict[str, tuple[Path, Sft]] = {}
     if params.controls.more_sft:
         steps = equal_steps(list(read_jsonl(RL_METRICS)), params)
@@ -73,6 +73,7 @@ def work(run: StageRun) -> None:
 
 def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
     """Fine-tune from `start`; the model's folder, in the stage's state until all are there."""
+    from mathrl.learners.sharding import load_to_train
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
@@ -84,7 +85,7 @@ def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
     if folder.is_dir():
         return folder
     tokenizer = load_tokenizer(start, params.model)
-    model = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
+    model = load_to_train(load_model, start, params.model, ranks)
     demonstrations, dev = (
         tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed)
         for file in (PROBLEMS, DEV)
@@ -94,15 +95,16 @@ def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
         return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
 
     train_sft(model, demonstrations, dev, sft, TrainingRun(ranks, state, params.run.seed, open_metrics), title=name)
-    if ranks.rank == 0:
-        training = f"{sft.steps} steps of SFT from {start}, {sft.terse_share:.0%} of the demonstrations terse"
-        export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{training}.\n")
+    training = f"{sft.steps} steps of SFT from {start}, {sft.terse_share:.0%} of the demonstrations terse"
+    export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{training}.\n")
     ranks.gather(name)
     return folder
 
 
 def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[EvaluatedModel]:
     """The controls on the first benchmark of `evaluate.benchmarks`; empty at ranks other than 0."""
+    from mathrl.evaluation.evaluate_model import evaluate_model  # torch
+
     params = run.params
     plans: dict[str, tuple[Path, Prompt]] = {name: (folder, params.prompt) for name, folder in trained.items()}
     if params.controls.forced_prefix:

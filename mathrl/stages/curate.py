@@ -38,12 +38,8 @@ def files(params: Params) -> dict[str, Path]:
     return of_sources((*planned.sources, *planned.evaluation))
 
 
-def work(run: StageRun) -> None:
-    make_splits(run, CURATED, REPORT)
-
-
-def make_splits(run: StageRun, out: Path, report: Path) -> None:
-    """The splits of the sources of `curate`, to the folder `out`, and the report, to `report`."""
+def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> None:
+    """The splits of the sources of `curate`, to the folder `splits`, and the report, to `report`."""
     params = run.params
     planned = curation.plan(params.curate)
     curated = curation.run(params.curate, params.run.seed, planned)
@@ -51,7 +47,7 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
         curation_report.write_report(folder, curated, planned, params.curate, params.run.seed)
         for file in folder.iterdir():
             shutil.copy(file, run.artifacts / file.name)
-    with written_aside(out) as folder:
+    with written_aside(splits) as folder:
         folder.mkdir()
         for split, problems in curated.splits.items():
             write_problems(folder / f"{split}.jsonl", problems)
@@ -68,7 +64,7 @@ def make_splits(run: StageRun, out: Path, report: Path) -> None:
             run.dataset(f"{source.name}/{label}", file)
     for split, problems in curated.splits.items():
         if problems:
-            run.dataset(split, out / f"{split}.jsonl")
+            run.dataset(split, splits / f"{split}.jsonl")
     sizes = {f"problems_{split}": float(len(rows)) for split, rows in curated.splits.items()}
     run.summary({**sizes, "dropped": float(len(curated.dropped)), "rejected": float(len(curated.rejected))})
 

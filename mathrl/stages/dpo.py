@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mathrl.core.files import read_jsonl
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import start_ranks, write_report
+from mathrl.stages.training_stage import open_ranks, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -17,29 +17,28 @@ PANELS = (
 )
 
 
-def prefer(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, report: Path) -> None:
+def work(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, report: Path) -> None:
     """Train the model of the folder `start`, which is also the reference, on the pairs of the files `data`.
 
     Writes the folders `model` and `report`.
     """
     params = run.params
-    ranks = start_ranks(params)
-    # torch: after the ranks are started, so that each has its own.
+    ranks = open_ranks(params)
+    # torch: not before the inputs have been checked.
+    from mathrl.learners.sharding import load_to_train
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
     from mathrl.trainers.supervised import hold_out
     from mathrl.trainers.training_run import TrainingRun
 
     tokenizer = load_tokenizer(start, params.model)
-    network = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
+    network = load_to_train(load_model, start, params.model, ranks)
     rows = [row for file in data for row in read_jsonl(file)]
     pairs, dev = (
         tokenize_pairs(part, params.prompt, tokenizer) for part in hold_out(rows, params.dpo.dev_share, params.run.seed)
     )
     training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics)
     figures = train_dpo(network, pairs, dev, params.dpo, training)
-    if ranks.rank != 0:
-        return
     card = (
         f"# DPO model of mathrl\n\nTrained from {start} on {len(pairs):,} pairs: {params.dpo.steps} steps of "
         f"{params.dpo.pairs_per_step}, beta {params.dpo.beta}, seed {params.run.seed}.\n"

@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.launch import launch_ranks, rank, world_size
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.progress import progress
 from mathrl.core.results import PIPELINE, BenchmarkResults, EvaluationSummary
@@ -20,7 +20,7 @@ from mathrl.core.types import Problem
 from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.data.sources import resolve_benchmark
-from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems, evaluate_model
+from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.compare import compare_models, verdict_of
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
@@ -38,16 +38,23 @@ def files(params: Params) -> dict[str, Path]:
     return of_sources(resolve_benchmark(name, settings.data_folder) for name in settings.benchmarks if name != TEST)
 
 
-def work(run: StageRun) -> None:
-    evaluate_models(run, models=MODELS, examples=CURATED_SFT, test=CURATED_TEST, summary_file=SUMMARY, report=REPORT)
-
-
-def evaluate_models(
-    run: StageRun, *, models: Mapping[str, Path], examples: Path, test: Path, summary_file: Path, report: Path
+def work(
+    run: StageRun,
+    *,
+    models: Mapping[str, Path] = MODELS,
+    examples: Path = CURATED_SFT,
+    test: Path = CURATED_TEST,
+    summary_file: Path = SUMMARY,
+    report: Path = REPORT,
 ) -> None:
     """Evaluate the model folders of `models` by their labels; `test` and `examples` are the splits' files."""
     params = run.params
-    launch_ranks(params.run.processes, params.run.device, fewer=True)
+    # torch: not before the inputs have been checked.
+    from mathrl.models.device import choose_device, hardware_of
+    from mathrl.rollout.resolve import choose_engine, has_gpu_vllm
+
+    hardware = hardware_of(choose_device(params.run.device))
+    run.resolved(choose_engine(params.rollout, params.model, hardware, has_gpu_vllm()))
     if TEST in params.evaluate.benchmarks:
         run.dataset(TEST, test)
     few_shot = few_shot_examples(params.prompt, examples)
@@ -86,11 +93,13 @@ def _evaluate_all(
     state: Path | None,
 ) -> list[EvaluatedModel]:
     """Every model on one benchmark; folders with the same bytes are sampled once."""
+    from mathrl.evaluation.evaluate_model import evaluate_model  # torch
+
     done: dict[str, EvaluatedModel] = {}
     results: list[EvaluatedModel] = []
     for model, folder in models.items():
         if not folder.is_dir():
-            raise UserError(f"{folder}: no model in it; run the stage that writes it (mathrl run pipeline)")
+            raise UserError(f"{folder}: it has no model; run the stage that writes it (mathrl run pipeline)")
         key = digest_path(folder)
         if key in done:
             results.append(done[key].relabelled(model))

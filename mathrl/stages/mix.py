@@ -18,25 +18,21 @@ PROBLEMS, RATES, MIXTURE = (
 )
 
 
-def work(run: StageRun) -> None:
-    mix_problems(run, data=PROBLEMS, rates=RATES, out=MIXTURE)
-
-
-def mix_problems(run: StageRun, *, data: Path, rates: Path, out: Path) -> None:
-    """Write the training set, from the problems of `data` and their pass rates, to the folder `out`."""
-    problems = read_problems(data)
-    run.dataset("rl", data)
+def work(run: StageRun, *, split: Path = PROBLEMS, rates: Path = RATES, out: Path = MIXTURE) -> None:
+    """Write the training set, from the problems of the file `split` and their pass rates, to the folder `out`."""
+    problems = read_problems(split)
+    run.dataset("rl", split)
     pass_rates = {str(row["id"]): float(row["pass_rate"]) for row in read_jsonl(rates)}
     mixture, manifest = mix(problems, pass_rates, run.params.mix, run.params.run.seed)
-    manifest["inputs"] = {"rl.jsonl": sha256_jsonl(data), "pass_rates.jsonl": sha256_jsonl(rates)}
+    manifest["inputs"] = {"rl.jsonl": sha256_jsonl(split), "pass_rates.jsonl": sha256_jsonl(rates)}
     with written_aside(out) as folder:
         folder.mkdir()
         write_problems(folder / "train.jsonl", mixture)
         manifest["outputs"] = {"train.jsonl": sha256_jsonl(folder / "train.jsonl")}
         write_json(folder / "manifest.json", manifest)
     run.dataset("mixture", out / "train.jsonl")
-    known = [problem.pass_rate for problem in mixture if problem.pass_rate is not None]
-    mean = sum(known) / len(known) if known else 0.0
+    measured = [problem.pass_rate for problem in mixture if problem.pass_rate is not None]
+    mean = sum(measured) / len(measured) if measured else 0.0
     run.summary({"rows": float(len(mixture)), "problems": float(manifest["problems"]), "mean_pass_rate": mean})
 
 

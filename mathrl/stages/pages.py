@@ -9,10 +9,11 @@ from pathlib import Path
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.data.corpus import account as pages_report
-from mathrl.data.corpus.page_files import evaluation_sets, page_files, read_evaluation, read_pages, read_seeds
+from mathrl.data.corpus.page_files import page_files, read_evaluation, read_pages, read_seeds
 from mathrl.data.corpus.rounds import clean, collect, domains
 from mathrl.data.inputs import INPUTS, link, of_pages
 from mathrl.data.row_files import labels
+from mathrl.data.sources import resolve_evaluation
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun, run_stage
 
@@ -38,7 +39,8 @@ def resolve(params: Params) -> dict[str, list[Path]]:
 def files(params: Params) -> dict[str, Path]:
     """The files outside the checkout that pages reads, by the names of their links in data/inputs."""
     clean = params.pages.decontaminate
-    return of_pages(resolve(params), evaluation_sets(clean) if clean else [])
+    evaluation = resolve_evaluation(clean.benchmarks, clean.files, clean.data_folder) if clean else []
+    return of_pages(resolve(params), evaluation)
 
 
 def work(run: StageRun) -> None:

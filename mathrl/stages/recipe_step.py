@@ -1,130 +1,79 @@
-"""A stage at other places: any start, data and output. `python -m mathrl.stages.recipe_step rl FOLDER --start …`.
+"""A stage with chosen start, data and output: `python -m mathrl.stages.recipe_step rl FOLDER --start …`.
 
-How the steps of recipes are run (pipelines/recipes/<name>/dvc.yaml). What a step makes lies in FOLDER: model/, report/,
-summary.json, or files of rows. Each branch imports its own stage alone, so that a step starts quickly.
+This runs the steps of recipes (pipelines/recipes/<name>/dvc.yaml). A step writes its outputs into FOLDER: model/,
+report/, summary.json, or files of rows.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from mathrl.params.recipe import STEP_STAGES
+from mathrl.params.watched_code import MODULES
 from mathrl.stages.stage_run import StageRun, run_stage
 
-Work = Callable[[StageRun], None]
-ONE = ("start", "dev", "examples", "test", "rates", "difficulty", "reward-model", "process-reward-model",
-       "critic", "reference", "teacher")  # fmt: skip
-# What RL takes beside a start and its problems.
-RL_PLACES = ("dev", "examples", "difficulty", "reward_model", "process_reward_model", "critic", "reference", "teacher")
-SEVERAL = ("data", "replay", "model", "evaluated", "set")
+OTHERS = ("difficulty", "reward_model", "process_reward_model", "critic", "reference", "teacher")
+SINGLE = ("start", "dev", "examples", "test", "rates", *OTHERS)
+REPEATED = ("data", "replay", "model", "evaluated", "set")
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mathrl.stages.recipe_step", description=__doc__)
-    parser.add_argument("stage")
-    parser.add_argument("out", type=Path, help="The folder, or for summary the file, that is written.")
-    for name in ONE:
-        parser.add_argument(f"--{name}", type=Path)
-    for name in SEVERAL:
+    parser.add_argument("stage", choices=(*STEP_STAGES, "summary"))
+    parser.add_argument("out", type=Path, help="Folder to write (stage summary: a file).")
+    for name in SINGLE:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=Path)
+    for name in REPEATED:
         parser.add_argument(f"--{name}", action="append", default=[], type=str)
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
-def wire(given: argparse.Namespace) -> Work:
-    """The stage's work with its places.
+def wire(args: argparse.Namespace) -> Callable[[StageRun], None]:
+    """The function `work` of the stage's module, with the inputs and outputs that its parameters name."""
+    if args.stage == "base":
+        from mathrl.models.load import make_base  # torch
 
-    Raises:
-        SystemExit: no such stage.
-    """
-    out, data = given.out, tuple(map(Path, given.data))
-    trained: Mapping[str, Any] = {"start": given.start, "data": data, "model": out / "model", "report": out / "report"}
-    if given.stage == "base":
-        return partial(_make_base, folder=out / "model")
-    if given.stage == "curate":
-        from mathrl.stages.curate import make_splits
-
-        return partial(make_splits, out=out / "splits", report=out / "report")
-    if given.stage == "sft":
-        from mathrl.stages.sft import fine_tune
-
-        return partial(fine_tune, dev=given.dev, **trained)
-    if given.stage == "difficulty":
-        from mathrl.stages.difficulty import measure_pass_rates
-
-        return partial(
-            measure_pass_rates, start=given.start, data=data[0], examples=given.examples, out=out, report=out / "report"
-        )
-    if given.stage == "mix":
-        from mathrl.stages.mix import mix_problems
-
-        return partial(mix_problems, data=data[0], rates=given.rates, out=out)
-    if given.stage == "rl":
-        from mathrl.stages.rl import reinforce
-
-        return partial(reinforce, **{name: getattr(given, name) for name in RL_PLACES}, **trained)
-    if given.stage == "evaluate":
-        from mathrl.stages.evaluate import evaluate_models
-
-        return partial(
-            evaluate_models,
-            models=_named(given.model),
-            examples=given.examples,
-            test=given.test,
-            summary_file=out / "summary.json",
-            report=out / "report",
-        )
-    if given.stage == "summary":
-        from mathrl.stages.summary import summarise_recipe
-
-        return partial(summarise_recipe, evaluated=[each.split("=", 1) for each in given.evaluated], out=out)
-    return _preferences(given, data, trained)
+        return lambda run: make_base(run.params.model, args.out / "model", run.params.run.seed)
+    work = import_module(MODULES.get(args.stage, f"mathrl.stages.{args.stage}")).work
+    out, data = args.out, tuple(map(Path, args.data))
+    places = {name: getattr(args, name) for name in SINGLE} | {
+        "data": data,
+        "split": data[0] if data else None,
+        "replay": tuple(map(Path, args.replay)),
+        "models": {label: Path(folder) for label, folder in (pair.split("=", 1) for pair in args.model)},
+        "others": {name: getattr(args, name) for name in OTHERS if getattr(args, name)},
+        "evaluated": [pair.split("=", 1) for pair in args.evaluated],
+        "base": False,
+        "out": out,
+        "model": out / "model",
+        "report": out / "report",
+        "splits": out / "splits",
+        "summary_file": out / "summary.json",
+    }
+    return partial(work, **{name: places[name] for name in signature(work).parameters if name != "run"})
 
 
-def _preferences(given: argparse.Namespace, data: Sequence[Path], trained: Mapping[str, Any]) -> Work:
-    if given.stage == "sample":
-        from mathrl.stages.sample import sample_responses
-
-        return partial(sample_responses, start=given.start, data=data, examples=given.examples, out=given.out)
-    if given.stage == "dpo":
-        from mathrl.stages.dpo import prefer
-
-        return partial(prefer, **trained)
-    if given.stage in ("reward_model", "process_reward_model"):
-        from mathrl.stages.reward_model import train
-
-        replay = tuple(map(Path, given.replay))
-        return partial(train, replay=replay, **trained)
-    raise SystemExit(f"no stage {given.stage!r} for a step")
+def inputs_of(args: argparse.Namespace) -> list[Path]:
+    """The files and folders that the options name: the step's inputs."""
+    single = [getattr(args, name) for name in SINGLE]
+    labelled = [pair.split("=", 1)[1] for pair in (*args.model, *args.evaluated)]
+    return [path for path in [*single, *map(Path, (*args.data, *args.replay, *labelled))] if path is not None]
 
 
-def _make_base(run: StageRun, folder: Path) -> None:
-    from mathrl.models.load import make_base  # torch
-
-    make_base(run.params.model, folder, run.params.run.seed)
-
-
-def _named(pairs: Sequence[str]) -> dict[str, Path]:
-    return {label: Path(folder) for label, _, folder in (pair.partition("=") for pair in pairs)}
-
-
-def inputs_of(given: argparse.Namespace) -> list[Path]:
-    """Every file and folder that the options name."""
-    one = [getattr(given, name.replace("-", "_")) for name in ONE]
-    labelled = [each.split("=", 1)[1] for each in (*given.model, *given.evaluated)]
-    return [path for path in [*one, *map(Path, (*given.data, *given.replay, *labelled))] if path is not None]
-
-
-def main(words: Sequence[str]) -> Any:
-    given = parse(words)
+def main(arguments: Sequence[str]) -> Any:
+    args = parse(arguments)
     run_stage(
-        given.stage,
-        wire(given),
-        inputs=inputs_of(given),
-        outputs=[given.out],
-        overrides=given.set,
-        step="/".join(given.out.parts[-2:]),
+        args.stage,
+        wire(args),
+        inputs=inputs_of(args),
+        outputs=[args.out],
+        overrides=args.set,
+        step="/".join(args.out.parts[-2:]),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import start_ranks, write_report
+from mathrl.stages.training_stage import open_ranks, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -19,7 +19,7 @@ PANELS = (
 )
 
 
-def train(
+def work(
     run: StageRun, *, start: Path, data: Sequence[Path], replay: Sequence[Path], model: Path, report: Path
 ) -> None:
     """Train on the pairs, or labelled steps, of the files `data` and on a share of those of `replay`.
@@ -28,8 +28,8 @@ def train(
     """
     params, process = run.params, run.name == "process_reward_model"
     settings, seed = params.reward_model, params.run.seed
-    ranks = start_ranks(params)
-    # torch: after the ranks are started, so that each has its own.
+    ranks = open_ranks(params)
+    # torch: not before the inputs have been checked.
     from mathrl.models.load import export_model, load_tokenizer
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
@@ -51,8 +51,6 @@ def train(
     scorer.config.reward_logits = process
     training = TrainingRun(ranks, run.state, seed, run.open_metrics)
     figures = train_reward_model(scorer, items, dev, settings, tokenizer.eos_token_id, training)
-    if ranks.rank != 0:
-        return
     what = "responses with labelled steps" if process else "pairs"
     card = (
         f"# {'Process reward' if process else 'Reward'} model of mathrl\n\nTrained from {start} on "
@@ -65,6 +63,7 @@ def train(
 
 
 def _scorer(start: Path, params: Params, ranks: Any) -> Any:
+    from mathrl.learners.sharding import load_to_train, sharded_like
     from mathrl.models.load import load_model, resolve_folder
     from mathrl.models.scores import load_scorer, make_scorer
 
@@ -72,5 +71,7 @@ def _scorer(start: Path, params: Params, ranks: Any) -> Any:
     config = Path(folder) / "config.json"
     architectures = read_json(config).get("architectures") or [""] if config.exists() else [""]
     if str(architectures[0]).endswith("ForTokenClassification"):
-        return load_scorer(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
-    return make_scorer(load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed))
+        return load_to_train(load_scorer, start, params.model, ranks)
+    network = load_to_train(load_model, start, params.model, ranks)
+    with sharded_like(network, ranks):
+        return make_scorer(network)

@@ -1,14 +1,15 @@
 """rl: reinforcement learning on the mixture, from the SFT model. `python -m mathrl.stages.rl`.
 
 Writes models/rl and reports/rl/ (metrics.jsonl, health.json, curve.png). Starts only when the SFT model's
-measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothing to learn from. Resumes bit
-for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
+measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothing to learn from. Resumes from its
+last checkpoint, on a CPU bit for bit; a signal ends it at the next step with exit status 75.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mathrl.core.errors import UserError
@@ -21,7 +22,7 @@ from mathrl.params import Params
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import start_ranks, write_report
+from mathrl.stages.training_stage import open_ranks, write_report
 
 if TYPE_CHECKING:
     from mathrl.rollout.sampler import Sampler
@@ -44,74 +45,64 @@ def check_skill(difficulty: Path, wanted: float) -> None:
     if pass_at_8 < wanted:
         raise UserError(
             f"{difficulty}: the SFT model's pass@8 is {pass_at_8:.3f}, below rl.min_pass_at_8 = {wanted}: "
-            "train it longer (sft.steps), give it easier problems, see if it was trained on such prompts "
-            "(prompt.template), or lower rl.min_pass_at_8"
+            "train it longer (sft.steps), give it easier problems, check that it was trained with "
+            "this prompt.template, or lower rl.min_pass_at_8"
         )
 
 
-def work(run: StageRun) -> None:
-    reinforce(
-        run,
-        start=START,
-        data=(PROBLEMS,),
-        dev=DEV,
-        examples=EXAMPLES,
-        difficulty=DIFFICULTY,
-        model=MODEL,
-        report=REPORT,
-    )
-
-
-def reinforce(
+def work(
     run: StageRun,
     *,
-    start: Path,
-    data: Sequence[Path],
-    dev: Path,
-    examples: Path,
-    model: Path,
-    report: Path,
-    difficulty: Path | None = None,
-    **others: Path | None,
+    start: Path = START,
+    data: Sequence[Path] = (PROBLEMS,),
+    dev: Path = DEV,
+    examples: Path = EXAMPLES,
+    model: Path = MODEL,
+    report: Path = REPORT,
+    others: Mapping[str, Path] = MappingProxyType({"difficulty": DIFFICULTY}),
 ) -> None:
     """Train the model of the folder `start` on the problems of the files `data`.
 
-    Writes the folders `model` and `report`. Where a `difficulty` summary is given, its pass@8 must reach
-    rl.min_pass_at_8. `others` are the folders of models that take part: reward_model, process_reward_model,
-    critic, reference, teacher (see `mathrl.trainers.open_rl.Helpers`).
+    Writes the folders `model` and `report`. `others` may have the file `difficulty`, a summary whose pass@8 must reach
+    rl.min_pass_at_8, and folders of models: reward_model, process_reward_model, critic, reference, teacher (see
+    `mathrl.trainers.open_rl.Helpers`).
     """
     params, seed, rl = run.params, run.params.run.seed, run.params.rl
-    folders = {name: folder for name, folder in others.items() if folder is not None}
-    if difficulty is not None:
-        check_skill(difficulty, rl.min_pass_at_8)
-    ranks = start_ranks(params)
-    # torch: after the ranks are started, so that each has its own.
+    if "difficulty" in others:
+        check_skill(others["difficulty"], rl.min_pass_at_8)
+    ranks = open_ranks(params)
+    # torch: not before the inputs have been checked.
+    from mathrl.learners.sharding import load_to_train
+    from mathrl.models.device import hardware_of
     from mathrl.models.load import export_model, load_model, load_tokenizer
     from mathrl.rollout.open_engine import training_engine
+    from mathrl.rollout.resolve import resolve_importance, resolve_rollout, stage_longest
     from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.open_rl import Helpers
     from mathrl.trainers.rl import train_rl
     from mathrl.trainers.training_run import TrainingRun
 
+    longest, hardware = stage_longest(params, "rl"), hardware_of(ranks.device)
+    rollout = resolve_rollout(params.rollout, start, params.model, hardware, longest=longest, ranks=ranks.world)
+    rl = resolve_importance(rl, rollout)
+    run.resolved(rollout, rl)
     tokenizer = load_tokenizer(start, params.model)
-    network = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
-    engine = training_engine(network, start, tokenizer, params.model, params.rollout, rl.prefetch)
+    network = load_to_train(load_model, start, params.model, ranks)
+    engine = training_engine(network, start, tokenizer, params.model, rollout, rl.prefetch)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     problems = [problem for file in data for problem in read_problems(file)]
-    if "critic" in folders and rl.critic is not None:
-        rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(folders["critic"])})})
+    if "critic" in others and rl.critic is not None:
+        rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(others["critic"])})})
     frozen = {
-        name: load_model(folders[name], params.model, ranks.device).requires_grad_(False)
+        name: load_to_train(load_model, others[name], params.model, ranks).requires_grad_(False)
         for name in ("reference", "teacher")
-        if name in folders
+        if name in others
     }
-    helpers = Helpers(judge=_judge(params, rl, sampler, problems, ranks.device, folders), **frozen)
+    helpers = Helpers(judge=_judge(params, rl, sampler, problems, ranks.device, others), **frozen)
     health = HealthMonitor(params.health, rl, run.health)
     training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
     reward = build_reward(params.reward)
     result = train_rl(network, sampler, problems, read_problems(dev), reward, rl, training, helpers)
-    if ranks.rank != 0:
-        return
     measured = result.dev_accuracy is not None
     accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
     card = (

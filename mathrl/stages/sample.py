@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import world_size
 from mathrl.core.files import write_json, write_jsonl, written_aside
-from mathrl.core.launch import from_rank_0, launch_ranks, world_size
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
@@ -19,6 +19,7 @@ from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
 from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import response_end
 from mathrl.params import Params
 from mathrl.rewards.compose import build_reward
 from mathrl.rewards.steps import step_ends
@@ -28,20 +29,23 @@ Row = dict[str, Any]
 Groups = list[tuple[Problem, list[Row]]]
 
 
-def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, out: Path) -> None:
+def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, out: Path) -> None:
     """Sample the model of the folder `start` on the problems of the files `data`; writes the folder `out`."""
     params = run.params
     settings, seed = params.sample, params.run.seed
-    launch_ranks(params.run.processes, params.run.device, fewer=True)
-    # torch: after the ranks are started, so that each has its own.
+    # torch: not before the inputs have been checked.
     from mathrl.models.device import choose_device
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_engine import open_engine
+    from mathrl.rollout.ranks import from_rank_0
+    from mathrl.rollout.resolve import stage_longest
     from mathrl.rollout.sample_problems import sample_problems, usable
     from mathrl.rollout.sampler import Sampler
 
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
-    engine, tokenizer = open_engine(start, params.model, params.rollout, choose_device(params.run.device))
+    device, longest = choose_device(params.run.device), stage_longest(params, "sample")
+    engine, tokenizer = open_engine(start, params.model, params.rollout, device, longest)
+    run.resolved(engine.rollout)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     reward = build_reward(params.reward)
 
@@ -54,7 +58,6 @@ def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], exampl
                 reward,
                 seed=derive_seed(seed, title),
                 name=title,
-                chunk_size=max(1, params.rollout.max_sequences // samples),
                 state=run.state,
                 on_progress=lambda count: bar.advance(count * world_size()),
             )
@@ -66,10 +69,11 @@ def sample_responses(run: StageRun, *, start: Path, data: Sequence[Path], exampl
         groups = [(p, with_prefix(rows, params)) for p, rows in zip(problems, sampled, strict=True) if rows is not None]
     labelled: list[Row] | None = None
     if settings.continuations:
-        chosen = from_rank_0(lambda: to_label(groups, params, tokenizer), "to_label")
+        chosen = from_rank_0(lambda: to_label(groups, params, tokenizer))
         prefixes = [prefix for row in chosen for prefix in _prefixes(row)]
         continued = sample("continue", prefixes, settings.continuations) if prefixes else []
-        counts = [sum(_finished_correctly(row) for row in rows or ()) for rows in continued or ()]
+        # An answer in a response that was cut off does not count.
+        counts = [sum(row["correct"] and not row["truncated"] for row in rows or ()) for rows in continued or ()]
         labelled = label(chosen, counts, settings.continuations) if continued is not None else None
     if sampled is not None:
         _write(run, groups, labelled, out)
@@ -145,7 +149,8 @@ def to_label(groups: Groups, params: Params, tokenizer: Any) -> list[Row]:
             ended = not row["truncated"]
             rest = row["response"].removeprefix(start)  # tokenized apart: in the prompt its tokens follow the prefix's
             tokens = prefix + tokenizer.encode(rest, add_special_tokens=False)
-            tokens += [tokenizer.eos_token_id] if ended or not tokens else []
+            if ended or not tokens:
+                tokens.append(response_end(problem, params.prompt, tokenizer))
             ends = step_ends(tokens, tokenizer, params.reward.steps)
             rows.append(
                 {
@@ -181,8 +186,3 @@ def label(rows: Sequence[Row], counts: Sequence[int], continuations: int) -> lis
         labels = {kind: [*(step[kind] for step in steps), last] for kind in ("soft", "hard")}
         labelled.append({name: value for name, value in row.items() if name != "prefixes"} | labels)
     return labelled
-
-
-def _finished_correctly(row: Row) -> bool:
-    """An answer in a response that was cut off does not count."""
-    return bool(row["correct"] and not row["truncated"])

@@ -8,32 +8,42 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from mathrl.core.environment import rank
 from mathrl.core.files import written_aside
 from mathrl.core.problems import read_problems
 from mathrl.health.watch import HealthMonitor
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import start_ranks, write_report
+from mathrl.stages.training_stage import open_ranks, write_report
 
 PROBLEMS, DEV = Path("data/curated/sft.jsonl"), Path("data/curated/dev.jsonl")
 BASE, MODEL, REPORT = Path("models/base"), Path("models/sft"), Path("reports/sft")
+TITLE = "Supervised fine-tuning"
 PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"grad_norm": "gradient norm"})
 
 
-def work(run: StageRun) -> None:
-    fine_tune(run, start=BASE, data=(PROBLEMS,), dev=DEV, model=MODEL, report=REPORT, base=True)
-
-
-def fine_tune(
-    run: StageRun, *, start: Path, data: Sequence[Path], dev: Path, model: Path, report: Path, base: bool = False
+def work(
+    run: StageRun,
+    *,
+    start: Path = BASE,
+    data: Sequence[Path] = (PROBLEMS,),
+    dev: Path = DEV,
+    model: Path = MODEL,
+    report: Path = REPORT,
+    base: bool = True,
 ) -> None:
     """Fine-tune the model of the folder `start` on the problems of the files `data`.
 
-    Writes the folders `model` and `report`; with sft.steps 0 `model` is a copy of `start`. With `base` the
-    base model is made first, in `start`.
+    Writes the folders `model` and `report`. With `base` the base model is made first, in `start`. With sft.steps 0
+    `model` is a copy of `start`: no other rank is started and no model is loaded.
     """
     params, seed = run.params, run.params.run.seed
-    ranks = start_ranks(params)
-    # torch: after the ranks are started, so that each has its own.
+    if not params.sft.steps:
+        if rank() == 0:
+            _hand_on(run, start, data, model, report, base)
+        return
+    ranks = open_ranks(params)
+    # torch: not before the inputs have been checked.
+    from mathrl.learners.sharding import load_to_train
     from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
@@ -43,7 +53,7 @@ def fine_tune(
         make_base(params.model, start, seed)
     ranks.gather("the start is there")
     tokenizer = load_tokenizer(start, params.model)
-    network = load_model(start, params.model, ranks.device, plain=ranks.uses_deepspeed)
+    network = load_to_train(load_model, start, params.model, ranks)
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],
@@ -52,29 +62,32 @@ def fine_tune(
             params.sft.terse_share,
             seed,
         )
-        if params.sft.steps
-        else []
         for files in (data, (dev,))
     )
     health = HealthMonitor(params.health, None, run.health)
     training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
     figures = train_sft(network, demonstrations, held_out, params.sft, training)
-    if ranks.rank != 0:
-        return
-    summary: dict[str, float] = {}
-    if params.sft.steps:
-        summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}
-        card = (
-            f"# SFT model of mathrl\n\nFine-tuned from {start} on {len(demonstrations):,} "
-            f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {params.sft.steps} steps, "
-            f"{int(figures['tokens_seen']):,} tokens, seed {seed}; "
-            f"loss on dev demonstrations {figures['dev/loss']:.4f}.\n"
-        )
-        export_model(network, tokenizer, model, card)
-    else:
-        with written_aside(model) as folder:
-            shutil.copytree(start, folder)
-    write_report(run, report, "Supervised fine-tuning", PANELS, {"sft": data}, summary, health)
+    summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}
+    card = (
+        f"# SFT model of mathrl\n\nFine-tuned from {start} on {len(demonstrations):,} "
+        f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {params.sft.steps} steps, "
+        f"{int(figures['tokens_seen']):,} tokens, seed {seed}; "
+        f"loss on dev demonstrations {figures['dev/loss']:.4f}.\n"
+    )
+    export_model(network, tokenizer, model, card)
+    write_report(run, report, TITLE, PANELS, {"sft": data}, summary, health)
+
+
+def _hand_on(run: StageRun, start: Path, data: Sequence[Path], model: Path, report: Path, base: bool) -> None:
+    """`model` as a copy of `start`, and a report without steps."""
+    from mathrl.models.base import make_base  # torch
+
+    if base:
+        make_base(run.params.model, start, run.params.run.seed)
+    with written_aside(model) as folder:
+        shutil.copytree(start, folder)
+    run.open_metrics()
+    write_report(run, report, TITLE, PANELS, {"sft": data}, {}, HealthMonitor(run.params.health, None, run.health))
 
 
 if __name__ == "__main__":

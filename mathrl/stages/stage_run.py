@@ -23,14 +23,18 @@ from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
 from mathrl.core.files import remove_leftovers
+from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.hosts import launch_on_hosts
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import code_version, state_root, workspace_preset
-from mathrl.core.records import Evaluated, RunRecord, Status, open_record
+from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.params import Params, load_params, stage_params
+from mathrl.params.learning_rates import check_learning_rates
+from mathrl.params.rollout import Rollout
 from mathrl.params.schema import READS, STAGES
+from mathrl.params.train import Rl
+from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
 
 
 @dataclass
@@ -62,6 +66,15 @@ class StageRun:
     def summary(self, figures: Mapping[str, float]) -> None:
         """Final figures, shown with the MLflow run."""
         self._record(summary={**self.record.summary, **figures})
+
+    def resolved(self, rollout: Rollout, rl: Rl | None = None) -> None:
+        """What was chosen for this machine where the parameters leave it open."""
+        chosen: dict[str, Any] = {"rollout.engine": rollout.engine}
+        if rollout.engine == "vllm" and rollout.vllm.max_model_length is not None:
+            chosen["rollout.vllm.max_model_length"] = rollout.vllm.max_model_length
+        if rl is not None:
+            chosen["rl.importance"] = rl.importance and rl.importance.model_dump()
+        self._record(resolved=chosen)
 
     def dataset(self, name: str, path: Path, digest: str = "") -> None:
         """An input of the run that MLflow shows as a dataset, by default with the digest of its file."""
@@ -125,10 +138,13 @@ def run_stage(
 
     `before` is called before the inputs are looked at, at every rank.
 
-    Every rank of the stage calls this; ranks above 0 leave locks, records and clean-up to rank 0.
+    The ranks on this machine are started here, and only `work` runs in them. Under torchrun every rank calls this;
+    ranks above 0 leave locks, records and clean-up to rank 0.
     """
     if rank() == 0:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # trainers put a gentler one over it
+    else:
+        receive_signals()
     paths = tuple(map(Path, inputs)), tuple(map(Path, outputs))
     stage = _Stage(name, work, *paths, tuple(overrides), step, before)
     try:
@@ -141,19 +157,18 @@ def run_stage(
 def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
-    hostfile = params.training.deepspeed.hostfile if "training" in READS[stage.name] else None
-    status = launch_on_hosts(hostfile) if hostfile else None
-    if status is not None:
-        sys.exit(status)
+    check_learning_rates(params, [stage.name])
+    if _trains(stage, params) and params.run.device != "cpu" and gpu_count():
+        use_expandable_segments()
     stage.before(params)
     inputs = {str(path): digest_path(_present(path, stage.name)) for path in stage.inputs}
     sections = resolved.model_dump(mode="json", by_alias=True)
     own_sections = {section: sections[section] for section in READS[stage.name]}
-    key = digest([stage.title, own_sections, inputs])
+    key = resume_key(stage.title, own_sections, inputs)
     state = state_root() / f"{stage.label}-{key}"
     if rank() != 0:
         state.mkdir(parents=True, exist_ok=True)
-        # Rank 0 writes the record; under another launcher its folder is not known here.
+        # Rank 0 writes the record; its folder is not known here.
         stage.work(StageRun(stage.name, params, state, RunRecord(Path(Variable.RECORD.get() or os.devnull))))
         return
     with _locked(state, stage.name):
@@ -167,18 +182,51 @@ def _run(stage: _Stage) -> None:
             _work(stage, StageRun(stage.name, params, state, record))
 
 
+def resume_key(title: str, sections: Mapping[str, dict[str, Any]], inputs: Mapping[str, str]) -> str:
+    """The digest of what a run must have in common with an interrupted one to resume it: all but run.processes."""
+    if "run" in sections:
+        seed_and_device = {name: value for name, value in sections["run"].items() if name != "processes"}
+        sections = {**sections, "run": seed_and_device}
+    return digest([title, sections, inputs])
+
+
 def _work(stage: _Stage, run: StageRun) -> None:
-    """Do the stage's work; its record says how that ended."""
+    """Do the stage's work, in ranks if it has several, and finish its record."""
+    trains, samples = _trains(stage, run.params), "rollout" in READS[stage.name]
+    processes = process_count(run.params.run, fewer=not trains) if trains or samples else 1
+    if processes > 1:
+        try:
+            run_ranks(processes, lambda: exit_on_user_error(lambda: _recorded(stage, run)), run.record.folder / "ranks")
+        except RankFailed as failed:
+            run.record.update(status="failed", ended=time.time(), error=failed.message)
+            raise
+        except (KeyboardInterrupt, SystemExit) as error:
+            run.record = read_record(run.record.folder) or run.record
+            if run.record.status == "running":  # rank 0 was killed before it could say so
+                run.record.update(status=_status(error), ended=time.time())
+            raise
+        run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
+    else:
+        _recorded(stage, run)
+    # First: a checkpoint that outlives a finished record is resumed without the rows before it.
+    shutil.rmtree(run.state)
+    run.record.update(status="finished", ended=time.time(), outputs=_digests(stage.outputs))
+
+
+def _trains(stage: _Stage, params: Params) -> bool:
+    """Whether the stage has a learner; SFT of no steps hands the base model on."""
+    return "training" in READS[stage.name] and not (stage.name == "sft" and params.sft.steps == 0)
+
+
+def _recorded(stage: _Stage, run: StageRun) -> None:
+    """Do the stage's work in this process; its record says how that failed, if it does."""
     try:
         stage.work(run)
     except BaseException as error:
         message = without_logins(str(error)) or type(error).__name__
         with suppress(OSError):  # a disk that is full already ended it
-            run.record.update(status=_status(error), ended=time.time(), error=message)
+            run._record(status=_status(error), ended=time.time(), error=message)
         raise
-    # First: a checkpoint that outlives a finished record is resumed without the rows before it.
-    shutil.rmtree(run.state)
-    run.record.update(status="finished", ended=time.time(), outputs=_digests(stage.outputs))
 
 
 def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +265,7 @@ def _digests(outputs: Sequence[Path]) -> dict[str, str]:
 
 def _present(path: Path, stage: str) -> Path:
     if not path.exists():
-        raise UserError(f"{path}: not there yet; `mathrl run {stage}` or `dvc repro {stage}` makes it first")
+        raise UserError(f"{path}: missing; run `mathrl run {stage}` or `dvc repro {stage}` first")
     return path
 
 
@@ -238,7 +286,7 @@ def _locked(state: Path, stage: str) -> Iterator[None]:
         if Variable.FLOW_RUN.get():
             _wait_for_other_flow(lock, stage)
         raise UserError(
-            f"stage {stage} with these parameters and inputs is running already ({state}); wait for it or stop it"
+            f"stage {stage} is already running with these parameters and inputs ({state}); wait for it or stop it"
         ) from None
     try:
         yield
@@ -255,7 +303,7 @@ def _release(lock: FileLock) -> None:
 def _wait_for_other_flow(lock: FileLock, stage: str) -> NoReturn:
     """Wait until another flow has run this very stage, and end with 75: the flow starts DVC again, which then
     has the outputs in its cache."""
-    print(f"{stage}: another flow runs the same stage; waiting for it to end", file=sys.stderr, flush=True)
+    print(f"{stage}: another flow is running this stage; waiting for it to end", file=sys.stderr, flush=True)
     lock.acquire(timeout=-1)
     _release(lock)
     sys.exit(EXIT_STOPPED)

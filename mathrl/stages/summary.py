@@ -14,7 +14,7 @@ from mathrl.stages.stage_run import StageRun
 Runs = list[list[EvalRow]]
 
 
-def summarise_recipe(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> None:
+def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> None:
     """Write `out` from the folders of evaluate steps: pairs of the step's name and a folder, one per seed.
 
     Example of what is written (evaluate step, benchmark, model):

@@ -1,4 +1,4 @@
-"""What the stages that train have in common: their ranks at the start, and their report at the end."""
+"""What the stages that train have in common: the exchange with other ranks, and the report at the end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mathrl.core.environment import rank
 from mathrl.core.files import write_json, written_aside
-from mathrl.core.launch import launch_ranks
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from mathrl.learners.distributed import Ranks
 
 
-def start_ranks(params: Params) -> Ranks:
-    """Start the ranks of `run.processes`, of which this process is one."""
-    launch_ranks(params.run.processes, params.run.device)
-    # torch: after the ranks are started, so that each has its own.
+def open_ranks(params: Params) -> Ranks:
+    """The stage's ranks, of which this process is one."""
     from mathrl.learners.distributed import Ranks
     from mathrl.models.device import choose_device
 
@@ -35,7 +33,10 @@ def write_report(
     summary: Mapping[str, float],
     health: HealthMonitor | None = None,
 ) -> None:
-    """The folder `report` (metrics.jsonl, curve.png and, with `health`, health.json) and the run's last facts."""
+    """Rank 0 writes the folder `report` (metrics.jsonl, curve.png and, with `health`, health.json) and the run's last
+    facts; the other ranks do nothing."""
+    if rank() != 0:
+        return
     from mathrl.health.watch import examine
     from mathrl.reports.training_curves import report_curves
 

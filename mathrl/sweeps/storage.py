@@ -1,14 +1,16 @@
-"""The storage of a study: a journal file in its folder, or a PostgreSQL database for several machines."""
+"""The storage of a study: a journal file in its folder, or a PostgreSQL database for several machines; its locks."""
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import optuna
 from filelock import FileLock
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -19,6 +21,9 @@ from mathrl.core.paths import home, with_driver
 from mathrl.params.sweep import Sweep
 
 JOURNAL = "journal.log"
+# PostgreSQL frees the locks of a machine that has been silent for two minutes.
+KEEPALIVE = "SET tcp_keepalives_idle = 60; SET tcp_keepalives_interval = 20; SET tcp_keepalives_count = 3"
+TrialLock = IO[bytes] | Connection  # closed with its process, however that ends
 
 
 def study_folder(name: str) -> Path:
@@ -55,12 +60,42 @@ def study_lock(sweep: Sweep) -> Iterator[None]:
         with FileLock(folder / "claim.lock"):
             yield
         return
-    with _clear_errors():
-        connection = create_engine(_url(), poolclass=NullPool).connect()
-    with connection:  # the server frees the lock when the connection ends
-        key = int(digest(["sweep", sweep.study])[:15], 16)
-        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": key})
+    with _connect() as connection:  # the server frees the lock when the connection ends
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _key(sweep)})
         yield
+
+
+def trial_lock(sweep: Sweep, number: int) -> TrialLock | None:
+    """The lock of a trial, held until it is closed or this process ends; None if another worker holds it."""
+    if sweep.storage == "journal":
+        return locked_file(study_folder(sweep.study) / "locks" / f"{number:04d}")
+    connection = _connect()
+    connection.execute(text(KEEPALIVE))
+    if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _key(sweep, number)}):
+        return connection
+    connection.close()
+    return None
+
+
+def locked_file(path: Path) -> IO[bytes] | None:
+    """The file, locked until this process and those that inherit it have closed it; None if it is locked already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def _connect() -> Connection:
+    with _clear_errors():
+        return create_engine(_url(), poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+
+
+def _key(sweep: Sweep, *number: int) -> int:
+    return int(digest(["sweep", sweep.study, *number])[:15], 16)
 
 
 def _url() -> str:

@@ -101,7 +101,7 @@ def _facts(sweep: Sweep, params: Mapping[str, Any]) -> dict[str, Any]:
     for file in (sweep.start, *sweep.data, sweep.dev, sweep.examples):
         if not Path(file).exists():
             preset = f" --preset {workspace_preset()}" if workspace_preset() else ""
-            raise UserError(f"{file}: not there yet; `mathrl run mix{preset}` makes the usual inputs")
+            raise UserError(f"{file}: missing; `mathrl run mix{preset}` makes the default inputs")
         facts[file] = digest_path(Path(file))
     if Path(sweep.test).exists() and digest_path(Path(sweep.test)) == digest_path(Path(sweep.dev)):
         raise UserError(f"{sweep.dev} holds the test problems of {sweep.test}: trials must not see them")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from optuna.trial import TrialState
@@ -24,10 +24,11 @@ from mathrl.core.paths import home, state_root
 from mathrl.core.records import METRICS, RunRecord, newest_record
 from mathrl.sweeps.record import TrialRecord
 from mathrl.sweeps.space import overrides, trial_params, values_of
+from mathrl.sweeps.storage import locked_file
 from mathrl.sweeps.study import OpenStudy
-from mathrl.sweeps.trial_lease import ClaimedTrial, LeaseLost, ProcessKey, fenced, give_back, process_tree, renew
+from mathrl.sweeps.trial_claim import ClaimedTrial, TrialLost, fenced
 
-POLL_SECONDS, RENEW_SECONDS = 0.5, 15.0
+POLL_SECONDS, CHECK_SECONDS = 0.5, 15.0
 ATTEMPTS = 3
 Curve = list[tuple[int, float]]
 
@@ -73,7 +74,7 @@ def run_trial(opened: OpenStudy, claimed: ClaimedTrial, stop_requested: Callable
 
     Raises:
         Interrupted: `stop_requested` became true; the trial is left for the next claim.
-        LeaseLost: another worker has taken over the trial; its trainer here is ended.
+        TrialLost: another worker has taken over the trial; its trainer here is ended.
     """
     trial = claimed.trial
     values = values_of(opened.sweep.space, trial.params, opened.present, trial.number)
@@ -100,10 +101,11 @@ def run_trial(opened: OpenStudy, claimed: ClaimedTrial, stop_requested: Callable
             record.end("failed", "failed", error=str(failed))
         outcome = f"failed: {failed}"
     except Interrupted:
-        with suppress(LeaseLost), fenced(claimed):
+        with suppress(TrialLost), fenced(claimed):
             record.end("stopped", "unfinished")
-            give_back(claimed)
         raise
+    finally:
+        claimed.lock.close()
     return f"trial {trial.number}: {outcome}  ({', '.join(f'{k}={v}' for k, v in values.items())})"
 
 
@@ -116,6 +118,11 @@ def _all_seeds(
 ) -> list[float] | None:
     """The score of every seed; None if the trial was ended early."""
     trial = claimed.trial
+
+    def check() -> None:
+        with fenced(claimed):
+            pass
+
     try:
         first = trial_params(opened.sweep, values).run.seed
     except UserError as error:
@@ -141,7 +148,7 @@ def _all_seeds(
             return False
 
         run = rl_run(opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.record.folder.name)
-        curve = execute(run, opened, stop_requested, prune, lambda trainer: renew(claimed, trainer))
+        curve = execute(run, opened, stop_requested, prune, check)
         if curve is None:
             return None
         scores.append(score(curve, opened.sweep.evaluations))
@@ -182,24 +189,28 @@ def execute(
     opened: OpenStudy,
     stop_requested: Callable[[], bool],
     prune: Callable[[Curve], bool] = lambda curve: False,
-    renew_lease: Callable[[list[ProcessKey]], None] = lambda trainer: None,
+    check: Callable[[], None] = lambda: None,
     *,
     keep: bool = False,
 ) -> Curve | None:
     """Run a stage to its end, or resume it; returns its dev curve, or None if `prune` ended it early.
 
-    A run that was finished before a worker died is not run again. `renew_lease` is called with the trainer's
-    processes when they change, every RENEW_SECONDS, and at the end.
+    A run that was finished before a worker died is not run again, and a trainer that outlives its worker is waited
+    for. `check` is called every CHECK_SECONDS, and at the end.
 
     Raises:
         Interrupted: `stop_requested` became true; the run resumes at its next start.
-        LeaseLost: `renew_lease` or `prune` noticed that another worker holds the trial.
+        TrialLost: `check` or `prune` noticed that another worker holds the trial.
         RunFailed: the run ended with an error.
     """
     for _ in range(ATTEMPTS):
+        while (lock := locked_file(run.folder / "locks" / run.label)) is None:
+            if stop_requested():
+                raise Interrupted
+            time.sleep(POLL_SECONDS)
         if (record := finished(run)) is None:
-            code = _attempt(run, opened, stop_requested, prune, renew_lease)
-            renew_lease([])  # before removing files that may belong to another worker
+            code = _attempt(run, opened, lock, stop_requested, prune, check)
+            check()  # before removing files that may belong to another worker
             if code is None:
                 clear(run, keep=False)
                 return None
@@ -225,26 +236,29 @@ def execute(
 def _attempt(
     run: TrialRun,
     opened: OpenStudy,
+    lock: IO[bytes],
     stop_requested: Callable[[], bool],
     prune: Callable[[Curve], bool],
-    renew_lease: Callable[[list[ProcessKey]], None],
+    check: Callable[[], None],
 ) -> int | None:
+    """Run the stage once, while its processes hold `lock`; its exit status, or None if `prune` ended it."""
     run.out.mkdir(parents=True, exist_ok=True)
-    began, renewed, trainer = time.time(), 0.0, list[ProcessKey]()
+    began = checked = time.time()
     command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.stages.recipe_step", run.stage]
-    with (run.out / "log.txt").open("ab") as log:
+    with lock, (run.out / "log.txt").open("ab") as log:
         child = subprocess.Popen(
             [*command, str(run.out), *run.arguments],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             env=_environment(opened, run.trial),
+            pass_fds=[lock.fileno()],
         )
     try:
         while (code := child.poll()) is None:
-            if (tree := process_tree(child.pid)) != trainer or abs(time.time() - renewed) > RENEW_SECONDS:
-                renew_lease(tree)
-                trainer, renewed = tree, time.time()
+            if abs(time.time() - checked) > CHECK_SECONDS:
+                check()
+                checked = time.time()
             if stop_requested():
                 raise Interrupted
             record = newest(run)
@@ -255,10 +269,10 @@ def _attempt(
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
         return int(code)
-    except LeaseLost:
-        for pid, _ in process_tree(child.pid)[1:]:  # without a last checkpoint: the other worker may use the folder
-            with suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).kill()
+    except TrialLost:
+        with suppress(psutil.NoSuchProcess):  # without a last checkpoint: the other worker may use the folder
+            for process in psutil.Process(child.pid).children(recursive=True):
+                process.kill()
         raise
     finally:
         assert child.stdin is not None

@@ -1,12 +1,18 @@
-"""The next trial for a worker.
+"""The next trial for a worker, and the worker's hold on it.
 
-A worker that died leaves its trial RUNNING; the next claim adopts it, with its number, parameters and folder,
-so that its trainer resumes from its last checkpoint (on another machine only if home() is on a shared disk, else
-from the start). Claims are made one at a time under a lock: no trial is lost, and none runs twice.
+A running trial belongs to the worker that holds its lock, which is free as soon as that worker is dead. The next claim
+then adopts the trial, with its number, parameters and folder, so that its trainer resumes from its last checkpoint (on
+another machine only if home() is on a shared disk, else from the start). Claims are made one at a time: no trial is
+lost, and none runs twice. Each claim writes a new token into the trial: a worker that slept while another one took over
+its trial finds a different token, and writes nothing more (`fenced`).
 """
 
+import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -15,49 +21,51 @@ from optuna.trial import Trial, TrialState
 from mathrl.core.seeding import derive_seed
 from mathrl.params.sweep import Categorical, Integer, Sweep
 from mathrl.sweeps.space import distribution
-from mathrl.sweeps.storage import study_lock
+from mathrl.sweeps.storage import TrialLock, study_lock, trial_lock
 from mathrl.sweeps.study import OpenStudy
-from mathrl.sweeps.trial_lease import ClaimedTrial, Seen, holder, take
 
-WAIT_SECONDS = 0.5
+HOLDER = "holder"
 
 
-def claim(
-    opened: OpenStudy, until: float | None = None, stop_requested: Callable[[], bool] = lambda: False
-) -> ClaimedTrial | None:
-    """A trial to run: one whose worker died, else a new one; None if all were started or time is up.
+class TrialLost(Exception):
+    """The trial no longer belongs to this worker; the message says why."""
 
-    If only a trial is left whose trainer outlives its worker, wait for it: a guard ends such a trainer within
-    seconds, and without its guard it runs to its end. Wait for another machine's trial until its lease is
-    renewed, or was not renewed for AWAY_SECONDS.
+
+@dataclass(frozen=True)
+class ClaimedTrial:
+    """A trial that this worker claimed, and holds while the storage has `holder` and `lock` is open.
+
+    For example holder = {"host": "node1", "pid": 4711, "token": "5f3a…"}.
     """
-    seen, notified = Seen(), False
-    while not stop_requested():
-        with study_lock(opened.sweep):
-            trials = opened.study.get_trials(deepcopy=False)
-            started = sum(trial.state != TrialState.WAITING for trial in trials)
-            opened.study.sampler = _sampler(opened.sweep, started)
-            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-            holders = {trial.number: holder(trial, seen) for trial in running}
-            for trial in running:
-                if holders[trial.number] == "nobody":
-                    return _claimed(Trial(opened.study, trial._trial_id), opened.sweep)
-            late = until is not None and time.time() > until
-            if not late and (opened.sweep.trials is None or started < opened.sweep.trials):
-                return _claimed(opened.study.ask(), opened.sweep)
-        if not {"trainer", "unknown"} & set(holders.values()):
+
+    trial: Trial
+    sweep: Sweep
+    lock: TrialLock
+    holder: dict[str, Any]
+
+
+def claim(opened: OpenStudy, until: float | None = None) -> ClaimedTrial | None:
+    """A trial to run: one whose worker died, else a new one; None if all were started or time is up."""
+    with study_lock(opened.sweep):
+        trials = opened.study.get_trials(deepcopy=False)
+        started = sum(trial.state != TrialState.WAITING for trial in trials)
+        opened.study.sampler = _sampler(opened.sweep, started)
+        for trial in trials:
+            if trial.state == TrialState.RUNNING and (lock := trial_lock(opened.sweep, trial.number)):
+                return _claimed(Trial(opened.study, trial._trial_id), opened.sweep, lock)
+        late = until is not None and time.time() > until
+        if late or (opened.sweep.trials is not None and started >= opened.sweep.trials):
             return None
-        away = [number for number in seen if holders.get(number) == "unknown"]
-        if away and not notified:
-            notified = True
-            print(f"trial {away[0]} belongs to another machine: waiting for its lease to be renewed", flush=True)
-        time.sleep(WAIT_SECONDS)
-    return None
+        new = opened.study.ask()
+        free = trial_lock(opened.sweep, new.number)
+        assert free is not None, "only claims lock trials"
+        return _claimed(new, opened.sweep, free)
 
 
-def _claimed(trial: Trial, sweep: Sweep) -> ClaimedTrial:
+def _claimed(trial: Trial, sweep: Sweep, lock: TrialLock) -> ClaimedTrial:
     """Claim the trial and suggest its missing parameters: a worker may have died between two of them."""
-    claimed = take(trial, sweep)
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "token": os.urandom(8).hex()}
+    trial.set_user_attr(HOLDER, holder)
     for key, axis in sweep.space.items():
         range_: Any = distribution(axis)
         if isinstance(axis, Categorical):
@@ -66,7 +74,24 @@ def _claimed(trial: Trial, sweep: Sweep) -> ClaimedTrial:
             trial.suggest_int(key, range_.low, range_.high, step=range_.step)
         else:
             trial.suggest_float(key, range_.low, range_.high, log=range_.log)
-    return claimed
+    return ClaimedTrial(trial, sweep, lock, holder)
+
+
+@contextmanager
+def fenced(claimed: ClaimedTrial) -> Iterator[None]:
+    """Within the context only the trial's holder writes: claims wait until it ends.
+
+    Raises:
+        TrialLost: another worker took over the trial, or the trial has ended.
+    """
+    with study_lock(claimed.sweep):
+        stored = claimed.trial.storage.get_trial(claimed.trial._trial_id)
+        if stored.state != TrialState.RUNNING:
+            raise TrialLost(f"it is {stored.state.name.lower()} already")
+        holder = stored.user_attrs[HOLDER]
+        if holder != claimed.holder:
+            raise TrialLost(f"a worker on {holder['host']} has taken it over")
+        yield
 
 
 def _sampler(sweep: Sweep, started: int) -> optuna.samplers.BaseSampler:

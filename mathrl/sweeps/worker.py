@@ -17,8 +17,7 @@ from mathrl.params import load_params
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.study import open_study
 from mathrl.sweeps.trial import Interrupted, run_trial
-from mathrl.sweeps.trial_claim import claim
-from mathrl.sweeps.trial_lease import LeaseLost
+from mathrl.sweeps.trial_claim import TrialLost, claim
 
 MOST_FAILURES = 3  # failed trials in a row, after which the worker gives up
 
@@ -49,7 +48,7 @@ def run_trials(overrides: Sequence[str], until: float | None = None) -> None:
     failures = 0
     while not stop.is_set():
         opened = open_study(sweep_section(overrides))  # again: params/ may have changed meanwhile
-        claimed = claim(opened, until, stop.is_set)
+        claimed = claim(opened, until)
         if claimed is None:
             return
         number = claimed.trial.number
@@ -59,7 +58,7 @@ def run_trials(overrides: Sequence[str], until: float | None = None) -> None:
         except Interrupted:
             print(f"trial {number}: stopped; the next `mathrl sweep run` resumes it", flush=True)
             return
-        except LeaseLost as lost:
+        except TrialLost as lost:
             print(f"\ntrial {number} no longer belongs to this worker: {lost}", flush=True)
             continue
         last = opened.study.get_trials(deepcopy=False)[number]

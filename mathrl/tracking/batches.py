@@ -106,4 +106,4 @@ def _is_refusal(error: Exception) -> bool:
 
     if isinstance(error, MlflowException):
         return error.error_code in REFUSALS
-    return isinstance(error, TypeError | OverflowError)  # no number
+    return isinstance(error, TypeError | OverflowError)  # not a number

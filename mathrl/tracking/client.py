@@ -58,7 +58,9 @@ def experiment(client: Any, question: str = "") -> str:
         existing = client.get_experiment_by_name(name)
         if existing:
             return str(existing.experiment_id)
-        return str(client.create_experiment(name, artifact_location=_artifacts(tracking_uri()), tags=KIND))
+        # A server has an artifact folder of its own.
+        artifacts = (home() / "artifacts").as_uri() if tracking_uri().startswith("sqlite") else None
+        return str(client.create_experiment(name, artifact_location=artifacts, tags=KIND))
 
 
 def experiments(client: Any) -> list[str]:
@@ -96,8 +98,3 @@ def _login_apart(uri: str) -> str:
     os.environ["MLFLOW_TRACKING_USERNAME"] = urllib.parse.unquote(parts.username)
     os.environ["MLFLOW_TRACKING_PASSWORD"] = urllib.parse.unquote(parts.password)
     return shown(uri)
-
-
-def _artifacts(uri: str) -> str | None:
-    """The artifact folder beside a local store; None for a server, which has its own."""
-    return (home() / "artifacts").as_uri() if uri.startswith("sqlite") else None

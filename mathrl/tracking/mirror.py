@@ -46,7 +46,7 @@ class Followed:
     """What a mirror knows of one record.
 
     `written` is the time of run.json (ns) at the last look, and `due` when the record is looked at although
-    run.json has not changed; `started` and `bytes_read` tell how much of a run's metrics was read; `monitor`
+    run.json has not changed; `started` and `bytes_read` tell how much of a run's metrics was uploaded; `monitor`
     logs the machine's load while the stage runs.
     """
 
@@ -84,12 +84,11 @@ class Followed:
             self.monitor.finish()
             self.monitor = None
 
-    def new_rows(self, record: RunRecord) -> list[dict[str, Any]]:
-        """The metrics since the last look; a resumed run writes its file again, which is read from its start."""
-        start = self.bytes_read if self.started == record.started else 0
-        rows, self.bytes_read = new_rows(record.metrics_file, start)
-        self.started = record.started
-        return rows
+    def new_rows(self, record: RunRecord) -> tuple[list[dict[str, Any]], int]:
+        """The metrics after those that were uploaded, and the byte after them; a resumed run writes its file again."""
+        if self.started != record.started:
+            self.started, self.bytes_read = record.started, 0
+        return new_rows(record.metrics_file, self.bytes_read)
 
 
 class Mirror:
@@ -166,7 +165,9 @@ class Mirror:
             self.upload.reopen(state.run_id)
             state.complete = None
             state.write()
-        last_step = self.upload.metrics(state.run_id, followed.new_rows(record), after=state.step)
+        rows, end = followed.new_rows(record)
+        last_step = self.upload.metrics(state.run_id, rows, after=state.step)
+        followed.bytes_read = end  # not before: rows that the server did not take are read again
         # A resumed run has not reported its health yet; MLflow keeps what it reported before.
         health = state.health if record.health is None else record.health
         if health is not None and health != state.health:

@@ -98,6 +98,7 @@ class Upload:
         self._link_makers(parent, record.inputs, run_id)  # a maker that was not uploaded at the start
         self._describe(parent)
         tags = {f"output.{path}": digest for path, digest in record.outputs.items()}
+        tags |= {f"resolved.{name}": str(value) for name, value in record.resolved.items()}
         tags |= {"mathrl.outcome": record.outcome} if record.outcome else {}
         tags |= {"mathrl.error": record.error[:5000]} if record.error else {}
         self.batches.tags(run_id, tags)

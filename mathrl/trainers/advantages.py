@@ -19,28 +19,27 @@ from mathrl.trainers.rollouts import RolloutGroup
 def outcome_advantages(
     groups: Sequence[RolloutGroup], lengths_S: Tensor, penalty_N: Tensor | None, params: Rl
 ) -> Tensor:
-    """Advantages that need no other model, [N].
+    """Advantages that need no other model: [S] where they are those of responses, [N] where their tokens differ.
 
     With a penalty (the KL in the reward), a group's responses are compared by reward minus summed penalty.
     """
     kind = params.advantage
     if kind == "correct":
-        correct_S = torch.tensor([float(correct) for group in groups for correct in group.correct])
-        return spread(correct_S, lengths_S)
+        return torch.tensor([float(correct) for group in groups for correct in group.correct])
     if kind == "process":
         lengths_PG = lengths_S.view(len(groups), -1)
         return torch.cat([_step_advantages(group, lengths_PG[i], params) for i, group in enumerate(groups)])
-    rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
-    if kind == "none":
-        return discounted_returns(rewards_N, lengths_S, params.gamma)
-    if kind == "greedy":
+    rewards_S = _rewards(groups)
+    if kind == "none" or kind == "greedy":
+        rewards_N = token_rewards(rewards_S, lengths_S, penalty_N)
         returns_N = discounted_returns(rewards_N, lengths_S, params.gamma)
         baselines_S = torch.tensor([group.baseline for group in groups for _ in group.responses])
-        return returns_N - spread(baselines_S, lengths_S)
+        return returns_N if kind == "none" else returns_N - spread(baselines_S, lengths_S)
     assert kind != "gae" and kind != "distillation"
-    rewards_PG = _rewards(groups) if penalty_N is None else response_sums(rewards_N, lengths_S)
-    advantages_PG = group_advantages(rewards_PG.view(len(groups), -1), kind, ddof=params.std_ddof, eps=params.std_eps)
-    return spread(advantages_PG.flatten(), lengths_S)
+    if penalty_N is not None:
+        rewards_S = response_sums(token_rewards(rewards_S, lengths_S, penalty_N), lengths_S)
+    advantages_PG = group_advantages(rewards_S.view(len(groups), -1), kind, ddof=params.std_ddof, eps=params.std_eps)
+    return advantages_PG.flatten()
 
 
 def gae_advantages(
@@ -58,7 +57,7 @@ def _rewards(groups: Sequence[RolloutGroup]) -> Tensor:
 def _step_advantages(group: RolloutGroup, lengths_G: Tensor, params: Rl) -> Tensor:
     if len(group.step_rewards) != len(group.responses) or len(group.step_ends) != len(group.responses):
         raise UserError(
-            "rl.advantage is process, but the rollouts have no rewards of steps: give the run a process "
+            "rl.advantage is process, but the rollouts have no step rewards: give the run a process "
             "reward model, or set rl.advantage to group_std"
         )
     steps = [

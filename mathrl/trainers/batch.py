@@ -6,9 +6,11 @@ Tensors are on the CPU, the same at every rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from mathrl.algorithms.returns import response_sums
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget
 from mathrl.learners.scoring import score_tokens
+from mathrl.models.kernels import Kernel
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
@@ -31,52 +34,79 @@ from mathrl.trainers.rollouts import RolloutGroup
 
 @dataclass(frozen=True)
 class Batch:
-    """`old_N` are the log-probs that ratios are against; tokens outside `kept_N` have no loss.
+    """The global batch at every rank: few numbers per response, and numbers per token only where they differ.
 
-    They count in no denominator either. `importance_N` weighs the surrogate; `reference_N` is there with a
-    KL in the loss, `values_N` and `returns_N` with a critic. `weights_N` are the tokens' weights in the loss
-    of the global batch, once an update has set them.
+    `old` are the log-probs that ratios are against, None for the sampler's. `advantages` and `kept` have a value for
+    each response, or for each token; what is not kept has no loss and counts in no denominator. `importance_N` weighs
+    the surrogate; `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a critic. `weights_S`
+    are the weights of each response's tokens in the loss of the global batch, once an update has set them.
     """
 
     groups: Sequence[RolloutGroup]
     lengths_S: Tensor
-    old_N: Tensor
-    advantages_N: Tensor
-    kept_N: Tensor
+    old: Tensor | None
+    advantages: Tensor
+    kept: Tensor
     importance_N: Tensor | None = None
     reference_N: Tensor | None = None
     values_N: Tensor | None = None
     returns_N: Tensor | None = None
-    weights_N: Tensor | None = None
+    weights_S: Tensor | None = None
 
     def part(self, numbers: Sequence[int]) -> "Batch":
         """The batch of the groups with these numbers."""
-        lengths = torch.split(self.lengths_S, [len(group.responses) for group in self.groups])
-        ends = torch.stack([lengths_G.sum() for lengths_G in lengths]).cumsum(0).tolist()
-        rows_N = torch.cat([torch.arange(ends[i - 1] if i else 0, ends[i]) for i in numbers])
-        tokens = {
-            field.name: getattr(self, field.name)[rows_N]
-            for field in fields(self)
-            if field.name.endswith("_N") and getattr(self, field.name) is not None
-        }
-        return Batch([self.groups[i] for i in numbers], torch.cat([lengths[i] for i in numbers]), **tokens)
+        values: dict[str, Any] = {"groups": [self.groups[number] for number in numbers]}
+        for name in (field.name for field in fields(self)[1:]):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                ends = self.ends_of(tensor)
+                tensor = torch.cat([tensor[ends[number] : ends[number + 1]] for number in numbers])
+            values[name] = tensor
+        return Batch(**values)
 
-    def cut(self, budget: int) -> "Batch":
+    def ends_of(self, values: Tensor) -> list[int]:
+        """Where each group ends in `values` [S] or [N], after a 0."""
+        return self._ends[len(values)]
+
+    @cached_property
+    def _ends(self) -> dict[int, list[int]]:
+        """By the number of values: of responses or of tokens (where they are as many, they end at the same places)."""
+        responses = [0, *accumulate(len(group.responses) for group in self.groups)]
+        tokens = [0, *self.lengths_S.cumsum(0).tolist()]
+        return {responses[-1]: responses, tokens[-1]: [tokens[end] for end in responses]}
+
+    @property
+    def old_N(self) -> Tensor:
+        return old_logprobs(self.groups, self.old)
+
+    @property
+    def advantages_N(self) -> Tensor:
+        return self._of_tokens(self.advantages)
+
+    @property
+    def kept_N(self) -> Tensor:
+        return self._of_tokens(self.kept)
+
+    def _of_tokens(self, values: Tensor) -> Tensor:
+        return spread(values, self.lengths_S) if len(values) == len(self.lengths_S) else values
+
+    def cut(self, budget: int, kernel: Kernel) -> "Batch":
         """The same responses in the same order, in groups of at most `budget` packed tokens (see `cut`)."""
-        return replace(self, groups=cut(self.groups, budget))
+        return replace(self, groups=cut(self.groups, budget, kernel))
 
     @property
     def counted_S(self) -> Tensor:
         """How many tokens of each response have a loss."""
-        return response_sums(self.kept_N.float(), self.lengths_S).long()
+        if len(self.kept) == len(self.lengths_S):
+            return self.lengths_S * self.kept
+        return response_sums(self.kept.float(), self.lengths_S).long()
 
-    @property
-    def sizes(self) -> list[int]:
-        """The packed tokens of each group."""
-        return [group.group.packed_tokens for group in self.groups]
+    def sizes(self, kernel: Kernel) -> list[int]:
+        """The tokens of each group, packed for the kernel."""
+        return [group.group.tokens_by(kernel) for group in self.groups]
 
 
-def cut(groups: Sequence[RolloutGroup], budget: int) -> list[RolloutGroup]:
+def cut(groups: Sequence[RolloutGroup], budget: int, kernel: Kernel = "cpu") -> list[RolloutGroup]:
     """Groups of more than `budget` packed tokens are cut between responses, the prompt standing in each part.
 
     A response that is longer alone stands alone. Advantages are made before: they need complete groups.
@@ -84,7 +114,7 @@ def cut(groups: Sequence[RolloutGroup], budget: int) -> list[RolloutGroup]:
     return [
         group if (start, end) == (0, len(group.responses)) else group.some(start, end)
         for group in groups
-        for start, end in pairwise(group.group.cut_places(budget))
+        for start, end in pairwise(group.group.cut_places(budget, kernel))
     ]
 
 
@@ -107,20 +137,19 @@ def make_batch(
         UserError: the advantage is process and no judge gave rewards of steps.
     """
     lengths_S = torch.tensor([len(response) for group in groups for response in group.responses])
-    sampler_N = torch.tensor([value for group in groups for row in group.logprobs for value in row])
-    kept_N = torch.ones_like(sampler_N, dtype=torch.bool)
+    kept = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
-        truncated_S = torch.tensor([truncated for group in groups for truncated in group.truncated])
-        kept_N = ~spread(truncated_S, lengths_S)
-    old_N, importance_N, reference_N, values_N, returns_N = sampler_N, None, None, None, None
+        kept = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
+    old_N, importance_N, reference_N, values_N, returns_N = None, None, None, None, None
     figures: dict[str, float] = {}
-    if params.importance is not None:
-        importance = params.importance
+    importance = params.importance
+    if importance is not None and importance.when == "always":
+        sampler_N = old_logprobs(groups)
         old_N = group_logprobs(model, "policy", groups, params, ranks)
         importance_N, trusted_N = importance_weights(
             old_N, sampler_N, lengths_S, importance.kind, importance.level, importance.low, importance.high
         )
-        kept_N = kept_N & trusted_N
+        kept = spread(kept, lengths_S) & trusted_N
         figures["importance/mean"] = float(importance_N.mean())
         figures["importance/masked_share"] = float((~trusted_N).float().mean())
         figures["rollout/logprob_alignment"] = float(logprob_alignment(old_N, sampler_N, lengths_S).mean())
@@ -130,42 +159,39 @@ def make_batch(
         with adapters_off(reference):
             reference_N = group_logprobs(reference, "reference", groups, params, ranks)
         if params.kl_in == "reward":
-            gap_N = old_N - reference_N
+            gap_N = old_logprobs(groups, old_N) - reference_N
             penalty_N = kl_coef * gap_N
             figures["kl"] = float(gap_N.mean())
     if params.advantage == "distillation":
         teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
-        advantages_N = distillation_advantages(teacher_N, old_N)
-        figures["distillation/reverse_kl"] = -float(advantages_N.mean())
+        advantages = distillation_advantages(teacher_N, old_logprobs(groups, old_N))
+        figures["distillation/reverse_kl"] = -float(advantages.mean())
     elif params.advantage == "gae":
         budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
         values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)
-        advantages_N, returns_N = gae_advantages(groups, lengths_S, values_N, penalty_N, params)
+        advantages, returns_N = gae_advantages(groups, lengths_S, values_N, penalty_N, params)
     else:
-        advantages_N = outcome_advantages(groups, lengths_S, penalty_N, params)
+        advantages = outcome_advantages(groups, lengths_S, penalty_N, params)
+    if params.kl_in != "loss":
+        reference_N = None
+    batch = Batch(groups, lengths_S, old_N, advantages, kept, importance_N, reference_N, values_N, returns_N)
     if params.whiten:
-        advantages_N = whiten(advantages_N, kept_N)
-    return (
-        Batch(
-            groups,
-            lengths_S,
-            old_N,
-            advantages_N,
-            kept_N,
-            importance_N,
-            reference_N if params.kl_in == "loss" else None,
-            values_N,
-            returns_N,
-        ),
-        figures,
-    )
+        batch = replace(batch, advantages=whiten(batch.advantages_N, batch.kept_N))
+    return batch, figures
+
+
+def old_logprobs(groups: Sequence[RolloutGroup], recomputed_N: Tensor | None = None) -> Tensor:
+    """The recomputed log-probs of the groups' tokens, if there are any, else the sampler's, [N]."""
+    if recomputed_N is not None:
+        return recomputed_N
+    return torch.from_numpy(np.concatenate([values for group in groups for values in group.logprobs]))
 
 
 def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> Tensor:
     """Log-probs of the groups' tokens by a network, [N]; `owner` names it in an out-of-memory error."""
 
     def forward(micro: list[Group]) -> Tensor:
-        return response_logprobs(network, micro, params.temperature)[0]
+        return response_logprobs(network, micro, params.temperature, entropy=False)[0]
 
     budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
     return score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])

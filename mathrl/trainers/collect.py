@@ -5,6 +5,7 @@ Shapes: P groups (prompts) of G responses.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from mathrl.core.seeding import derive_seed
@@ -15,7 +16,7 @@ from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.rollouts import GroupJudge, RolloutGroup, rollout_group
+from mathrl.trainers.rollouts import GroupJudge, RolloutGroup, rollout_groups
 
 
 @dataclass(frozen=True)
@@ -23,24 +24,43 @@ class RolloutShare:
     """One rank's graded responses to its share of a step's problems.
 
     `problems` are their numbers in the training set, `graded` has a group for each (None: the prompt was too
-    long), `updates` is how many updates the weights that sampled had seen. `counters` are the verifier's, where
-    they have been read already.
+    long), `updates` is how many updates the weights that sampled had seen. `counters` are the verifier's that
+    have been read already.
     """
 
     problems: list[int]
     graded: list[list[Graded] | None]
     seconds: dict[str, float]
     updates: int
-    counters: Mapping[str, float] | None = None
+    counters: Sequence[Mapping[str, float]] = ()
 
     def to_row(self) -> dict[str, Any]:
-        return asdict(self)
+        row = asdict(self)
+        for response in (response for group in row["graded"] if group is not None for response in group):
+            completion = response["completion"]
+            completion |= {name: completion[name].tolist() for name in ("tokens", "logprobs")}
+        return row
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "RolloutShare":
         """Read what `to_row` gave, through JSON."""
         graded = [None if group is None else [_graded(response) for response in group] for group in row["graded"]]
         return cls(**{**row, "graded": graded})
+
+    def divided(self, rank: int, world: int) -> "RolloutShare":
+        """The share of one of `world` ranks in a share that is that of all of them; the first takes the counters."""
+        problems, graded = self.problems[rank::world], self.graded[rank::world]
+        return replace(self, problems=problems, graded=graded, counters=() if rank else self.counters)
+
+    @classmethod
+    def joined(cls, shares: Sequence["RolloutShare"]) -> "RolloutShare":
+        """The shares of all ranks as one, in the order in which the ranks took turns."""
+        turns = zip_longest(*(list(zip(share.problems, share.graded, strict=True)) for share in shares))
+        pairs = [pair for turn in turns for pair in turn if pair is not None]
+        counters = [row for share in shares for row in share.counters]
+        return replace(
+            shares[0], problems=[n for n, _ in pairs], graded=[group for _, group in pairs], counters=counters
+        )
 
 
 @dataclass(frozen=True)
@@ -75,16 +95,17 @@ class Collector:
     ranks: Ranks
 
     def sample(self, seed: int, updates: int = 0) -> RolloutShare:
-        """Take prompts_per_step problems, sample and grade this rank's share of them."""
+        """Take the problems of a round, sample and grade this rank's share of them."""
         sampling = Sampling(self.params.group_size, self.params.temperature, self.params.max_tokens)
-        numbers = self.order.take(self.params.prompts_per_step)[self.ranks.rank :: self.ranks.world]
+        over = self.params.prompts_per_round if self.params.dynamic_sampling else None
+        numbers = self.order.take(over or self.params.prompts_per_step)[self.ranks.rank :: self.ranks.world]
         problems, prompts = [self.problems[n] for n in numbers], [self.prompts[n] for n in numbers]
         graded = self.sampler.sample(problems, sampling, self.reward, seed, prompts=prompts)
         return RolloutShare(numbers, graded, dict(self.sampler.seconds), updates)
 
     def sample_ahead(self, seed: int, updates: int) -> RolloutShare:
         """As `sample`, with the verifier's counters: a step's counters are those of its own rollouts."""
-        return replace(self.sample(seed, updates), counters=dict(self.reward.counters()))
+        return replace(self.sample(seed, updates), counters=[dict(self.reward.counters())])
 
     def collect(self, seed: int, prefetched: RolloutShare | None = None) -> StepRollouts:
         """The groups of one step, in the same order at every rank.
@@ -105,17 +126,11 @@ class Collector:
             if share is None:
                 share = self.sample(derive_seed(seed, "round", rounds) if rounds else seed)
             _add(seconds, share.seconds)
-            judged = [
-                rollout_group(index, self.prompts[index] or (), group)
-                for index, group in zip(share.problems, share.graded, strict=True)
-                if group is not None
-            ]
+            judged = rollout_groups(share.problems, [self.prompts[n] for n in share.problems], share.graded)
             judged = self.judge(judged) if self.judge is not None else judged
             if params.advantage == "greedy":
                 judged = self._with_greedy_baselines(judged, seconds)
-            read = [self.reward.counters()]
-            if share.counters is not None:
-                read.insert(0, dict(share.counters))
+            read = [*share.counters, self.reward.counters()]
             for rank_groups, rank_counters in self.ranks.gather((judged, read)):
                 groups += rank_groups
                 counters += rank_counters
@@ -137,11 +152,7 @@ class Collector:
         problems = [self.problems[group.problem] for group in groups]
         graded = self.sampler.sample(problems, Sampling(1, 0.0, self.params.max_tokens), self.reward, 0)
         _add(seconds, self.sampler.seconds)
-        greedy = [
-            rollout_group(group.problem, group.prompt, responses)
-            for group, responses in zip(groups, graded, strict=True)
-            if responses is not None
-        ]
+        greedy = rollout_groups([group.problem for group in groups], [group.prompt for group in groups], graded)
         greedy = self.judge(greedy) if self.judge is not None else greedy
         return [
             replace(group, baseline=baseline.rewards[0], baseline_tokens=len(baseline.responses[0]))
@@ -155,6 +166,4 @@ def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
 
 
 def _graded(row: Mapping[str, Any]) -> Graded:
-    fields = row["completion"]
-    completion = Completion(**{**fields, "tokens": tuple(fields["tokens"]), "logprobs": tuple(fields["logprobs"])})
-    return Graded(**{**row, "completion": completion})
+    return Graded(**{**row, "completion": Completion(**row["completion"])})

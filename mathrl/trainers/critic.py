@@ -15,8 +15,10 @@ from mathrl.core.seeding import derive_seed
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
-from mathrl.models.linear import BFloat16Linear
-from mathrl.models.load import load_model, resolve_folder
+from mathrl.learners.sharding import load_to_train, sharded_like
+from mathrl.models.device import to_device
+from mathrl.models.kernels import attention_kernel
+from mathrl.models.load import load_model, precision_of, resolve_folder
 from mathrl.models.lora import add_lora
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.transformers_import import AutoConfig
@@ -34,29 +36,31 @@ def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: in
         UserError: the folder is neither a scorer's nor a causal LM's, or its vocabulary is not the policy's.
     """
     if scorer is None and params.path is not None:
-        scorer = _from_folder(params.path, policy)
+        scorer = _from_folder(params.path, policy, ranks)
     elif scorer is None:
-        scorer = make_scorer(policy)
+        with sharded_like(policy, ranks):
+            scorer = make_scorer(policy)
     if params.lora is not None:
         add_lora(scorer, params.lora, derive_seed(seed, "critic"))
     return make_learner(scorer, params.optimizer, params.lr, updates, ranks, name="rl.critic")
 
 
-def _from_folder(path: str, policy: Any) -> Any:
-    rounded = any(isinstance(module, BFloat16Linear) for module in policy.modules())
-    model = Model(precision="bfloat16" if rounded else "float32")
+def _from_folder(path: str, policy: Any, ranks: Ranks) -> Any:
+    model = Model(precision=precision_of(policy))
     try:
         folder, options = resolve_folder(path)
         config = AutoConfig.from_pretrained(folder, **options)
         architectures = getattr(config, "architectures", None) or [""]
         if architectures[0].endswith("ForCausalLM"):
-            critic = make_scorer(load_model(path, model, policy.device))
+            start = load_to_train(load_model, path, model, ranks)
+            with sharded_like(start, ranks):
+                critic = make_scorer(start)
         else:
-            critic = load_scorer(path, model, policy.device)
+            critic = load_to_train(load_scorer, path, model, ranks)
     except (UserError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"rl.critic.path: no critic can be made of {path!r} ({reason}); give the folder of a reward model, "
+            f"rl.critic.path: {path!r} cannot initialise a critic ({reason}); give the folder of a reward model, "
             "of a critic or of a causal language model, or leave it empty to start as the policy"
         ) from None
     tokens, policy_tokens = (network.get_input_embeddings().weight.shape[0] for network in (critic, policy))
@@ -96,23 +100,24 @@ class CriticFigures:
         }
 
 
-def critic_gradient(critic: Learner, params: Rl, ranks: Ranks, batch: Batch) -> CriticFigures:
+def critic_gradient(critic: Learner, params: Rl, batch: Batch) -> CriticFigures:
     """Fill the critic's gradients with this rank's part of that of the value loss; its figures.
 
     The loss is the mean over the tokens of the global batch.
     """
     weights_S = token_weights(batch.counted_S, "token_mean", params.max_tokens)
-    batch = replace(batch, weights_N=spread(weights_S, batch.lengths_S))
-    budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
-    figures = reduce_figures(_gradient(budget, critic, params, batch), ranks)
+    batch = replace(batch, weights_S=weights_S)
+    budget = TokenBudget(critic.ranks, params.tokens_per_microbatch, "rl")
+    figures = reduce_figures(_gradient(budget, critic, params, batch), critic.ranks)
     return CriticFigures(float(figures["loss"]), float(figures["clipped"]))
 
 
 @halved_on_out_of_memory
 def _gradient(budget: TokenBudget, critic: Learner, params: Rl, batch: Batch) -> list[Figures]:
-    batch = batch.cut(budget.tokens)
+    kernel = attention_kernel(critic.model)
+    batch = batch.cut(budget.tokens, kernel)
     figures: list[Figures] = []
-    for micro, counts in critic.micro_batches(batch.sizes, budget.tokens):
+    for micro, counts in critic.micro_batches(batch.sizes(kernel), budget.tokens):
         loss, sums = critic.forward(micro_batch_loss, critic.model, batch.part(micro), params)
         critic.backward(loss * counts)
         if counts:
@@ -123,11 +128,13 @@ def _gradient(budget: TokenBudget, critic: Learner, params: Rl, batch: Batch) ->
 def micro_batch_loss(model: Any, part: Batch, params: Rl) -> tuple[Tensor, Figures]:
     """The part's share of the global batch's value loss, and sums of its figures."""
     assert params.critic is not None and part.values_N is not None and part.returns_N is not None
-    assert part.weights_N is not None
+    assert part.weights_S is not None
+    weights_N = spread(part.weights_S, part.lengths_S)
     values_N = token_scores(model, [group.group for group in part.groups])
-    old_N, returns_N, kept_N, weights_N = (
-        tensor.to(values_N.device) for tensor in (part.values_N, part.returns_N, part.kept_N, part.weights_N)
+    kept = part.kept_N.nonzero()[:, 0]  # found on the CPU, so that a GPU's host does not wait
+    old_N, returns_N, kept, weights_N = (
+        to_device(tensor, values_N.device) for tensor in (part.values_N, part.returns_N, kept, weights_N)
     )
     loss_N, clipped_N = clipped_value_loss(values_N, old_N, returns_N, params.critic.clip)
-    loss = (weights_N[kept_N] * loss_N[kept_N]).sum()
-    return loss, {"loss": loss.detach(), "clipped": (weights_N[kept_N] * clipped_N[kept_N]).sum()}
+    loss = (weights_N[kept] * loss_N[kept]).sum()
+    return loss, {"loss": loss.detach(), "clipped": (weights_N[kept] * clipped_N[kept]).sum()}

@@ -8,20 +8,24 @@ from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import render
+from mathrl.data.templates import is_chat, quoted, render, response_end
 from mathrl.models.packing import Group
 from mathrl.params.run import Prompt
+
+THINK = "<think>"
 
 
 def tokenize_demonstrations(
     problems: Sequence[Problem], prompt: Prompt, tokenizer: Any, terse_share: float, seed: int
 ) -> list[Group]:
-    """One group per problem, with one response, the end token included.
+    """One group per problem, with one response, the end token included (`response_end`).
 
-    A seeded `terse_share` of the responses is the answer alone, the others are the worked solution.
+    A seeded `terse_share` of the responses is the answer alone, the others are the worked solution. A <think> that the
+    prompt has opened is not opened again.
 
     Raises:
-        UserError: there is no problem, or a problem whose worked solution is to be learned has none.
+        UserError: there is no problem, or a problem whose worked solution is to be learned has none, or the chat
+            template opens a reasoning block that the solution does not close.
     """
     if not problems:
         raise UserError("sft: there is no demonstration; give the sft split problems in params/curate.yaml")
@@ -31,9 +35,25 @@ def tokenize_demonstrations(
     groups = []
     for index, problem in enumerate(problems):
         text = demonstration(problem, prompt, terse=index in terse)
-        response = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        groups.append(Group(render(problem, prompt, tokenizer), (response,)))
+        if "response" not in problem.extra:  # the words of a data set, not of a model
+            text = quoted(text, tokenizer)
+        prompt_ids = render(problem, prompt, tokenizer)
+        if is_chat(problem, prompt) and tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK):
+            text = _continued(text, problem)
+        end = response_end(problem, prompt, tokenizer)
+        groups.append(Group(prompt_ids, ([*tokenizer.encode(text, add_special_tokens=False), end],)))
     return groups
+
+
+def _continued(text: str, problem: Problem) -> str:
+    """The response after a prompt that ends in an open <think>."""
+    if "response" not in problem.extra and "</think>" not in text:
+        raise UserError(
+            f"problem {problem.id}: the model's chat template opens <think>, which the solution does not close: turn "
+            "thinking off with prompt.chat_template_kwargs={enable_thinking: false} if the template reads it, write "
+            "the solutions as reasoning</think>answer, or set prompt.template to boxed"
+        )
+    return text.removeprefix(THINK).removeprefix("\n") if text.startswith(THINK) else text
 
 
 class Stream:

@@ -12,7 +12,7 @@ import torch
 
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, Tokens
 from mathrl.learners.micro_batches import filled
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
@@ -47,7 +47,7 @@ def process_judge(scorer: Any, params: Judge, tokenizer: Any, rule: str, budget:
     gets 0."""
 
     def judge(groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        ends = [[step_ends(response, tokenizer, rule) for response in group.responses] for group in groups]
+        ends = step_ends_of(groups, tokenizer, rule)
         scores = _scores(scorer, groups, ends, params, tokenizer.eos_token_id, budget)
         return [with_steps(*judged) for judged in zip(groups, ends, scores, strict=True)]
 
@@ -67,9 +67,9 @@ def continuations_judge(
     sampling = Sampling(params.continuations, rl.temperature, rl.max_tokens)
 
     def judge(groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        ends = [[step_ends(response, sampler.tokenizer, rule) for response in group.responses] for group in groups]
+        ends = step_ends_of(groups, sampler.tokenizer, rule)
         prefixes = [
-            problems[group.problem].with_(extra={**problems[group.problem].extra, "begun": response[: end + 1]})
+            with_start(problems[group.problem], response[: end + 1])
             for group, rows in zip(groups, ends, strict=True)
             for response, places in zip(group.responses, rows, strict=True)
             for end in places[:-1]
@@ -90,6 +90,16 @@ def continuations_judge(
         return judged
 
     return judge
+
+
+def with_start(problem: Problem, tokens: Tokens) -> Problem:
+    """The problem with a response to continue."""
+    return problem.with_(extra={**problem.extra, "begun": tuple(tokens.tolist())})
+
+
+def step_ends_of(groups: Sequence[RolloutGroup], tokenizer: Any, rule: str) -> list[list[tuple[int, ...]]]:
+    """The places of the last token of each step, by group and response."""
+    return [[step_ends(response.tolist(), tokenizer, rule) for response in group.responses] for group in groups]
 
 
 def with_steps(

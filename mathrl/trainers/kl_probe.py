@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.learners.distributed import Ranks
 from mathrl.models.lora import adapters_off
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import group_logprobs
+from mathrl.trainers.batch import group_logprobs, old_logprobs
 from mathrl.trainers.rollouts import RolloutGroup
 
 
@@ -19,7 +17,7 @@ def probe_kl(groups: Sequence[RolloutGroup], reference: Any, params: Rl, ranks: 
     With adapters the reference is the policy itself without them.
     """
     probe = groups[: params.kl_probe]
-    sampler_N = torch.tensor([value for group in probe for row in group.logprobs for value in row])
+    sampler_N = old_logprobs(probe)
     with adapters_off(reference):
         reference_N = group_logprobs(reference, "reference", probe, params, ranks)
     return float(kl_estimate(sampler_N, reference_N, "k3").mean())

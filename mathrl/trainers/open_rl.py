@@ -12,10 +12,14 @@ from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.types import Problem
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner, make_learner
+from mathrl.learners.sharding import FrozenModel, sharded_like
 from mathrl.learners.torch_learner import share_gradients
+from mathrl.models.dropout import disable_dropout
 from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
+from mathrl.models.sharding import is_sharded, sharded_copy
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
@@ -62,6 +66,7 @@ class RlSetup:
 
     policy: Learner
     critic: Learner | None
+    frozen: Sequence[FrozenModel]
     reference: Any
     teacher: Any
     collector: Collector
@@ -77,10 +82,12 @@ class RlSetup:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Within it the models of the learners run without a gradient (see `Learner.scoring`)."""
+        """Context in which all models run without a gradient (see `Learner.scoring`)."""
         with ExitStack() as contexts:
             for learner in self.learners:
                 contexts.enter_context(learner.scoring())
+            for model in self.frozen:
+                contexts.enter_context(model.scoring())
             yield
 
     def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
@@ -134,12 +141,14 @@ def open_rl(
     """
     check_helpers(params, helpers)
     ranks = run.ranks
+    disable_dropout(model)
     if params.lora is not None:
         add_lora(model, params.lora, run.seed)
-    reference = _reference(model, params, helpers.reference)
-    for frozen in (reference, helpers.teacher):
-        if frozen is not None and frozen is not model:
-            keep_rounded_only(frozen)
+    reference = _reference(model, params, helpers.reference, ranks)
+    others = [other for other in (reference, helpers.teacher) if other is not None and other is not model]
+    for other in others:
+        keep_rounded_only(other)
+    frozen = [FrozenModel(other, ranks) for other in others]
     updates_per_step = params.epochs * params.minibatches
     critic, policy_steps = None, params.steps
     if params.critic is not None:
@@ -174,10 +183,12 @@ def open_rl(
     if params.gradient_checkpointing:
         for learner in [policy] if critic is None else [policy, critic]:
             learner.model.gradient_checkpointing_enable({"use_reentrant": False})
-    return RlSetup(policy, critic, reference, helpers.teacher, collector, sync, prefetch, state, log, checkpoints)
+    return RlSetup(
+        policy, critic, frozen, reference, helpers.teacher, collector, sync, prefetch, state, log, checkpoints
+    )
 
 
-def _reference(model: Any, params: Rl, reference: Any) -> Any:
+def _reference(model: Any, params: Rl, reference: Any, ranks: Ranks) -> Any:
     """The model of the KL, or None where nothing needs one."""
     if not (params.kl_coef or params.kl_probe):
         return None
@@ -186,7 +197,10 @@ def _reference(model: Any, params: Rl, reference: Any) -> Any:
     if params.lora:  # adapters are switched off for it, so it needs no copy
         return model
     with memory_part("reference's weights", "set rl.lora, or rl.kl_coef and rl.kl_probe to 0"):
-        return copy.deepcopy(model).requires_grad_(False)
+        if not is_sharded(model):
+            return copy.deepcopy(model).requires_grad_(False)
+        with sharded_like(model, ranks):
+            return sharded_copy(model).requires_grad_(False)
 
 
 def check_helpers(params: Rl, helpers: Helpers) -> None:
@@ -199,6 +213,4 @@ def check_helpers(params: Rl, helpers: Helpers) -> None:
             "leave the teacher out"
         )
     if params.advantage == "process" and helpers.judge is None:
-        raise UserError(
-            "rl.advantage is process, but nothing gives rewards of steps; give the run a process reward model"
-        )
+        raise UserError("rl.advantage is process, but there are no step rewards; give the run a process reward model")

@@ -5,6 +5,7 @@ Shapes: P groups of G responses in the global batch, S responses of a micro-batc
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
-from mathrl.algorithms.policy_loss import log_ratio, policy_loss
-from mathrl.algorithms.returns import response_sums
+from mathrl.algorithms.policy_loss import Clip, log_ratio, policy_loss
 from mathrl.core.seeding import derive_seed
-from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
+from mathrl.models.device import to_device
+from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
@@ -107,7 +108,7 @@ def partition(groups: int, parts: int, seed: int) -> list[list[int]]:
     return [order[part::parts] for part in range(parts)]
 
 
-def update_gradient(policy: Learner, params: Rl, ranks: Ranks, batch: Batch, kl_coef: float) -> UpdateFigures:
+def update_gradient(policy: Learner, params: Rl, batch: Batch, kl_coef: float) -> UpdateFigures:
     """Fill the policy's gradients with this rank's part of that of the global batch's loss; its figures.
 
     Each rank takes groups of about equal numbers of tokens. Groups in which all advantages are 0 have no
@@ -115,18 +116,19 @@ def update_gradient(policy: Learner, params: Rl, ranks: Ranks, batch: Batch, kl_
     them all the same.
     """
     weights_S = token_weights(batch.counted_S, params.aggregation, params.max_tokens)
-    batch = replace(batch, weights_N=spread(weights_S, batch.lengths_S))
-    budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
-    figures = reduce_figures(_gradient(budget, policy, params, batch, kl_coef), ranks)
+    batch = replace(batch, weights_S=weights_S)
+    budget = TokenBudget(policy.ranks, params.tokens_per_microbatch, "rl")
+    figures = reduce_figures(_gradient(budget, policy, params, batch, kl_coef), policy.ranks)
     totals: dict[str, Any] = {name: total.tolist() for name, total in figures.items()}
     return UpdateFigures(**totals)
 
 
 @halved_on_out_of_memory
 def _gradient(budget: TokenBudget, policy: Learner, params: Rl, batch: Batch, kl_coef: float) -> list[Figures]:
-    batch = batch.cut(budget.tokens)
+    kernel = attention_kernel(policy.model)
+    batch = batch.cut(budget.tokens, kernel)
     figures: list[Figures] = []
-    for micro, counts in policy.micro_batches(batch.sizes, budget.tokens, trained_groups(batch, params)):
+    for micro, counts in policy.micro_batches(batch.sizes(kernel), budget.tokens, trained_groups(batch, params)):
         loss, sums = policy.forward(micro_batch_loss, policy.model, batch.part(micro), params, kl_coef)
         policy.backward(loss * counts)
         if counts:
@@ -138,51 +140,45 @@ def trained_groups(batch: Batch, params: Rl) -> list[int]:
     """The numbers of the groups that get a forward pass."""
     if not params.skip_zero_variance or batch.reference_N is not None or params.entropy_coef:
         return list(range(len(batch.groups)))
-    moving_N = ((batch.advantages_N != 0) & batch.kept_N).float()
-    moving = torch.split(response_sums(moving_N, batch.lengths_S), [len(group.responses) for group in batch.groups])
-    return [number for number, moving_G in enumerate(moving) if moving_G.sum() > 0]
+    alike = len(batch.advantages) == len(batch.kept)
+    moving = (batch.advantages != 0) & batch.kept if alike else (batch.advantages_N != 0) & batch.kept_N
+    return [number for number, (start, end) in enumerate(pairwise(batch.ends_of(moving))) if moving[start:end].any()]
 
 
 def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tuple[Tensor, Figures]:
     """The part's share of the global batch's loss, and sums of its figures."""
-    assert part.weights_N is not None
+    assert part.weights_S is not None
+    weights_N = spread(part.weights_S, part.lengths_S)
     logprobs_N, entropies_N = response_logprobs(model, [group.group for group in part.groups], params.temperature)
-    lengths_S, old_N, advantages_N, kept_N, weights_N = (
-        tensor.to(logprobs_N.device)
-        for tensor in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N, part.weights_N)
+    # Found on the CPU: a GPU would wait for every kernel before it to count the kept tokens.
+    kept = part.kept_N.nonzero()[:, 0]
+    lengths_S, old_N, advantages_N, kept_N, weights_N, kept = (
+        to_device(tensor, logprobs_N.device)
+        for tensor in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N, weights_N, kept)
     )
-    loss_N, clipped_N = policy_loss(
-        params.policy_loss,
-        logprobs_N,
-        old_N,
-        advantages_N,
-        lengths_S,
-        params.clip_low,
-        params.clip_high,
-        params.dual_clip,
-        kept_N,
-    )
+    clip = Clip(params.clip_low, params.clip_high, params.dual_clip)
+    loss_N, clipped_N = policy_loss(params.policy_loss, logprobs_N, old_N, advantages_N, lengths_S, clip, kept_N)
     if part.importance_N is not None:
-        loss_N = loss_N * part.importance_N.to(loss_N.device)
+        loss_N = loss_N * to_device(part.importance_N, loss_N.device)
     kl_N = torch.zeros_like(old_N)
     if part.reference_N is not None:
-        kl_N = kl_estimate(logprobs_N, part.reference_N.to(loss_N.device), params.kl_estimator)
+        kl_N = kl_estimate(logprobs_N, to_device(part.reference_N, loss_N.device), params.kl_estimator)
         loss_N = loss_N + kl_coef * kl_N
     if params.entropy_coef:
         loss_N = loss_N - params.entropy_coef * entropies_N
-    loss = (weights_N * loss_N)[kept_N].sum()
+    loss = (weights_N * loss_N)[kept].sum()
     now_N = logprobs_N.detach()
-    ratio_N = log_ratio(now_N, old_N).exp()[kept_N]
+    ratio_N = log_ratio(now_N, old_N).exp()[kept]
     return loss, {
         "loss": loss.detach(),
-        "kl": kl_N.detach()[kept_N].sum(),
-        "entropy": entropies_N.detach()[kept_N].sum(),
-        "clipped": clipped_N[kept_N].sum().float(),
+        "kl": kl_N.detach()[kept].sum(),
+        "entropy": entropies_N.detach()[kept].sum(),
+        "clipped": clipped_N[kept].sum().float(),
         "ratio": ratio_N.sum(),
         "alignment": logprob_alignment(now_N, old_N, lengths_S).sum(),
         "responses": torch.tensor(float(len(lengths_S))),
         "tokens": torch.tensor(float(len(ratio_N))),
-        "trained": torch.tensor(float(sum(part.sizes))),
+        "trained": torch.tensor(float(sum(part.sizes(attention_kernel(model))))),
         "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
-        "gaps": gap_counts(now_N[kept_N], old_N[kept_N]),
+        "gaps": gap_counts(now_N[kept], old_N[kept]),
     }

@@ -17,9 +17,12 @@ from mathrl.algorithms.preference import dpo_loss
 from mathrl.algorithms.returns import response_sums
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data.templates import render
+from mathrl.data.templates import render, response_end
 from mathrl.learners.micro_batches import Figures, TokenBudget
 from mathrl.learners.scoring import score_items
+from mathrl.learners.sharding import scored
+from mathrl.models.device import to_device
+from mathrl.models.dropout import disable_dropout
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
@@ -34,18 +37,21 @@ def tokenize_pairs(rows: Sequence[Mapping[str, Any]], prompt: Prompt, tokenizer:
     items = []
     for row in rows:
         problem = Problem.from_row(row["problem"], f"pair of {row['problem_id']}")
+        end = response_end(problem, prompt, tokenizer)
         responses = tuple(
-            tokenize_response(row[side], tokenizer, ended=row.get(f"{side}_ended", True))
+            tokenize_response(row[side], tokenizer, end if row.get(f"{side}_ended", True) else None)
             for side in ("chosen", "rejected")
         )
         items.append(Item(Group(render(problem, prompt, tokenizer), responses)))
     return items
 
 
-def tokenize_response(text: str, tokenizer: Any, *, ended: bool) -> tuple[int, ...]:
-    """The response's tokens; the end token is one of them unless the response was cut off."""
+def tokenize_response(text: str, tokenizer: Any, end: int | None) -> tuple[int, ...]:
+    """The response's tokens and its end token, None where it was cut off; an empty response has the tokenizer's."""
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return (*ids, tokenizer.eos_token_id) if ended or not ids else tuple(ids)
+    if end is None and not ids:
+        end = tokenizer.eos_token_id
+    return tuple(ids) if end is None else (*ids, end)
 
 
 def train_dpo(
@@ -58,11 +64,13 @@ def train_dpo(
     """
     if not pairs:
         raise UserError(
-            "dpo: there is no pair to learn from: at no problem was one sample right and another wrong; "
+            "dpo: there are no pairs: no problem has both a correct and an incorrect sample; "
             "sample more (sample.samples) or other problems"
         )
     budget = TokenBudget(run.ranks, params.tokens_per_microbatch, "dpo")
-    pairs, dev = (with_reference(model, items, params, budget) for items in (pairs, dev))
+    with scored(model, run.ranks):
+        pairs, dev = (with_reference(model, items, params, budget) for items in (pairs, dev))
+    disable_dropout(model)
     if params.lora is not None:
         add_lora(model, params.lora, run.seed)
     objective = Objective("dpo", pairs, largest_first(dev), partial(pair_loss, model, params), params.pairs_per_step)
@@ -95,9 +103,9 @@ def pair_loss(model: Any, params: Dpo, items: Sequence[Item]) -> tuple[Tensor, F
 def response_logprob_sums(model: Any, items: Sequence[Item], mean: bool) -> Tensor:
     """Log-probs of complete responses, or their means per token, [items, responses]."""
     groups = [item.group for item in items]
-    logprobs_N, _ = response_logprobs(model, groups)
+    logprobs_N, _ = response_logprobs(model, groups, entropy=False)
     lengths = [len(response) for group in groups for response in group.responses]
-    lengths_S = torch.tensor(lengths, device=logprobs_N.device)
+    lengths_S = to_device(torch.tensor(lengths), logprobs_N.device)
     sums_S = response_sums(logprobs_N, lengths_S)
     if mean:
         sums_S = sums_S / lengths_S

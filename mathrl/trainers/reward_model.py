@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +19,10 @@ from mathrl.algorithms.preference import bradley_terry_loss, step_loss
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.templates import render
+from mathrl.data.templates import render, response_end
 from mathrl.learners.micro_batches import Figures, TokenBudget
 from mathrl.learners.scoring import score_items
+from mathrl.learners.sharding import scored
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
@@ -56,7 +58,8 @@ def tokenize_steps(
     items = []
     for row in rows:
         problem = Problem.from_row(row["problem"], f"steps of {row['problem_id']}")
-        response = tokenize_response(row["response"], tokenizer, ended=row["ended"])
+        end = response_end(problem, prompt, tokenizer) if row["ended"] else None
+        response = tokenize_response(row["response"], tokenizer, end)
         ends, values = step_ends(response, tokenizer, rule), tuple(float(v) for v in row[labels])
         if len(ends) != len(values):
             raise UserError(
@@ -80,8 +83,8 @@ def train_reward_model(
     """
     if not items:
         raise UserError(
-            "reward_model: nothing to learn from: at no problem was one sample right and another wrong, or "
-            "no step was labelled; sample more (sample.samples) or other problems"
+            "reward_model: there is no training data: no problem has both a correct and an incorrect sample, or "
+            "no step is labelled; sample more (sample.samples) or other problems"
         )
     if params.lora is not None:
         add_lora(scorer, params.lora, run.seed)
@@ -91,7 +94,8 @@ def train_reward_model(
     figures = train_supervised(scorer, objective, params, run)
     budget = TokenBudget(run.ranks, params.tokens_per_microbatch, "reward_model")
     sizes = [item.group.packed_tokens for item in items]
-    scores = score_items(budget, "scores of all items", partial(_item_scores, scorer, end_token), items, sizes)
+    with scored(scorer, run.ranks):
+        scores = score_items(budget, "scores of all items", partial(_item_scores, scorer, end_token), items, sizes)
     scores_M = torch.tensor([score for row in scores for score in row])
     scorer.config.reward_mean = float(scores_M.mean())
     scorer.config.reward_std = float(scores_M.std()) if len(scores_M) > 1 else 1.0
@@ -124,7 +128,7 @@ def _places(items: Sequence[Item]) -> list[Sequence[int]]:
 
 def scores_after(scorer: Any, groups: Sequence[Group], places: Sequence[Sequence[int]], end_token: int) -> Tensor:
     """The scores after the tokens at `places` of each response, in order, with a gradient."""
-    longer = [Group(g.prompt, tuple((*response, end_token) for response in g.responses)) for g in groups]
+    longer = [Group(g.prompt, tuple(np.append(response, end_token) for response in g.responses)) for g in groups]
     scores_N = token_scores(scorer, longer)
     entries, start = [], 0
     lengths = [len(response) for group in longer for response in group.responses]

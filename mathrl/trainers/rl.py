@@ -25,6 +25,8 @@ from mathrl.health.mismatch import check_mismatch
 from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
+from mathrl.rewards.counters import merged_counters
+from mathrl.rollout.resolve import resolve_importance
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient
@@ -32,7 +34,7 @@ from mathrl.trainers.dev_evaluation import evaluate_dev
 from mathrl.trainers.kl_probe import probe_kl
 from mathrl.trainers.open_rl import Helpers, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
-from mathrl.trainers.rollouts import merged_counters, metrics_by_source, rollout_metrics
+from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics
 from mathrl.trainers.training_run import TrainingRun
 
 
@@ -69,9 +71,9 @@ def train_rl(
         UserError: no prompt fits, a teacher or judge is missing, too many updates are non-finite, or health ends it.
         Stopped: after a signal, once the checkpoint is written.
     """
+    params, ranks, warned_mismatch = resolve_importance(params, sampler.engine.rollout), run.ranks, 1.0
     setup = open_rl(model, sampler, problems, reward, params, run, helpers or Helpers())
     policy, critic, state, sync, collector = setup.policy, setup.critic, setup.state, setup.sync, setup.collector
-    ranks, warned_mismatch = run.ranks, 1.0
     critic_only_steps = params.critic.warmup_steps if params.critic is not None else 0
     with StopRequest(ranks) as stop, setup.prefetch as prefetch, progress("rl", params.steps, state.step) as bar:
         while state.step < params.steps:
@@ -110,12 +112,12 @@ def train_rl(
             policy_figures, critic_figures = StepFigures(), CriticFigures()
             for part in minibatches(batch, params, run.seed, state.step):
                 if critic is not None:
-                    value_figures = critic_gradient(critic, params, ranks, part)
+                    value_figures = critic_gradient(critic, params, part)
                     critic.update(value_figures.loss)
                     critic_figures.add(value_figures, critic.norm)
                 if state.step < critic_only_steps:
                     continue
-                update = update_gradient(policy, params, ranks, part, state.kl_coef)
+                update = update_gradient(policy, params, part, state.kl_coef)
                 dropped = params.drop_ratio is not None and update.mean_ratio > params.drop_ratio
                 policy.drop() if dropped else policy.update(update.loss)
                 policy_figures.add(update, 0.0 if dropped else policy.norm, dropped)
@@ -166,7 +168,7 @@ def train_rl(
                 setup.write_checkpoint()
             if stopping and not last:
                 raise Stopped
-    sync.sleep()  # under ZeRO 3 the complete model comes to each rank now
+    sync.sleep()
     for learner in setup.learners:
         learner.finish()
     exported_step = state.exported_step if params.export == "best" and state.exported_step else state.step

@@ -4,17 +4,19 @@ Shapes: P groups (prompts) of G responses.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 
+import numpy as np
 import torch
 
 from mathrl.algorithms.advantages import uniform_groups
-from mathrl.core.types import Graded, Problem
+from mathrl.core.ngrams import distinct_ngrams
+from mathrl.core.types import Graded, Logprobs, Problem, TokenIds, Tokens
 from mathrl.models.packing import Group
 
 REPEATED_GRAM = 16
-COUNTS = ("verifier/graded", "verifier/timeouts", "verifier/second_graded", "verifier/second_abstained")
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,30 @@ class RolloutGroup:
                      logprobs=((-0.1, -0.7, 0.0), (-2.3, 0.0)), rewards=(1.0, 0.0), correct=(True, False),
                      truncated=(False, False), parts=({"accuracy": 1.0}, {"accuracy": 0.0}))
 
-    `problem` is the number of the problem in the training set. `step_ends` are the places of the last token
-    of each reasoning step, one tuple per response, and `step_rewards` the rewards of the steps; both stay
-    empty without process supervision. `baseline` is the reward of a greedy response of `baseline_tokens`
-    tokens (ReMax).
+    `problem` is the number of the problem in the training set. `responses` and `logprobs` may be given as any
+    sequences and are int32 and float32 arrays; `repeated` are the responses' `repeated_shares`. `step_ends` are the
+    places of the last token of each reasoning step, one tuple per response, and `step_rewards` the rewards of the
+    steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
+    `baseline_tokens` tokens (ReMax).
     """
 
     problem: int
     prompt: tuple[int, ...]
-    responses: tuple[tuple[int, ...], ...]
-    logprobs: tuple[tuple[float, ...], ...]
+    responses: tuple[Tokens, ...]
+    logprobs: tuple[Logprobs, ...]
     rewards: tuple[float, ...]
     correct: tuple[bool, ...]
     truncated: tuple[bool, ...]
     parts: tuple[dict[str, float], ...]
+    repeated: tuple[float, ...] = ()
     step_ends: tuple[tuple[int, ...], ...] = ()
     step_rewards: tuple[tuple[float, ...], ...] = ()
     baseline: float = 0.0
     baseline_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "responses", tuple(np.asarray(response, np.int32) for response in self.responses))
+        object.__setattr__(self, "logprobs", tuple(np.asarray(values, np.float32) for values in self.logprobs))
 
     @property
     def sampled_tokens(self) -> int:
@@ -68,17 +76,32 @@ class RolloutGroup:
 GroupJudge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 
 
-def rollout_group(problem: int, prompt: Sequence[int], graded: Sequence[Graded]) -> RolloutGroup:
-    return RolloutGroup(
-        problem=problem,
-        prompt=tuple(prompt),
-        responses=tuple(response.completion.tokens for response in graded),
-        logprobs=tuple(response.completion.logprobs for response in graded),
-        rewards=tuple(response.reward for response in graded),
-        correct=tuple(response.correct for response in graded),
-        truncated=tuple(response.completion.finish_reason == "length" for response in graded),
-        parts=tuple(dict(response.parts) for response in graded),
+def rollout_groups(
+    problems: Sequence[int], prompts: Sequence[Sequence[int] | None], graded: Sequence[Sequence[Graded] | None]
+) -> list[RolloutGroup]:
+    """The groups of these problems, with their prompts and graded responses; None leaves a problem out."""
+    sampled = [
+        (problem, prompt or (), responses)
+        for problem, prompt, responses in zip(problems, prompts, graded, strict=True)
+        if responses is not None
+    ]
+    repeated = iter(
+        repeated_shares([response.completion.tokens for _, _, responses in sampled for response in responses])
     )
+    return [
+        RolloutGroup(
+            problem=problem,
+            prompt=tuple(prompt),
+            responses=tuple(response.completion.tokens for response in responses),
+            logprobs=tuple(response.completion.logprobs for response in responses),
+            rewards=tuple(response.reward for response in responses),
+            correct=tuple(response.correct for response in responses),
+            truncated=tuple(response.completion.finish_reason == "length" for response in responses),
+            parts=tuple(dict(response.parts) for response in responses),
+            repeated=tuple(islice(repeated, len(responses))),
+        )
+        for problem, prompt, responses in sampled
+    ]
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -90,7 +113,6 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
     uniform = uniform_groups(torch.tensor([group.rewards for group in trained]))
     lengths = [len(response) for group in groups for response in group.responses]
     count = len(lengths)
-    repeated = sum(repeated_share(response) for group in groups for response in group.responses)
     figures = {
         "reward/overall": float(rewards.mean()),
         "reward/overall_std": float(rewards.std()) if count > 1 else 0.0,
@@ -98,7 +120,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
         "rollout/length_reward_correlation": correlation(lengths, rewards.flatten().tolist()),
-        "rollout/repetition": repeated / count,
+        "rollout/repetition": sum(share for group in groups for share in group.repeated) / count,
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
         "rollout/zero_variance_share": int(uniform.sum()) / len(trained),
     }
@@ -121,16 +143,17 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return statistics.correlation(first, second)
 
 
-def repeated_share(tokens: Sequence[int], n: int = REPEATED_GRAM) -> float:
-    """Share of the n-grams of tokens that occur earlier in the same response.
+def repeated_shares(responses: Sequence[TokenIds], n: int = REPEATED_GRAM) -> list[float]:
+    """Share of the n-grams of tokens that occur earlier in the same response, for each response.
 
-    >>> repeated_share((1, 2, 1, 2, 1), n=2), repeated_share((1, 2), n=4)
-    (0.5, 0.0)
+    >>> repeated_shares([(1, 2, 1, 2, 1), (1, 2)], n=2), repeated_shares([(1, 2)], n=4)
+    ([0.5, 0.0], [0.0])
     """
-    grams = len(tokens) - n + 1
-    if grams < 2:
-        return 0.0
-    return 1 - len({tuple(tokens[at : at + n]) for at in range(grams)}) / grams
+    grams = [len(response) - n + 1 for response in responses]
+    return [
+        1 - distinct / count if count > 1 else 0.0
+        for count, distinct in zip(grams, distinct_ngrams(responses, n), strict=True)
+    ]
 
 
 def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem]) -> dict[str, float]:
@@ -148,26 +171,3 @@ def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem
         lengths = sum(len(response) for group in members for response in group.responses)
         figures[f"source/{source}/response_length"] = lengths / count
     return figures
-
-
-def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The verifier's counters of all ranks: counts summed, shares and means weighted by what they are of.
-
-    The disagreement is a share of what the second grader judged, the others are of what was graded. Seconds go
-    under time/, since they differ from run to run.
-
-    >>> ranks = [{"verifier/second_graded": 1.0, "verifier/disagreement": 1.0}, {"verifier/second_graded": 0.0}]
-    >>> merged_counters(ranks)["verifier/disagreement"]
-    1.0
-    """
-    merged: dict[str, float] = {}
-    for name in sorted({name for share in shares for name in share}):
-        values = [share.get(name, 0.0) for share in shares]
-        if name in COUNTS:
-            merged[name] = sum(values)
-            continue
-        of = "verifier/second_graded" if name == "verifier/disagreement" else "verifier/graded"
-        counts = [share.get(of, 0.0) for share in shares]
-        mean = sum(n * value for n, value in zip(counts, values, strict=True)) / max(1.0, sum(counts))
-        merged[f"time/{name}" if name.endswith("seconds") else name] = mean
-    return merged

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mathrl.learners.micro_batches import Figures
+from mathrl.models.dropout import disable_dropout
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
@@ -29,6 +30,8 @@ def train_sft(
         UserError: too many steps had a non-finite loss or gradient.
         Stopped: after a signal, once the checkpoint is written.
     """
+    if not params.dropout:
+        disable_dropout(model)
     if params.lora is not None:
         add_lora(model, params.lora, run.seed)
     if params.gradient_checkpointing:
@@ -46,7 +49,7 @@ def train_sft(
 
 def negative_log_likelihood(model: Any, items: Sequence[Item]) -> tuple[Tensor, Figures]:
     """The sum over all response tokens, in nats."""
-    logprobs_N, _ = response_logprobs(model, [item.group for item in items])
+    logprobs_N, _ = response_logprobs(model, [item.group for item in items], entropy=False)
     return -logprobs_N.sum(), {}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,7 +96,7 @@ class WeightSync:
         return changed / max(1, len(self.checksums))
 
     def while_sampling(self) -> AbstractContextManager[None]:
-        """Within it the engine samples; if it runs the trainer's own model, that has all its weights."""
+        """Context in which the engine samples; the trainer's own model, if it samples, has all its weights."""
         return self.policy.whole() if self.engine is None else nullcontext()
 
     def sleep(self) -> None:
@@ -140,7 +141,7 @@ class WeightSync:
         with eval_mode(self.policy.model), self.policy.scoring():
             trainer_N = response_logprobs(self.policy.model, groups, self.sampling.temperature)[0].float().cpu()
         sampled = [completion for row in completions for completion in row]
-        sampler_N = torch.tensor([value for completion in sampled for value in completion.logprobs])
+        sampler_N = torch.from_numpy(np.concatenate([completion.logprobs for completion in sampled]))
         lengths_S = torch.tensor([len(completion.tokens) for completion in sampled])
         gaps_N = (trainer_N - sampler_N).abs()
         ratio = float(logprob_alignment(trainer_N, sampler_N, lengths_S).mean())
@@ -150,8 +151,8 @@ class WeightSync:
 
 def is_sensitive(completions: Sequence[Sequence[Completion]]) -> bool:
     """Whether enough tokens are uncertain for other weights to show in some log-prob."""
-    values = (value for row in completions for completion in row for value in completion.logprobs)
-    return sum(value < CERTAIN for value in values) >= UNCERTAIN_TOKENS
+    uncertain = sum(int((completion.logprobs < CERTAIN).sum()) for row in completions for completion in row)
+    return uncertain >= UNCERTAIN_TOKENS
 
 
 def _with_checksums(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.kl import MOST_GAP, kl_estimate
-from mathrl.algorithms.policy_loss import log_ratio, policy_loss, sequence_log_ratio
+from mathrl.algorithms.policy_loss import Clip, log_ratio, policy_loss, sequence_log_ratio
 from mathrl.algorithms.preference import dpo_loss
 from mathrl.algorithms.returns import response_sums
 from mathrl.models.base import character_tokenizer, fresh_network
@@ -166,9 +166,7 @@ def by_policy_loss(kind: str) -> Loss:
             sampled.old_N,
             sampled.advantages_N,
             sampled.lengths_S,
-            sampled.clip_low,  # type: ignore[arg-type]
-            sampled.clip_high,
-            sampled.dual_clip,
+            Clip(sampled.clip_low, sampled.clip_high, sampled.dual_clip),
         )[0].sum()
 
     return loss

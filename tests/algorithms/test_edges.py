@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mathrl.algorithms.advantages import process_advantages, whiten
-from mathrl.algorithms.policy_loss import clipped_policy_loss
+from mathrl.algorithms.policy_loss import Clip, clipped_policy_loss
 from mathrl.algorithms.value_loss import clipped_value_loss
 
 
@@ -16,7 +16,7 @@ def test_nothing_is_clipped_without_a_clip() -> None:
 def test_the_dual_clips_bound_itself_is_not_clipped() -> None:
     ratio = torch.tensor([2.0])
     assert torch.equal(ratio.log().exp(), ratio)
-    loss, clipped = clipped_policy_loss(ratio.log(), torch.zeros(1), -torch.ones(1), 0.2, 0.28, 2.0)
+    loss, clipped = clipped_policy_loss(ratio.log(), torch.zeros(1), -torch.ones(1), Clip(0.2, 0.28, 2.0))
     assert loss.item() == 2.0 and not clipped.any()
 
 

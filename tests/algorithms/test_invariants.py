@@ -14,7 +14,7 @@ from mathrl.algorithms.advantages import group_advantages, process_advantages, w
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.importance import importance_weights
 from mathrl.algorithms.kl import kl_estimate
-from mathrl.algorithms.policy_loss import policy_loss
+from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
@@ -57,8 +57,8 @@ def test_a_longer_neighbour_changes_nothing(sizes: list[int], longer: int, seed:
         ),
         *(
             (
-                policy_loss(kind, now[:count], old[:count], advantages[:count], few, 0.2, 0.28)[0],
-                policy_loss(kind, now, old, advantages, more, 0.2, 0.28)[0],
+                policy_loss(kind, now[:count], old[:count], advantages[:count], few, Clip(0.2, 0.28))[0],
+                policy_loss(kind, now, old, advantages, more, Clip(0.2, 0.28))[0],
             )
             for kind in LOSSES
         ),
@@ -147,11 +147,11 @@ def test_on_policy_all_have_the_policy_gradient_and_without_advantage_none(sizes
     for kind in LOSSES:
         taken = shared if kind == "gspo" else advantages
         now = (-noise(sum(sizes), seed + 1).abs()).requires_grad_()
-        loss, clipped = policy_loss(kind, now, now.detach().clone(), taken, lengths_S, 0.2, 0.28, 3.0)  # type: ignore[arg-type]
+        loss, clipped = policy_loss(kind, now, now.detach().clone(), taken, lengths_S, Clip(0.2, 0.28, 3.0))  # type: ignore[arg-type]
         loss.sum().backward()
         assert torch.allclose(now.grad, -taken) and not clipped.any()  # type: ignore[arg-type]
         away = (now.detach() + noise(sum(sizes), seed + 2)).requires_grad_()
-        loss, _ = policy_loss(kind, away, now.detach(), torch.zeros(sum(sizes)), lengths_S, 0.2, 0.28)  # type: ignore[arg-type]
+        loss, _ = policy_loss(kind, away, now.detach(), torch.zeros(sum(sizes)), lengths_S, Clip(0.2, 0.28))  # type: ignore[arg-type]
         loss.sum().backward()
         assert not loss.any() and not away.grad.any()  # type: ignore[union-attr]
 
@@ -162,11 +162,11 @@ def test_clipping_is_pessimistic_and_the_dual_clip_bounds_it(sizes: list[int], s
     lengths_S, advantages = torch.tensor(sizes), noise(sum(sizes), seed)
     now, old = noise(sum(sizes), seed + 1), noise(sum(sizes), seed + 2)
     ratio = (now - old).exp()
-    plain, _ = policy_loss("clip", now, old, advantages, lengths_S, 0.2, 0.28)
-    bounded, _ = policy_loss("clip", now, old, advantages, lengths_S, 0.2, 0.28, 3.0)
+    plain, _ = policy_loss("clip", now, old, advantages, lengths_S, Clip(0.2, 0.28))
+    bounded, _ = policy_loss("clip", now, old, advantages, lengths_S, Clip(0.2, 0.28, 3.0))
     assert (plain >= -ratio * advantages - 1e-12).all() and (bounded <= plain).all()
     assert (bounded <= 3.0 * advantages.abs() + 1e-12).all()
-    assert torch.equal(policy_loss("clip", now, old, advantages, lengths_S, 0.2, 0.28, 1e9)[0], plain)
+    assert torch.equal(policy_loss("clip", now, old, advantages, lengths_S, Clip(0.2, 0.28, 1e9))[0], plain)
     assert torch.equal(bounded[advantages > 0], plain[advantages > 0])
 
 
@@ -261,7 +261,7 @@ def gradient(batch: Batch, params: Rl, world: int = 1) -> tuple[Tensor, float]:
     total, loss = torch.zeros_like(LEARNER.flat.gradients), 0.0
     for rank in range(world):
         LEARNER.ranks = backend(rank, world)
-        figures = update_gradient(LEARNER, params, LEARNER.ranks, batch, params.kl_coef)
+        figures = update_gradient(LEARNER, params, batch, params.kl_coef)
         total += LEARNER.flat.gradients
         loss += figures.loss
     return total, loss
@@ -306,7 +306,7 @@ def test_a_process_alone_has_another_gradient() -> None:
     whole, _ = gradient(made(groups, params), params)
     for rank in range(2):
         LEARNER.ranks = backend(rank, 2)
-        update_gradient(LEARNER, params, LEARNER.ranks, made(groups, params), 0.0)
+        update_gradient(LEARNER, params, made(groups, params), 0.0)
         assert (LEARNER.flat.gradients - whole).norm() > 0.05 * whole.norm() > 1e-4
     apart, _ = gradient(made(groups[2:], params), params)
     assert (apart - whole).norm() > 0.05 * whole.norm()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mathrl.algorithms.policy_loss import (
+    Clip,
     cispo_loss,
     clipped_policy_loss,
     log_ratio,
@@ -24,7 +25,7 @@ def test_clipping_by_hand() -> None:
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1])
     advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, 2.0])
     logprobs = ratio.log().requires_grad_()
-    loss, clipped = clipped_policy_loss(logprobs, torch.zeros(5), advantage, 0.2, 0.28)
+    loss, clipped = clipped_policy_loss(logprobs, torch.zeros(5), advantage, Clip(0.2, 0.28))
     # The pessimistic side: gains are bounded, losses are not.
     assert torch.allclose(loss, torch.tensor([-1.28, -0.5, 1.5, 0.8, -2.2]))
     assert clipped.tolist() == [True, False, False, True, False]
@@ -37,14 +38,14 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     ratio = torch.tensor([5.0, 2.5, 5.0, 0.5, 3.0])
     advantage = torch.tensor([-2.0, -2.0, 2.0, -2.0, -2.0])
     logprobs = ratio.log().requires_grad_()
-    loss, clipped = clipped_policy_loss(logprobs, torch.zeros(5), advantage, 0.2, 0.28, dual_clip=3.0)
+    loss, clipped = clipped_policy_loss(logprobs, torch.zeros(5), advantage, Clip(0.2, 0.28, dual=3.0))
     assert torch.allclose(loss, torch.tensor([6.0, 5.0, -2.56, 1.6, 6.0]))
     assert clipped.tolist()[:4] == [True, False, True, True]
     loss.sum().backward()
     grads = logprobs.grad.tolist()  # type: ignore[union-attr]
     assert grads[0] == 0 and grads[1] == pytest.approx(5.0) and grads[2:4] == [0, 0]
     # Without it, the same token pulls with all its ratio.
-    free, _ = clipped_policy_loss(ratio.log(), torch.zeros(5), advantage, 0.2, 0.28)
+    free, _ = clipped_policy_loss(ratio.log(), torch.zeros(5), advantage, Clip(0.2, 0.28))
     assert free[0].item() == pytest.approx(10.0)
 
 
@@ -66,7 +67,7 @@ def test_clipping_against_loops(dual: float | None) -> None:
     rng = random.Random(7)
     logps, olds, advantages = ([rng.gauss(-1, 0.7) for _ in range(300)] for _ in range(3))
     tensors = (torch.tensor(each, dtype=torch.float64) for each in (logps, olds, advantages))
-    found, _ = clipped_policy_loss(*tensors, 0.2, 0.28, dual)
+    found, _ = clipped_policy_loss(*tensors, Clip(0.2, 0.28, dual))
     assert found.tolist() == pytest.approx(clip_by_loops(logps, olds, advantages, 0.2, 0.28, dual))
 
 
@@ -82,9 +83,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(values: list[float], k
         logprobs.detach().clone(),
         advantages,
         lengths,
-        0.2,
-        0.28,
-        None,  # type: ignore[arg-type]
+        Clip(0.2, 0.28),  # type: ignore[arg-type]
     )
     loss.sum().backward()
     assert torch.allclose(logprobs.grad, -advantages) and not clipped.any()  # type: ignore[arg-type]
@@ -93,7 +92,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(values: list[float], k
 def test_cispo_by_hand() -> None:
     ratio, advantage = torch.tensor([3.0, 0.5, 1.1, 0.1]), torch.tensor([1.0, -2.0, 1.0, 1.0])
     logprobs = ratio.log().requires_grad_()
-    loss, clipped = cispo_loss(logprobs, torch.zeros(4), advantage, 0.8, 1.0)
+    loss, clipped = cispo_loss(logprobs, torch.zeros(4), advantage, Clip(0.8, 1.0))
     # Weights min(max(r, 0.2), 2) without a gradient: 2, 0.5, 1.1, 0.2.
     weights = [2.0, 0.5, 1.1, 0.2]
     expected = [-w * a * math.log(r) for w, a, r in zip(weights, advantage.tolist(), ratio.tolist(), strict=True)]
@@ -117,10 +116,10 @@ def test_gspo_by_hand() -> None:
     gaps, lengths = torch.tensor([0.2, 0.4, -0.1]), torch.tensor([2, 1])
     assert sequence_log_ratio(gaps, torch.zeros(3), lengths).tolist() == pytest.approx([0.3, 0.3, -0.1])
     advantages = torch.tensor([1.0, 1.0, 1.0])
-    loss, clipped = policy_loss("gspo", gaps, torch.zeros(3), advantages, lengths, 0.2, 0.28)
+    loss, clipped = policy_loss("gspo", gaps, torch.zeros(3), advantages, lengths, Clip(0.2, 0.28))
     assert loss.tolist() == pytest.approx([-1.28, -1.28, -math.exp(-0.1)])
     assert clipped.tolist() == [True, True, False]
-    negative, clipped = policy_loss("gspo", gaps, torch.zeros(3), -advantages, lengths, 0.2, 0.28)
+    negative, clipped = policy_loss("gspo", gaps, torch.zeros(3), -advantages, lengths, Clip(0.2, 0.28))
     assert negative[0].item() == pytest.approx(math.exp(0.3)) and not clipped.any()
 
 
@@ -132,13 +131,13 @@ def test_gspos_ratio_is_over_the_tokens_that_have_a_loss() -> None:
     found = sequence_log_ratio(gaps, zero, lengths, kept)
     assert found.tolist() == pytest.approx([0.3, 0.3, 0.3, -0.1, 0.0])  # a response without any: no ratio
     assert sequence_log_ratio(gaps, zero, lengths)[0].item() == pytest.approx(5.6 / 3)
-    loss, clipped = policy_loss("gspo", gaps, zero, torch.ones(5), lengths, 0.2, 0.4, None, kept)
+    loss, clipped = policy_loss("gspo", gaps, zero, torch.ones(5), lengths, Clip(0.2, 0.4), kept)
     assert loss[[0, 2, 3]].tolist() == pytest.approx([-math.exp(0.3)] * 2 + [-math.exp(-0.1)])
     assert not clipped[[0, 2, 3]].any()
-    assert policy_loss("gspo", gaps, zero, torch.ones(5), lengths, 0.2, 0.4)[1][0]
+    assert policy_loss("gspo", gaps, zero, torch.ones(5), lengths, Clip(0.2, 0.4))[1][0]
     # Other kinds look at a token alone.
     for kind in ("clip", "cispo", "reinforce"):
-        given = (kind, gaps, zero, torch.ones(5), lengths, 0.2, 0.4, None)
+        given = (kind, gaps, zero, torch.ones(5), lengths, Clip(0.2, 0.4))
         assert torch.equal(policy_loss(*given, kept)[0], policy_loss(*given)[0])  # type: ignore[arg-type]
 
 
@@ -155,34 +154,37 @@ def test_gspo_has_the_gradient_of_the_sequences_ratio() -> None:
 
     ours = start.clone().requires_grad_()
     per_token = torch.repeat_interleave(advantages, lengths)
-    loss, clipped = policy_loss("gspo", ours, old, per_token, lengths, 0.9, 9.0)
+    loss, clipped = policy_loss("gspo", ours, old, per_token, lengths, Clip(0.9, 9.0))
     weights = torch.repeat_interleave(1.0 / (3 * lengths), lengths)  # sequence_mean
     (weights * loss).sum().backward()
     assert not clipped.any()
     assert torch.allclose(ours.grad, direct.grad)  # type: ignore[arg-type]
     # A token's own ratio has another gradient.
     tokens = start.clone().requires_grad_()
-    (weights * policy_loss("clip", tokens, old, per_token, lengths, 0.9, 9.0)[0]).sum().backward()
+    (weights * policy_loss("clip", tokens, old, per_token, lengths, Clip(0.9, 9.0))[0]).sum().backward()
     assert not torch.allclose(tokens.grad, direct.grad)  # type: ignore[arg-type]
 
 
 def test_log_ratios_are_bounded_on_both_sides() -> None:
     assert log_ratio(torch.tensor([0.0, -50.0, 1.5]), torch.tensor([-50.0, 0.0, 1.0])).tolist() == [20, -20, 0.5]
-    loss, _ = clipped_policy_loss(torch.tensor([0.0]), torch.tensor([-500.0]), torch.tensor([-1.0]), 0.2, 0.2)
+    loss, _ = clipped_policy_loss(torch.tensor([0.0]), torch.tensor([-500.0]), torch.tensor([-1.0]), Clip(0.2, 0.2))
     assert loss.item() == pytest.approx(math.exp(20), rel=1e-5)
 
 
 def test_each_kind_is_its_own_function() -> None:
     logprobs, old = torch.tensor([-0.5, -2.0, -0.1]), torch.tensor([-1.0, -1.5, -0.2])
     advantages, lengths = torch.tensor([1.0, -1.0, 0.5]), torch.tensor([2, 1])
+    clip = Clip(0.1, 0.3, 1.1)
     direct = {
-        "clip": clipped_policy_loss(logprobs, old, advantages, 0.1, 0.3, 1.1),
-        "cispo": cispo_loss(logprobs, old, advantages, 0.1, 0.3),
+        "clip": clipped_policy_loss(logprobs, old, advantages, clip),
+        "cispo": cispo_loss(logprobs, old, advantages, clip),
         "reinforce": reinforce_loss(logprobs, advantages),
-        "gspo": clipped_policy_loss(old + sequence_log_ratio(logprobs, old, lengths), old, advantages, 0.1, 0.3, 1.1),
+        "gspo": clipped_policy_loss(
+            old + sequence_log_ratio(logprobs, old, lengths), old, advantages, Clip(0.1, 0.3, 1.1)
+        ),
     }
     for kind, expected in direct.items():
-        found = policy_loss(kind, logprobs, old, advantages, lengths, 0.1, 0.3, 1.1)  # type: ignore[arg-type]
+        found = policy_loss(kind, logprobs, old, advantages, lengths, clip)  # type: ignore[arg-type]
         assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     values = [tuple(loss.tolist()) for loss, _ in direct.values()]
     assert len(set(values)) == 4

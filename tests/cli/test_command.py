@@ -22,7 +22,7 @@ def mathrl(*words: str, cwd: Path = ROOT, **env: str) -> "subprocess.CompletedPr
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=800,
     )
 
 
@@ -69,7 +69,7 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
         (["run", "rl", "--set", "rl.lr=fast"], "rl.lr"),
         (["run", "rl", "--set", "rl.lr"], "write section.key=value"),
         (["run", "rl", "--preset", "gsm8"], "did you mean gsm8k?"),
-        (["run", "rl", "--controls"], "--controls goes with the pipeline"),
+        (["run", "rl", "--controls"], "--controls needs the whole pipeline"),
         (["runs", "--prune", "nothing"], "no run 'nothing'"),
         (["evaluate", "--model", "no/such/folder", "--benchmark", "nonsense"], "nonsense"),
         (["grade", "missing.jsonl", "--output", "out.jsonl"], "missing.jsonl: no such file"),

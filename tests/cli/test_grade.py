@@ -46,12 +46,12 @@ def test_rows_keep_their_fields_and_gain_verdicts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([*ROWS, {"id": 4, "gold": "1"}], "line 4: no field 'text'; fields there: id, gold; see --response-key"),
-        ([{"text": "1"}], "line 1: no field 'gold'; fields there: text; see --answer-key"),
+        ([*ROWS, {"id": 4, "gold": "1"}], "line 4: no field 'text'; its fields: id, gold; see --response-key"),
+        ([{"text": "1"}], "line 1: no field 'gold'; its fields: text; see --answer-key"),
         ([{"text": 5, "gold": "5"}], "line 1, field text: expected text, found 5"),
         ([{"text": "5", "gold": None}], "line 1, field gold: expected an answer or a list of them, found None"),
         ('{"text": "1", "gold": "1"}\n{"text"\n', "line 2: not JSON"),
-        ("", "no row in it"),
+        ("", "it has no rows"),
     ],
 )
 def test_a_bad_row_is_named_and_no_output_is_written(

@@ -62,7 +62,7 @@ def test_each_part_of_the_evidence_can_refuse_alone(evidence: Evidence, why: str
 def test_what_is_fine_is_said() -> None:
     assert judge(FINE)[0] == [] and "health yellow" in judge(FINE)[1]
     assert "no champion yet" in judge(replace(FINE, test=None))[1][0]
-    assert "no roll-outs" in judge(replace(FINE, alignment=None))[1][2]
+    assert "no rollouts" in judge(replace(FINE, alignment=None))[1][2]
 
 
 class Registry:
@@ -323,7 +323,7 @@ def test_each_version_is_asked_with_its_own_prompt_and_measured_alike(
 def test_of_a_run_one_step_ahead_the_probe_counts(
     add: Any, capsys: pytest.CaptureFixture[str], probe: float, so: str
 ) -> None:
-    """Its roll-outs are of older weights: the policy's own change is in their alignment, from step 2 on."""
+    """Older weights sampled its rollouts: the policy's own change is in their alignment, from step 2 on."""
     client = add(
         1,
         alignment=lambda n: 1.0 if n == 1 else 1.4,
@@ -345,6 +345,10 @@ def test_parameters_come_back_from_mlflow_as_they_were(preset: str | None) -> No
     names = ("prompt", "model", "evaluate", "curate")
     back = load_params(ROOT / "params", instead={name: step.section(name) for name in names})
     assert all(getattr(back, name) == getattr(params, name) for name in names)
+    older = {"prompt": {**step.section("prompt"), "thinking": True}}  # a parameter that no longer exists
+    assert load_params(ROOT / "params", instead=older).prompt == params.prompt
+    with pytest.raises(UserError, match=r"prompt of the run .*: thinking: unknown parameter"):
+        load_params(ROOT / "params", instead=older, overrides=["prompt.thinking=true"])
     long = replace(step, params={"prompt.system": "x" * 6000})
     with pytest.raises(UserError, match=r"run \(rl\): prompt.system is longer than MLflow keeps"):
         long.section("prompt")

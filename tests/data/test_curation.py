@@ -214,7 +214,7 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     assert "`z` for `r0`" in text and "7 rows" not in text
     assert re.search(r"\| source_rl → rl \| a\.jsonl \| 7 \| [0-9a-f]{16} \| MIT \|", text)
     assert "1 rows went; 1 rows won" in text
-    assert {f.name for f in (tmp_path / "report").iterdir()} == {"report.md", "levels.png", "lengths.png"}
+    assert {f.name for f in (tmp_path / "report").iterdir()} == {"report.md", "levels.png"}
 
 
 def test_what_keep_and_limit_leave_out_is_counted_with_the_step(tmp_path: Path) -> None:

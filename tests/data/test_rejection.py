@@ -30,13 +30,13 @@ def test_every_sample_is_kept_or_counted_with_its_reason() -> None:
     kept, counts = rejection_sample([(PROBLEM, samples)], filters, seed=0)
     assert counts == {
         "kept": 2,
-        "above the number a problem": 1,
+        "above per_problem": 1,
         "wrong": 1,
-        "cut off": 1,
+        "truncated": 1,
         "too long": 1,
         "mixed language": 1,
         "repetitive": 1,
-        "said before": 1,
+        "duplicate": 1,
     }
     assert sum(counts.values()) == len(samples)
     assert [p.id for p in kept] == ["p#0", "p#1"] and {p.split for p in kept} == {"sft"}

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 
 from mathrl.core.errors import UserError
@@ -17,6 +19,7 @@ class Characters:
 
     bos_token_id: int | None = None
     chat_template: str | None = None
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         bos = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else []

@@ -51,7 +51,7 @@ def run_checks(program: str, folder: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=800,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
 

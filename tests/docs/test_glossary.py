@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from mathrl.params.recipe import Recipe
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
+from mathrl.params.simulate import Simulation
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^\*\*([^*]+)\*\*: (.+)$", re.M)
@@ -46,7 +48,7 @@ def descriptions(section: type[Section], seen: set[type[Section]]) -> Iterator[s
 def sections(kind: Any) -> list[type[Section]]:
     if isinstance(kind, type) and issubclass(kind, Section):
         return [kind]
-    return [found for inner in get_args(kind) for found in sections(inner)]
+    return [section for inner in get_args(kind) for section in sections(inner)]
 
 
 def test_terms_are_alphabetical_and_short() -> None:
@@ -63,11 +65,12 @@ def test_the_terms_of_help_texts_are_defined() -> None:
 
 
 def test_help_texts_are_sentences_without_the_old_dialect() -> None:
-    found = [text for text in descriptions(Params, set()) if text]
-    assert len(found) > 250
+    texts = [text for top in (Params, Recipe, Simulation) for text in descriptions(top, set()) if text]
+    assert len(texts) > 300
     dialect = re.compile(
-        r"\b(no number|so many|so often|anew|resume point|in the place of|problems a step|a token)\b", re.I
+        r"\b(no number|so many|so often|anew|begun|resume point|in the place of|problems a step|a token|roll-out)", re.I
     )
-    for text in found:
+    for text in texts:
         assert not dialect.search(text), text
-        assert text[0] != " " and text[-1] in ".…" and not re.match(r"(Of|Such as) ", text), text
+        assert text[0] != " " and text[-1] in ".…" and not re.match(r"(Of|Such as|As|Before|However) ", text), text
+        assert not re.search(r"[a-z][.;][A-Z]", text.replace("Dr.GRPO", "")), f"a space is missing: {text}"

@@ -26,7 +26,7 @@ def build(config: Path, out: Path) -> "subprocess.CompletedProcess[str]":
         text=True,
         capture_output=True,
         check=False,
-        timeout=200,
+        timeout=800,
     )
 
 

@@ -1,6 +1,6 @@
-"""Run by test_deepspeed.py on two processes: each trainer for some steps, with torch and with ZeRO.
+"""Run by test_deepspeed.py in two processes: some steps of every trainer, with torch and with ZeRO.
 
-MATHRL_RENDEZVOUS=… RANK=… WORLD_SIZE=2 python deepspeed_runs.py OUT; rank 0 writes OUT/found.pt
+torchrun --nproc-per-node 2 deepspeed_runs.py OUT; rank 0 writes OUT/results.pt
 """
 
 import contextlib
@@ -17,10 +17,13 @@ from mathrl.core.errors import is_disk_full
 from mathrl.core.metrics import without_timings
 from mathrl.learners import learner as learners
 from mathrl.learners.distributed import Ranks
+from mathrl.models import head
 from mathrl.models.export import export_model
+from mathrl.models.head import LogprobHead
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
+from mathrl.models.sharding import gathered
 from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo, RewardModel
 from mathrl.params.train import Critic, Optimizer, Rl, Sft
@@ -32,7 +35,7 @@ from mathrl.trainers.sft import train_sft
 from mathrl.trainers.supervised import Item
 from tests.trainers import small
 
-# An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
+# With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
 ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
 SFT = Sft(
     steps=10, tokens_per_step=120, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=5, checkpoint_every=2
@@ -57,7 +60,7 @@ _CONFIG = learners.DeepSpeedLearner._config
 
 
 def _divided(self: Any) -> dict[str, Any]:
-    """ZeRO 3 keeps weights of less than 100,000 elements whole, which all of these are."""
+    """Make ZeRO 3 divide these weights, too: by default it keeps those of less than 100,000 elements whole."""
     config: dict[str, Any] = _CONFIG(self)
     if self.stage == 3:
         config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
@@ -68,7 +71,7 @@ learners.DeepSpeedLearner._config = _divided  # type: ignore[method-assign]
 
 
 def demonstrations(count: int) -> list[Group]:
-    """Prompts and responses of 1 to 9 tokens, so that processes have shares of different sizes."""
+    """Prompts and responses of 1 to 9 tokens, so that the processes' shares differ in size."""
     draw = torch.Generator().manual_seed(7)
     out = []
     for _ in range(count):
@@ -87,7 +90,8 @@ def pairs(count: int) -> list[Item]:
 
 
 def weights(model: Any) -> torch.Tensor:
-    return torch.cat([each.detach().float().flatten() for each in model.parameters()])
+    with gathered(model.parameters()):
+        return torch.cat([each.detach().float().flatten() for each in model.parameters()])
 
 
 def sft(training: Training, state: Path, params: Sft = SFT, dtype: Any = torch.float32) -> Any:
@@ -129,7 +133,7 @@ def reward_model(training: Training, state: Path) -> Any:
 
 
 def cut_and_resumed(run: Callable[[], Any], after: int) -> Any:
-    """A run that ends before its model's update `after` + 1, and goes on from the checkpoint of that step."""
+    """A run that stops before its model's update `after` + 1 and resumes from the checkpoint of that step."""
 
     def stops(self: Any, loss: float, before: Any = learners.DeepSpeedLearner.update) -> None:
         if self.updates == after and self.name in ("sft", "rl"):
@@ -144,8 +148,37 @@ def cut_and_resumed(run: Callable[[], Any], after: int) -> Any:
     return run()
 
 
+def sliced(training: Training, state: Path) -> tuple[Any, list[int]]:
+    """SFT with logits for two rows at a time; the head's passes, its fetches forward and backward, and its slices."""
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
+
+    counts, product, most = [0, 0, 0, 0], head.wide_product, head.MOST_LOGITS
+    fetch, passed = Coordinator.fetch_sub_module, LogprobHead.forward
+
+    def fetched(self: Any, module: Any, forward: bool) -> None:
+        counts[1 if forward else 2] += isinstance(module, LogprobHead)
+        fetch(self, module, forward)
+
+    def ran(self: Any, hidden: Any, targets: Any = None, *rest: Any) -> Any:
+        counts[0] += targets is not None
+        return passed(self, hidden, targets, *rest)
+
+    def slice_of(*args: Any) -> torch.Tensor:
+        counts[3] += 1
+        return product(*args)
+
+    Coordinator.fetch_sub_module, LogprobHead.forward = fetched, ran  # type: ignore[method-assign]
+    head.wide_product = slice_of
+    head.MOST_LOGITS = 2 * small.policy()[0].get_output_embeddings().out_features
+    try:
+        return sft(training, state, SFT.model_copy(update={"eval_every": 0})), counts
+    finally:
+        Coordinator.fetch_sub_module, LogprobHead.forward = fetch, passed  # type: ignore[method-assign]
+        head.MOST_LOGITS, head.wide_product = most, product
+
+
 def without_room(training: Training, state: Path) -> str:
-    """What SFT says whose weights (75 kB) find room, but no process's share of the optimizer."""
+    """The error of an SFT run whose weights (75 kB) fit on the disk, but no process's share of the optimizer states."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, limits[1]))
     try:
@@ -192,24 +225,27 @@ def main(out: Path) -> None:
         ("ppo", "torch"), ("ppo", "zero 2"), ("ppo", "zero 3"), ("lora", "torch"), ("lora", "zero 3"),
         ("drop", "torch"), ("drop", "zero 2"), ("drop", "zero 3"),
     ]  # fmt: skip
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     rank = Ranks(torch.device("cpu")).rank
 
     def note(name: str, state: Path, model: Any) -> None:
         rows = without_timings(state / "metrics.jsonl") if rank == 0 else []
-        found[name] = (weights(model), rows)
+        results[name] = (weights(model), rows)
 
     for name, mode in plan:
         state = out / f"{name} {mode}"
         model = runs[name](MODES[mode], state)
         note(f"{name}, {mode}", state, model)
-        if (name, mode) == ("sft", "zero 3") and rank == 0:
+        if (name, mode) == ("sft", "zero 3"):
             export_model(model, small.TOKENIZER, out / "exported", "# Test\n")
-            found["exported"] = response_logprobs(model.eval(), PROBE)[0].detach()
+            with gathered(model.parameters()):
+                results["exported"] = response_logprobs(model.eval(), PROBE)[0].detach()
+    model, results["head"] = sliced(MODES["zero 3"], out / "sliced zero 3")
+    note("sliced, zero 3", out / "sliced zero 3", model)
     half = partial(sft, dtype=torch.bfloat16)
     state = out / "half"
     note("half, zero 2", state, half(MODES["zero 2"], state))
-    # Checkpoints of every step, where the uninterrupted runs wrote each second one: neither changes a bit.
+    # These runs write a checkpoint at every step, the uninterrupted ones at every second: that changes no bit.
     again = {"sft": (sft, 6), "half": (half, 6), "ppo": (runs["ppo"], 4)}
     for name, mode in [
         ("sft", "zero 1"),
@@ -223,9 +259,9 @@ def main(out: Path) -> None:
         often = MODES[mode].model_copy(update={"checkpoint_minutes": 1e-9})
         state = out / f"resumed {name} {mode}"
         note(f"resumed {name}, {mode}", state, cut_and_resumed(partial(run, often, state), after))
-    found["full"] = without_room(MODES["zero 1"], out / "full")
+    results["full"] = without_room(MODES["zero 1"], out / "full")
     if rank == 0:
-        torch.save(found, out / "found.pt")
+        torch.save(results, out / "results.pt")
 
 
 if __name__ == "__main__":

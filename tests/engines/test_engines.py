@@ -1,4 +1,4 @@
-"""vLLM for real: it serves what mathrl exports, unchanged. For DeepSpeed see test_deepspeed.py."""
+"""vLLM serves what mathrl exports, unchanged. For DeepSpeed see test_deepspeed.py."""
 
 import importlib.util
 import json
@@ -52,5 +52,5 @@ def test_vllm_serves_an_exported_model_with_the_log_probs_of_a_plain_forward(fol
             logprobs_TV = model(input_ids=ids).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
         assert logprobs_TV.argmax(-1).tolist() == row["tokens"]
         taken = logprobs_TV.gather(-1, torch.tensor(row["tokens"])[:, None])[:, 0]
-        # float32 against float32 with other kernels: 1.7e-5 was the largest seen over 16,384 tokens.
+        # float32 against float32 with other kernels: 1.7e-5 was the largest difference over 16,384 tokens.
         torch.testing.assert_close(taken, torch.tensor(row["logprobs"]), atol=1e-4, rtol=0)

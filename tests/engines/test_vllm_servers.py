@@ -59,9 +59,9 @@ class Two:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,8 @@ def largest_gap(network: Any, completions: Any) -> float:
     groups = [Group(prompt, [each.tokens for each in row]) for prompt, row in zip(PROMPTS, completions, strict=True)]
     with torch.no_grad():
         expected, _ = response_logprobs(network, groups, SAMPLING.temperature)
-    told = torch.tensor([value for row in completions for each in row for value in each.logprobs])
-    return float((expected - told).abs().max())
+    sampled = torch.tensor([value for row in completions for each in row for value in each.logprobs])
+    return float((expected - sampled).abs().max())
 
 
 def test_rl_with_both_servers_and_their_weights_after_it(two: Two, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_rl_with_both_servers_and_their_weights_after_it(two: Two, tmp_path: Pat
     first = engine.generate(PROMPTS, SAMPLING, 3, counted.append)
     assert sum(counted) == len(PROMPTS) * SAMPLING.samples
     assert largest_gap(network, first) < 1e-4 < largest_gap(load_model(two.folder, MODEL, "cpu"), first)
-    # Of its seed and prompt alone: whichever server, whatever else is asked for.
+    # A response depends only on its seed and prompt, not on the server or on other requests.
     assert engine.generate(PROMPTS, SAMPLING, 3) == first != engine.generate(PROMPTS, SAMPLING, 4)
     assert engine.generate(PROMPTS[:2], SAMPLING, 3) == first[:2]
     assert [url for url, _ in engine.probe(PROMPTS, SAMPLING, 3)] == list(two.urls)
@@ -135,23 +135,23 @@ def test_rl_with_both_servers_and_their_weights_after_it(two: Two, tmp_path: Pat
 
 def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:
     engine, _ = open_engine(two.folder, MODEL, two.rollout(), "cpu")
-    found = engine.generate(PROMPTS, SAMPLING, 0)
-    assert largest_gap(load_model(two.folder, MODEL, "cpu"), found) < 1e-4
+    completions = engine.generate(PROMPTS, SAMPLING, 0)
+    assert largest_gap(load_model(two.folder, MODEL, "cpu"), completions) < 1e-4
     greedy = engine.generate(PROMPTS, Sampling(2, 0.0, 8), 0)
     assert all(row[0] == row[1] and len(row) == 2 for row in greedy)
 
 
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
-    engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=0.5), "cpu")[0]
+    engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=4.0), "cpu")[0]
     with pytest.raises(UserError, match=r"answered /collective_rpc with 500.* set rollout\.servers\.folder"):
-        engine.sync_folder(tmp_path)  # nothing is in it
+        engine.sync_folder(tmp_path)  # it is empty
 
 
 def test_the_canary_notices_a_server_without_the_new_head(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def headless(weights: Any, *rest: Any) -> None:
-        # Neither is there: the server makes a head of the embedding where it gets one.
+        # Both are left out: the server would make a head from the embedding if it received one.
         left_out = ("lm_head.weight", "embed_tokens.weight")
         write_buckets(((name, each) for name, each in weights if not name.endswith(left_out)), *rest)
 
@@ -175,10 +175,10 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     engine.sync(full_weights(network))
     expected = engine.generate(PROMPTS, SAMPLING, 5)
 
-    # Hung: its requests time out and go to the other; awake again, it gets the weights that it missed.
+    # A hung server: its requests time out and go to the other; when it answers again, it gets the new weights.
     end(two.processes[0], signal.SIGSTOP)
     assert engine.generate(PROMPTS, SAMPLING, 5) == expected
-    assert "did not answer /v1/completions within 8 s; 1 other server" in capfd.readouterr().err
+    assert "made no progress for 8 s; 1 other server" in capfd.readouterr().err
     assert [server.alive for server in engine.pool.servers] == [False, True]
     newer = load_model(two.folder, MODEL, "cpu")
     with torch.no_grad():
@@ -186,9 +186,9 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     engine.sync(full_weights(newer))
     end(two.processes[0], signal.SIGCONT)
     within(60, lambda: engine.pool.revive() or engine.pool.servers[0].alive)
-    assert [largest_gap(newer, found) < 1e-4 for _, found in engine.probe(PROMPTS, SAMPLING, 5)] == [True] * 2
+    assert [largest_gap(newer, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
 
-    # Killed in the middle: nothing is lost.
+    # A server killed during requests: nothing is lost.
     many = [[5 + n % 90] for n in range(200)]
     expected = engine.generate(many, Sampling(2, 1.0, 100), 6)
     killer = threading.Timer(0.5, end, (two.processes[1], signal.SIGKILL))
@@ -199,7 +199,7 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     assert engine.generate(many, Sampling(2, 1.0, 100), 6) == expected
     assert [server.alive for server in engine.pool.servers] == [True, False]
 
-    # None left: a message, and an end.
+    # No server left: the run reports it and stops.
     end(two.processes[0], signal.SIGKILL)
     two.processes[0].wait()
     engine.pool.params = engine.pool.params.model_copy(update={"wait_seconds": 2.0})

@@ -1,9 +1,9 @@
-"""Two steps of RL on a tiny model with a reward in which its responses differ, for the vLLM tests."""
+"""Two steps of RL on a tiny model with a reward that differs between its responses, for the vLLM tests."""
 
 from collections.abc import Sequence
 
 from mathrl.grading.verdict import Verdict
-from mathrl.params.run import FreshModel, Model
+from mathrl.params.run import FreshModel, Model, Reward
 from mathrl.params.train import Optimizer, Rl
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 
@@ -20,14 +20,15 @@ STEPS = Rl(
     eval_samples=1,
     lr=1e-2,
     optimizer=Optimizer(type="adamw", warmup_steps=0),
+    importance=None,
 )
 
 
 class Letters(RewardFunction):
-    """A reward in which the responses of a random model differ: the share of small letters."""
+    """A reward that differs between the responses of a random model: the share of small letters."""
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__(Reward())
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         shares = [sum(each.islower() for each in item.response) / max(1, item.length) for item in items]

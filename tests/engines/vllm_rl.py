@@ -1,4 +1,4 @@
-"""Run by test_vllm.py: RL through vLLM, and syncs broken on purpose; tells as JSON.
+"""Run by test_vllm.py: RL with vLLM, and syncs broken on purpose; writes its results as JSON.
 
 vllm_rl.py OUT in one process; with RANK and WORLD_SIZE=2 the torch backend and ZeRO 3, on two.
 """
@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 import mathrl.rollout.vllm_engine as vllm_engine
+from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
-from mathrl.core.launch import rank, world_size
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners import deepspeed_learner
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
+from mathrl.learners.sharding import load_to_train
+from mathrl.models import sharding
 from mathrl.models.load import load_model, load_tokenizer, make_base
+from mathrl.models.torch_state import torch_settings
 from mathrl.models.weights import full_weights, with_head
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Vllm
@@ -35,11 +38,12 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
 from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.models.family_cells import result
 from tests.trainers.small import PROBLEMS
 
 torch.set_num_threads(1)
-ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # which a CPU passes over
-# An eps of 1e-3 keeps AdamW's first steps from making 1e-8 of rounding into a whole step.
+ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # sleep has no effect on a CPU
+# With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
 ZERO_STEPS = STEPS.model_copy(
     update={
         "ema": None,
@@ -67,7 +71,7 @@ class Trial:
         """The logged rows of a run from the folder's weights."""
         self.runs += 1
         ranks = Ranks(torch.device("cpu"), training)
-        self.network = load_model(self.folder, MODEL, "cpu", plain=ranks.uses_deepspeed)
+        self.network = load_to_train(load_model, self.folder, MODEL, ranks)
         sampler = Sampler(self.engine, self.tokenizer, Prompt())
         state = self.where / f"run{self.runs}"
         train_rl(
@@ -81,7 +85,7 @@ class Trial:
         )
         return without_timings(state / "metrics.jsonl") if ranks.rank == 0 else []
 
-    def said(self, params: Rl = STEPS, training: Training | None = None) -> str:
+    def error_of(self, params: Rl = STEPS, training: Training | None = None) -> str:
         """The error that a run ends with; empty if it does not."""
         try:
             self.train(params, training)
@@ -98,7 +102,7 @@ def without(left_out: Callable[[str], bool]) -> Any:
 
 
 def untied(folder: Path, target: Path) -> Path:
-    """The same model with a head of its own."""
+    """The same model with a separate head."""
     network = load_model(folder, MODEL, "cpu")
     network.config.tie_word_embeddings = False
     head = network.get_output_embeddings()
@@ -109,31 +113,31 @@ def untied(folder: Path, target: Path) -> Path:
 
 
 class Gathered:
-    """The most elements of the divided network that were whole at a time: during roll-outs, while weights
-    are sent, and in a layer that runs without a gradient."""
+    """The maximum number of elements of the divided network that were gathered at a time: during rollouts, during a
+    weight sync, and in a layer that runs without a gradient."""
 
     BUCKET = 20_000
 
     def __init__(self) -> None:
-        self.most = {"network": 0, "roll-outs": 0, "sync": 0, "scoring": 0}
-        deepspeed_learner.BUCKET = self.BUCKET
-        config, weights = DeepSpeedLearner._config, DeepSpeedLearner._in_buckets
+        self.most = {"network": 0, "rollouts": 0, "sync": 0, "scoring": 0}
+        sharding.BUCKET = self.BUCKET
+        config, weights = DeepSpeedLearner._config, deepspeed_learner.gathered_weights
         generate, linear = vllm_engine.VllmEngine.generate, torch.nn.Linear.forward
 
         def divided(learner: Any) -> dict[str, Any]:
-            made = config(learner)
+            settings = config(learner)
             self.network = learner.model
-            # Else weights of less than 100,000 elements, which all of these are, would stay whole.
-            made["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-            return made
+            # By default weights of less than 100,000 elements, as all of these have, stay whole.
+            settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+            return settings
 
-        def sent(learner: Any, parts: Any) -> Iterator[tuple[str, Tensor]]:
-            for each in weights(learner, parts):
+        def sent(parts: Any) -> Iterator[tuple[str, Tensor]]:
+            for each in weights(parts):
                 self.note("sync")
                 yield each
 
         def sampled(engine: Any, *given: Any) -> Any:
-            self.note("roll-outs")
+            self.note("rollouts")
             return generate(engine, *given)
 
         def computed(layer: Any, input: Tensor) -> Tensor:
@@ -141,7 +145,8 @@ class Gathered:
                 self.note("scoring")
             return linear(layer, input)
 
-        DeepSpeedLearner._config, DeepSpeedLearner._in_buckets = divided, sent  # type: ignore[method-assign]
+        DeepSpeedLearner._config = divided  # type: ignore[method-assign]
+        deepspeed_learner.gathered_weights = sent
         vllm_engine.VllmEngine.generate = sampled  # type: ignore[method-assign]
         torch.nn.Linear.forward = computed  # type: ignore[method-assign]
         self.network: Any = torch.nn.Module()
@@ -154,63 +159,74 @@ class Gathered:
 
 
 def on_two_processes(where: Path) -> None:
-    """Each run with the torch backend and with ZeRO 3, through an engine in each process."""
+    """Every run with the torch backend and with ZeRO 3, with one engine per process."""
     first = rank() == 0
     if first:
         make_base(MODEL, where / "tied", seed=0)
         untied(where / "tied", where / "untied")
     Ranks(torch.device("cpu"), ZERO).gather(None)  # the folders are there
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     gathered = Gathered()
     for kind in ("tied", "untied"):
         trial = Trial(where / kind, where / f"{kind} runs {rank()}")
         for name, training in (("torch", Training()), ("zero 3", ZERO)):
-            told[f"{kind}, {name}"] = trial.train(ZERO_STEPS, training)
+            results[f"{kind}, {name}"] = trial.train(ZERO_STEPS, training)
         if kind == "tied":
             adapted = ZERO_STEPS.model_copy(update={"lora": Lora(r=4), "kl_coef": 0.1, "steps": 2})
-            told["lora"] = trial.train(adapted, ZERO)
+            results["lora"] = trial.train(adapted, ZERO)
             vllm_engine.with_head = without(lambda name: name == "lm_head.weight")
-            told["zero 3, without head"] = trial.said(ZERO_STEPS, ZERO)
+            results["zero 3, without head"] = trial.error_of(ZERO_STEPS, ZERO)
             vllm_engine.with_head = with_head
-    told["gathered"] = gathered.most
+    results["gathered"] = gathered.most
     halves = ROLLOUT.model_copy(update={"vllm": Vllm(tensor_parallel=2)})
-    told["halves"] = Trial(where / "tied", where / f"halves {rank()}", halves).train(ZERO_STEPS)
+    results["halves"] = Trial(where / "tied", where / f"halves {rank()}", halves).train(ZERO_STEPS)
     if first:
-        (where / "told.json").write_text(json.dumps(told))
+        (where / "results.json").write_text(json.dumps(results))
+
+
+def state() -> dict[str, str]:
+    """Torch's settings, its function that sets threads, and the environment but for vLLM's own variables."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    settings = torch_settings() | {"set_num_threads": torch.set_num_threads}
+    return variables | {name: str(value) for name, value in settings.items()}
 
 
 def main(where: Path) -> None:
     make_base(MODEL, where / "tied", seed=0)
-    told: dict[str, Any] = {}
+    torch.backends.cuda.matmul.allow_tf32 = True  # vLLM's worker switches it off
+    before = state()
     tied = Trial(where / "tied", where)
-    told["rows"] = tied.train()
+    results: dict[str, Any] = {"state": [before, state()]}
+    torch.backends.cuda.matmul.allow_tf32 = False
+    results["rows"] = tied.train()
     sampling = Sampling(4, 0.8, 12)
     tied.engine.sync(full_weights(tied.network))
     first = tied.engine.generate(PROMPTS, sampling, 3)
-    told["repeats"] = [
+    results["repeats"] = [
         tied.engine.generate(PROMPTS, sampling, 3) == first,
         tied.engine.generate(PROMPTS[:2], sampling, 3) == first[:2],
         tied.engine.generate(PROMPTS, sampling, 4) != first,
-        all(len({each.tokens for each in row}) > 1 for row in first),
+        all(len({tuple(each.tokens) for each in row}) > 1 for row in first),
     ]
-    told["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
-    told["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance()}))
-    told["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "prefetch": True}))
+    results["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
+    results["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance(when="other_engine")}))
+    results["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "prefetch": True}))
     for name, left_out in {
         "head": lambda name: name == "lm_head.weight",
         "layer": lambda name: ".layers.1.mlp." in name,
         "embedding": lambda name: "embed_tokens" in name,
     }.items():
         vllm_engine.with_head = without(left_out)
-        told[f"without {name}"] = tied.said()
+        results[f"without {name}"] = tied.error_of()
         vllm_engine.with_head = with_head
         tied.engine.sync(full_weights(load_model(tied.folder, MODEL, "cpu")))
     try:
         tied.engine.generate(PROMPTS, Sampling(1, 1.0, 128), 0)
     except UserError as error:
-        told["too long"] = str(error)
-    told["untied"] = Trial(untied(where / "tied", where / "untied"), where / "second").train()
-    (where / "told.json").write_text(json.dumps(told))
+        results["too long"] = str(error)
+    results["untied"] = Trial(untied(where / "tied", where / "untied"), where / "second").train()
+    results["families"] = {family: result("vLLM", family) for family in ("qwen3", "olmo2")}
+    (where / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def align(precision: str) -> bool:
-    given = [f"model.precision={precision}", "rl.max_tokens=24", "run.device=cpu"]
+    given = [f"model.precision={precision}", "rl.max_tokens=24", "rl.temperature=0.6", "run.device=cpu"]
     try:
         command.alignment("model", Path("dev.jsonl"), 4, None, given)
     except SystemExit as ended:
@@ -48,7 +48,7 @@ def test_a_model_is_one_three_ways(folder: Path, precision: str, capsys: Any) ->
     assert align(precision)
     said = capsys.readouterr().out
     assert "sampler and trainer" in said and "too far" not in said
-    assert f"sampled by torch ({precision})" in said
+    assert f"sampled by torch ({precision})" in said and "trains packed and the torch engine samples" in said
 
 
 @pytest.mark.parametrize("wrong", ["trainer", "plain"])
@@ -64,7 +64,7 @@ def test_another_model_is_told(folder: Path, wrong: str, capsys: Any, monkeypatc
 
     monkeypatch.setattr(alignment, name, altered)
     assert not align("float32")
-    rows = capsys.readouterr().out.splitlines()[2:]
+    rows = capsys.readouterr().out.splitlines()[3:]
     # The two that are the same model still agree, so the table says which is the other.
     assert ["too far" in row for row in rows] == {"trainer": [True, True, False], "plain": [False, True, True]}[wrong]
 

@@ -18,7 +18,7 @@ from mathrl.registry.promote import _compared
 from mathrl.reports.html import Material, compared, page_of
 from mathrl.stages import evaluate
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.summary import summarise_recipe
+from mathrl.stages.summary import work as summarise_recipe
 
 LABELS = ("cold_start", "rl_1", "sft_2", "rl_2", "z", "a", "third-try")
 

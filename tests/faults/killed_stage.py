@@ -1,10 +1,10 @@
-"""Runs a stage that kills itself, as SIGKILL from outside would, at the n-th occurrence of a moment of its work.
+"""Run a stage that kills itself with SIGKILL at the n-th occurrence of a moment of its work.
 
 STAGE=module FAULT=moment:n python killed_stage.py WORD…; without FAULT the stage runs to its end. $OCCURRENCES names a
 file for how often each moment occurred. The other ranks are copies. The module is one of `mathrl.stages`.
 
 Three faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
-bytes; at `slow` rank 0 needs a minute for a token and makes the file `asleep`.
+bytes; at `slow` rank 0 needs minutes for a token and makes the file `asleep`.
 
 `killed_stage.py --serve` imports torch once and forks a process per request, since imports take ten seconds: requests
 are JSON lines on stdin, answered by the process's id; its status goes to the file `status`.
@@ -68,7 +68,7 @@ def after(moment: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def limit_files(size: int) -> None:
-    """Larger files find no room from now on."""
+    """From now on, larger files do not fit on the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
@@ -80,14 +80,14 @@ def plant_training() -> None:
     from mathrl.learners.torch_learner import TorchLearner
     from mathrl.rollout.torch_engine import CopyEngine
 
-    # The gradient is there and no weight has changed.
+    # The gradient is complete, and no weight has changed.
     TorchLearner.reduce = after("update", TorchLearner.reduce)  # type: ignore[method-assign]
     # Some weights have changed.
     AdamW.step = after("optimizer", AdamW.step)  # type: ignore[method-assign]
     # A checkpoint without its manifest; a checkpoint, and one too many old ones.
     checkpoint.write_json = after("named", before("unnamed", checkpoint.write_json))
     write_tensors, save, log, sync = (
-        checkpoint._write_tensors,
+        checkpoint.write_tensors,
         checkpoint.CheckpointFolder.save,
         JsonlSink.log,
         CopyEngine.sync,
@@ -118,28 +118,28 @@ def plant_training() -> None:
             die()
         return sync(self, weights)
 
-    checkpoint._write_tensors = half_written
+    checkpoint.write_tensors = half_written
     checkpoint.CheckpointFolder.save = limited_save  # type: ignore[method-assign]
     JsonlSink.log = torn_line  # type: ignore[method-assign]
     CopyEngine.sync = half_synced  # type: ignore[method-assign]
 
 
 def plant_sampling() -> None:
+    from mathrl.models.decode import PackedDecoder
     from mathrl.rollout import sample_problems
-    from mathrl.rollout.decode import PackedDecoder
 
     step, flush = PackedDecoder.step, os.fsync
 
     def slow_step(self: Any, *args: Any) -> Any:
-        # Rank 0 alone: when it comes here, the rows of the steps before are written.
+        # Only rank 0: at this point it has written the rows of all earlier steps.
         if due("slow"):
             Path("asleep").touch()
-            time.sleep(60)
+            time.sleep(300)
         reach("rollout")
         return step(self, *args)
 
     def half_flushed(descriptor: int) -> None:
-        """Half of a chunk's line is in the file."""
+        """Half of a chunk's line has been written."""
         if due("chunk"):
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - 20)
             die()
@@ -174,7 +174,7 @@ def plant_files() -> None:
         return wrapped
 
     def half_rewritten(self: Path, text: str, *args: Any, **options: Any) -> Any:
-        """Half of the metrics that a resumed run keeps is written."""
+        """Half of the metrics that a resumed run keeps has been written."""
         if "metrics.jsonl" in self.name and text:
             if due("rows full"):
                 limit_files(100)
@@ -184,7 +184,7 @@ def plant_files() -> None:
         return write_text(self, text, *args, **options)
 
     def removing(path: Any, *args: Any, **options: Any) -> None:
-        """Of the state of a run that is through, some files are gone, in any order."""
+        """Some files of a finished run's state have been removed, in any order."""
         if Path(path).parent == state:
             files = sorted(file for file in Path(path).rglob("*") if file.is_file())
             random.Random(fault_number).shuffle(files)
@@ -238,7 +238,7 @@ def serve() -> dict[str, Any] | None:
     import matplotlib.pyplot  # noqa: F401
     import torch
 
-    import mathrl.evaluation.benchmark
+    import mathrl.evaluation.evaluate_model
     import mathrl.health.watch
     import mathrl.models.load
     import mathrl.reports.training_curves

@@ -48,7 +48,7 @@ def run(training: Training, state: Path) -> torch.Tensor:
 
 
 def reference_logprobs(training: Training) -> torch.Tensor:
-    """Of 200 prompts with four responses of 30 tokens each, without a gradient."""
+    """The reference's log-probs of 200 prompts with four responses of 30 tokens each, without a gradient."""
     draw = torch.Generator().manual_seed(2)
     groups = [
         RolloutGroup(
@@ -71,12 +71,12 @@ def reference_logprobs(training: Training) -> torch.Tensor:
     return batch.reference_N
 
 
-def said_of(call: Callable[[], Any]) -> str:
+def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
     except OutOfMemory as error:
         return str(error)
-    return "nothing"
+    return "no error"
 
 
 def limit(room: int | None) -> None:
@@ -90,18 +90,18 @@ def in_use() -> int:
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    # What is freed goes back to the system, or the first run leaves the limited ones a heap to fill.
+    # Freed memory must return to the system, else the limited runs could use the heap that the first one left.
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    found: dict[str, Any] = {"kl whole": reference_logprobs(Training())}
+    results: dict[str, Any] = {"kl whole": reference_logprobs(Training())}
     limit(KL_ROOM)
-    found["kl said"] = said_of(lambda: reference_logprobs(Training()))
-    found["kl halved"] = reference_logprobs(Training(on_out_of_memory="halve"))
+    results["kl error"] = error_of(lambda: reference_logprobs(Training()))
+    results["kl halved"] = reference_logprobs(Training(on_out_of_memory="halve"))
     limit(ROOM)
-    found["said"] = said_of(lambda: run(Training(), out / "stopped"))
-    found["halved"] = run(Training(on_out_of_memory="halve"), out / "halved")
+    results["error"] = error_of(lambda: run(Training(), out / "stopped"))
+    results["halved"] = run(Training(on_out_of_memory="halve"), out / "halved")
     limit(None)
-    found["whole"] = run(Training(), out / "whole")
-    torch.save(found, out / "found.pt")
+    results["whole"] = run(Training(), out / "whole")
+    torch.save(results, out / "results.pt")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of every stage that trains or samples: the command again ends in the same bits.
+"""SIGKILL at random moments of every stage that trains or samples: the same command then ends with the same bits.
 
 Without FAULTS each stage is killed three times: at work, while it writes its outputs, and while it removes its resume
 state. FAULTS=20 (`make faults`) is how many kills each stage gets, no kind of moment left out.
@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from mathrl.core.exit_status import EXIT_KILLED
+
 KILLS = int(os.environ.get("FAULTS", "0"))
-IN_A_ROW = 3  # a run is killed, goes on, is killed, …
+IN_A_ROW = 3  # the number of times that a run is killed and resumed
 ENDS = ("export", "clean-up")
 NO_KILLS = ("full", "rows full", "slow")
 AHEAD, TWO = ("rl.prefetch=true",), ("run.processes=2",)
@@ -86,7 +88,7 @@ class Attempt:
         return process.returncode, errors
 
     def killed_by_the_clock(self, tenths: int) -> tuple[int, str]:
-        """From outside, this many tenths of a second after its start."""
+        """Kill it from outside, this many tenths of a second after its start."""
         process = self.start()
         time.sleep(tenths / 10)
         process.kill()
@@ -94,7 +96,7 @@ class Attempt:
         return process.returncode, errors
 
     def outputs(self) -> dict[str, dict[str, bytes]]:
-        """The bytes of the outputs that are there, by output and file."""
+        """The bytes of the existing outputs, by output and file."""
         found: dict[str, dict[str, bytes]] = {}
         for output in STAGES[self.stage].outputs:
             path = self.folder / output
@@ -111,7 +113,7 @@ class Attempt:
 
 @pytest.fixture(scope="module")
 def whole(breakable: Callable[..., Any]) -> Callable[..., tuple[Attempt, dict[str, int]]]:
-    """A run that nobody killed, and how often each moment occurred in it."""
+    """An uninterrupted run, and the number of times that each moment occurred in it."""
     runs: dict[tuple[str, tuple[str, ...]], tuple[Attempt, dict[str, int]]] = {}
 
     def get(stage: str, overrides: tuple[str, ...]) -> tuple[Attempt, dict[str, int]]:
@@ -127,7 +129,7 @@ def whole(breakable: Callable[..., Any]) -> Callable[..., tuple[Attempt, dict[st
 
 @pytest.mark.timeout(400 + 60 * KILLS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_at_random_moments_it_ends_in_the_same_bits(
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
     breakable: Callable[..., Any], whole: Callable[..., Any], stage: str
 ) -> None:
     chance, hits = random.Random(f"{stage} {KILLS}"), Counter[str]()
@@ -143,7 +145,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(
             moments = {name: count for name, count in occurrences.items() if name not in NO_KILLS}
             moments["clock"] = 20  # from outside
             if list(attempt.folder.glob("home/state/*/checkpoints/*.json")):
-                moments["rows"] = 1  # only a run that goes on rewrites them
+                moments["rows"] = 1  # only a resumed run rewrites them
             if not KILLS:
                 work = [name for name in moments if name not in (*ENDS, "clock", "record")]
                 moments = {name: moments[name] for name in (work, ENDS[:1], ENDS[1:])[number]}
@@ -154,7 +156,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(
             tenths = int(fault.partition(":")[2])
             status, errors = attempt.killed_by_the_clock(tenths) if moment == "clock" else attempt.run(fault)
             print(f"{stage} {overrides} {fault}: {status} after {time.monotonic() - began:.1f} s", flush=True)
-            assert status in (0, -signal.SIGKILL), f"{fault}: {errors[-3000:]}"
+            assert status in (0, -signal.SIGKILL, EXIT_KILLED), f"{fault}: {errors[-3000:]}"
             hits[moment] += 1
             kills += status != 0
             for name, files in attempt.outputs().items() if not STAGES[stage].words else ():
@@ -176,9 +178,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(
     assert KILLS < 20 or not set(occurrences) - set(hits) - set(NO_KILLS)
 
 
-def test_a_signal_in_a_long_step_leaves_a_checkpoint_within_ten_seconds(
-    breakable: Callable[..., Any], whole: Callable[..., Any]
-) -> None:
+def test_a_signal_in_a_long_step_leaves_a_checkpoint(breakable: Callable[..., Any], whole: Callable[..., Any]) -> None:
     # With two processes beside `make faults`: they take turns slowly where cores are busy.
     overrides = (f"run.processes={2 if KILLS else 1}", "rl.checkpoint_every=100")
     expected, attempt = whole("rl", overrides)[0], Attempt(breakable(*OVERRIDES, *overrides), "rl")
@@ -188,10 +188,9 @@ def test_a_signal_in_a_long_step_leaves_a_checkpoint_within_ten_seconds(
         time.sleep(0.05)
     done = attempt.broken.workspace.steps_logged("rl")
     assert 1 <= done < len(expected.broken.output("rl")[1])
-    began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75 and time.monotonic() - began < 10, errors
+    _, errors = process.communicate(timeout=100)  # the fault sleeps for longer; test_preemption.py has the seconds
+    assert process.returncode == 75, errors
     (state,) = attempt.state()
     names = {f"step-{done:08d}.json", f"step-{done:08d}.safetensors"}
     assert {file.name for file in (state / "checkpoints").iterdir()} == names, "of the step before, although not due"
@@ -199,7 +198,7 @@ def test_a_signal_in_a_long_step_leaves_a_checkpoint_within_ten_seconds(
     assert status == 0 and attempt.outputs() == expected.outputs(), errors
 
 
-def test_a_full_disk_is_one_sentence_and_costs_nothing(
+def test_a_full_disk_is_a_one_line_error_and_loses_nothing(
     breakable: Callable[..., Any], whole: Callable[..., Any]
 ) -> None:
     expected, attempt = whole("rl", AHEAD)[0], Attempt(breakable(*OVERRIDES, *AHEAD), "rl")
@@ -211,7 +210,7 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
     names = {"step-00000003.json", "step-00000003.safetensors"}
     assert {file.name for file in (state / "checkpoints").iterdir()} == names
     assert not (attempt.folder / "models" / "rl").exists()
-    # It goes on from step 3, and is killed, or finds no room, while the rows after it are dropped.
+    # It resumes from step 3 and is killed, or the disk is full, while the rows after that step are dropped.
     assert attempt.broken.workspace.steps_logged("rl") > 3
     status, errors = attempt.run("rows:1")
     assert status == -signal.SIGKILL, errors
@@ -221,7 +220,7 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(
     assert status == 0 and attempt.outputs() == expected.outputs(), errors
 
 
-def test_the_runs_have_something_to_differ_in(whole: Callable[..., Any]) -> None:
+def test_the_runs_could_differ(whole: Callable[..., Any]) -> None:
     expected = whole("rl", AHEAD)[0]
     weights, rows = expected.broken.output("rl")
     start = (expected.folder / "models" / "sft" / "model.safetensors").read_bytes()

@@ -21,7 +21,7 @@ from mathrl.trainers.judges import reward_model_judge
 ROOT = Path(__file__).parents[2]
 
 
-def test_halved_micro_batches_make_the_same_weights_and_log_probs(tmp_path: Path) -> None:
+def test_halved_micro_batches_give_the_same_weights_and_log_probs(tmp_path: Path) -> None:
     script = Path(__file__).with_name("memory_limited.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -30,38 +30,38 @@ def test_halved_micro_batches_make_the_same_weights_and_log_probs(tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(tmp_path / "found.pt", weights_only=True)
-    assert "out of memory for the activations of a micro-batch (tried to allocate" in found["said"]
-    assert "lower sft.tokens_per_microbatch (now 12000)" in found["said"]
+    results = torch.load(tmp_path / "results.pt", weights_only=True)
+    assert "out of memory for the activations of a micro-batch (tried to allocate" in results["error"]
+    assert "lower sft.tokens_per_microbatch (now 12000)" in results["error"]
     sft = [line for line in done.stdout.splitlines() if line.startswith("halved")]
     assert len(sft) == 2 and sft[0] != "halved 0 times" and sft[1] == "halved 0 times"
     assert "sft: out of memory, continuing with micro-batches of 6000 tokens" in done.stderr
     # The order of sums differs; a step moves weights by 1e-2.
-    assert torch.allclose(found["halved"], found["whole"], atol=1e-6)
-    # The log-probs of a reference, which no gradient is made of.
-    assert "out of memory for the log-probs of the reference (tried to allocate" in found["kl said"]
-    assert "lower rl.tokens_per_microbatch (now 24000)" in found["kl said"]
+    assert torch.allclose(results["halved"], results["whole"], atol=1e-6)
+    # The log-probs of a reference, which need no gradient.
+    assert "out of memory for the log-probs of the reference (tried to allocate" in results["kl error"]
+    assert "lower rl.tokens_per_microbatch (now 24000)" in results["kl error"]
     kl = [line for line in done.stdout.splitlines() if line.startswith("KL")]
     assert len(kl) == 2 and kl[0] == "KL: halved 0 times" and kl[1] != kl[0]
-    assert torch.allclose(found["kl halved"], found["kl whole"], atol=1e-5)
-    assert found["kl whole"].std() > 0.1
+    assert torch.allclose(results["kl halved"], results["kl whole"], atol=1e-5)
+    assert results["kl whole"].std() > 0.1
 
 
 def test_the_innermost_part_is_named_and_other_errors_pass() -> None:
-    said = r"out of memory for the logits \(.*1125899906842624.*\): do less"
-    with pytest.raises(OutOfMemory, match=said), memory_part("activations", "no"):  # noqa: SIM117
+    message = r"out of memory for the logits \(.*1125899906842624.*\): do less"
+    with pytest.raises(OutOfMemory, match=message), memory_part("activations", "no"):  # noqa: SIM117
         with memory_part("logits", "do less"):
-            torch.empty(2**48)  # a petabyte, which no machine gives
+            torch.empty(2**48)  # a petabyte, more than any machine has
     with pytest.raises(RuntimeError, match="inconsistent tensor size"), memory_part("logits", "do less"):
         torch.ones(2) @ torch.ones(3)
     assert is_out_of_memory(MemoryError()) and not is_out_of_memory(ValueError("out of memory"))
 
 
-def test_what_is_made_beside_an_update_names_its_part(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: Any, **named: Any) -> Any:
+def test_parts_beside_the_update_are_named(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
 
     model, sampler = small.policy()

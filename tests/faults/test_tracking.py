@@ -1,4 +1,4 @@
-"""The MLflow server dies in the middle of a run and is down at its end: each step arrives once."""
+"""The MLflow server dies during a run and is down at its end: each step is uploaded once."""
 
 import contextlib
 import json
@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STEPS = 60  # seconds of work, so that the server dies within them
+STEPS = 60  # enough seconds of work for the server to die during them
 
 
 def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {seconds} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(0.2)
 
 
@@ -45,31 +45,31 @@ def serve(folder: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[byt
 
 
 def end(server: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(ProcessLookupError):  # ended already
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.killpg(server.pid, 9)
     server.wait()
 
 
 @pytest.mark.timeout(900)
-def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tmp_path: Path) -> None:
+def test_steps_that_the_server_missed_are_uploaded_once(breakable: Callable[..., Any], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     broken = breakable("run.processes=1", f"rl.steps={STEPS}", "rl.eval_every=0")
     folder = broken.workspace.folder
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    own = {
+    settings = {
         "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MATHRL_HOME": str(folder / "home"),
         "PYTHONPATH": str(ROOT),
         "MATHRL_MIRROR": "",
     }
-    env = {key: value for key, value in (os.environ | own).items() if value}
+    env = {key: value for key, value in (os.environ | settings).items() if value}
     server = serve(tmp_path, port, env)
     try:
-        # A mirror that has sent some steps when the server dies, and goes on to the run's end.
-        process = broken.start("rl", **own)
+        # The mirror has sent some steps when the server dies, and continues to the end of the run.
+        process = broken.start("rl", **settings)
 
         def sent() -> int:
             files = list((folder / "home" / "records").glob("rl-*/mirror.json"))
@@ -79,16 +79,16 @@ def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tm
             files = list((folder / "home" / "records").glob("rl-*/metrics.jsonl"))
             return len(files[0].read_text().splitlines()) if files else 0
 
-        # The run is held after its first steps, however long the mirror takes to start.
+        # Stop the run after its first steps, however long the mirror takes to start.
         wait_for(lambda: logged() >= 1 or process.poll() is not None, 250, "the first step")
         process.send_signal(signal.SIGSTOP)
         wait_for(lambda: sent() >= 1 or process.poll() is not None, 250, "the first step in MLflow")
         end(server)
-        at_the_death = sent()
+        sent_before_the_kill = sent()
         process.send_signal(signal.SIGCONT)
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
-        assert 1 <= at_the_death < STEPS and errors.count("`mathrl sync` uploads") == 1, errors
+        assert 1 <= sent_before_the_kill < STEPS and errors.count("`mathrl sync` uploads") == 1, errors
         assert (folder / "models" / "rl" / "model.safetensors").exists()
 
         server = serve(tmp_path, port, env)
@@ -104,7 +104,7 @@ def test_what_a_server_missed_is_uploaded_once(breakable: Callable[..., Any], tm
             assert done.returncode == 0, done.stderr
         import mlflow
 
-        client = mlflow.MlflowClient(own["MLFLOW_TRACKING_URI"])
+        client = mlflow.MlflowClient(settings["MLFLOW_TRACKING_URI"])
         experiment = client.get_experiment_by_name("mathrl")
         runs = client.search_runs([experiment.experiment_id], "tags.`dvc.stage` = 'rl'")
         assert [run.info.status for run in runs] == ["FINISHED"]

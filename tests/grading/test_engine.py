@@ -56,30 +56,41 @@ def leave(truth: str, answer: str) -> bool:
     raise SystemExit
 
 
+def sleep(truth: str, answer: str) -> bool:
+    time.sleep(600)
+    return False
+
+
 def test_a_late_worker_is_killed_and_replaced_at_once() -> None:
-    compare = {"hang": hang, "fine": lambda truth, answer: truth == answer}
-    worker = _Worker(compare)
-    started = time.monotonic()
-    assert worker.ask(json.dumps(["1", "1", "hang"]).encode() + b"\n", 0.3) is None
-    assert time.monotonic() - started < 1.0
+    compare = {"hang": hang, "sleep": sleep, "fine": lambda truth, answer: truth == answer}
+    worker = _Worker(compare, 0.3)
+    assert worker.ask(b'["1","1","hang"]\n') is None
+    ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None and ended.si_status == signal.SIGPROF, "by its processor time"
     worker.kill()
     assert not alive(worker.pid)
-    requests = [["1", "1", "hang"], ["1", "1", "fine"], ["1", "2", "fine"]]
+    requests = [["1", "1", "hang"], ["1", "1", "fine"], ["1", "2", "fine"], ["1", "1", "sleep"], ["2", "2", "fine"]]
     sink = io.BytesIO()
     keep(io.BytesIO(b"".join(json.dumps(r).encode() + b"\n" for r in requests)), sink, compare, 0.3)
     lines = sink.getvalue().splitlines()
     assert lines[0] == b"ready"
-    assert [json.loads(line) for line in lines[1:]] == [
-        {"equal": False, "error": "timeout"},
-        {"equal": True},
-        {"equal": False},
-    ]
+    late = {"equal": False, "error": "timeout", "seconds": 0.3}
+    replies = [json.loads(line) for line in lines[1:]]
+    assert [replies[0], replies[3]] == [late, late], "the sleeper by the clock"
+    assert [replies[n]["equal"] for n in (1, 2, 4)] == [True, False, True]
+
+
+def test_the_time_of_others_is_not_a_pair_s_own() -> None:
+    worker = _Worker({"wait": lambda truth, answer: time.sleep(0.5) is None}, 0.1)
+    assert worker.ask(b'["1","1","wait"]\n') == {"equal": True, "seconds": pytest.approx(0, abs=0.1)}
+    worker.kill()
 
 
 def test_a_worker_survives_memory_and_exit() -> None:
-    worker = _Worker({"hog": hog, "leave": leave})
-    assert worker.ask(b'["1","1","hog"]\n', 5.0) == {"equal": False, "error": "MemoryError"}
-    assert worker.ask(b'["1","1","leave"]\n', 5.0) == {"equal": False, "error": "SystemExit"}
+    worker = _Worker({"hog": hog, "leave": leave}, 5.0)
+    for name, error in (("hog", "MemoryError"), ("leave", "SystemExit")):
+        reply = worker.ask(json.dumps(["1", "1", name]).encode() + b"\n")
+        assert reply is not None and (reply["equal"], reply["error"]) == (False, error)
     worker.kill()
 
 
@@ -117,13 +128,11 @@ def test_a_start_that_takes_longer_than_the_limit_costs_no_pair() -> None:
 
 
 def test_a_busy_engine_does_not_hold_up_the_caller() -> None:
-    held = SymbolicEngine()
+    held = SymbolicEngine(limit=0.05)
     held._lock.acquire()
-    started = time.monotonic()
     outcome = held.ask("x", "y")
     assert not outcome.equal
     assert outcome.reason == "the symbolic engine is busy"
-    assert time.monotonic() - started < 1.5
 
 
 SCRIPT = """
@@ -153,10 +162,10 @@ if sys.argv[1] == "die":
 
 @pytest.mark.parametrize("end", ["leave", "die"])
 def test_after_a_fork_and_at_the_end_nothing_is_left(end: str) -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT, end], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", SCRIPT, end], capture_output=True, text=True, timeout=300)
     assert run.returncode == (0 if end == "leave" else -9), run.stderr
     pid = int(run.stdout)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
@@ -174,7 +183,7 @@ print(json.dumps(sorted(set(sys.modules) - at_start)))
 
 
 def test_the_grader_imports_core_alone_and_no_library() -> None:
-    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=300, check=True)
     at_import, with_radicals = (json.loads(line) for line in run.stdout.splitlines())
     own = {name.split(".")[1] for name in with_radicals if name.startswith("mathrl.")}
     assert own == {"core", "grading"}

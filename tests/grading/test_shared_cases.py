@@ -1,8 +1,9 @@
 """The labelled cases, where their folder is known: MATHRL_CASES, or shared/cases beside the repository."""
 
+import gzip
 import json
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +27,41 @@ def rows(abuse: bool) -> list[dict[str, Any]]:
     return [row for row in found if ("group" in row) == abuse]
 
 
-def verdict(row: dict[str, Any], trap: Path) -> tuple[bool, float]:
+def verdict(row: dict[str, Any], trap: Path) -> bool:
     parts = row.get("response_parts")
     text = "".join(part * count for part, count in parts) if parts is not None else row["response"] or ""
     text = text.replace("@PWN_DIR@", str(trap))
-    started = time.monotonic()
-    correct = grade(f"\\boxed{{{text}}}" if row["form"] == "bare" else text, row["ground_truth"]).correct
-    return correct, time.monotonic() - started
+    return grade(f"\\boxed{{{text}}}" if row["form"] == "bare" else text, row["ground_truth"]).correct
 
 
 def test_accuracy_on_the_cases(tmp_path: Path) -> None:
     warm_up()
-    judged = [(row, verdict(row, tmp_path)[0]) for row in rows(abuse=False) if row["expected"] is not None]
+    judged = [(row, verdict(row, tmp_path)) for row in rows(abuse=False) if row["expected"] is not None]
     wrong = [row["id"] for row, correct in judged if correct != row["expected"]]
     false_positives = [row["id"] for row, correct in judged if correct and not row["expected"]]
     assert len(wrong) <= 0.02 * len(judged), wrong
     assert len(false_positives) <= 0.003 * len(judged), false_positives
 
 
-def test_abuse(tmp_path: Path) -> None:
+def test_exam_of_other_systems_assertions() -> None:
     warm_up()
-    judged = [(row, *verdict(row, tmp_path)) for row in rows(abuse=True)]
+    lines = gzip.decompress((FOLDER / "exam_dev.jsonl.gz").read_bytes()).splitlines()
+    firm = [row for row in map(json.loads, lines) if not row["debatable"] and row["tier"] == "rule"]
+    wrong = []
+    for row in firm:
+        response = f"\\boxed{{{row['prediction']}}}" if row["form"] == "bare" else row["prediction"]
+        if grade(response, row["ground_truth"]).correct != row["expected"]:
+            wrong.append(row)
+    assert len(wrong) <= 0.015 * len(firm), wrong
+    assert [row for row in wrong if not row["expected"]] == []
+
+
+def test_abuse(tmp_path: Path, processor_seconds: Callable[[], float]) -> None:
+    warm_up()
+    judged = []
+    for row in rows(abuse=True):
+        started = processor_seconds()
+        judged.append((row, verdict(row, tmp_path), processor_seconds() - started))
     assert [row["id"] for row, _, seconds in judged if seconds > 1.5] == []
     assert list(tmp_path.iterdir()) == []
     firm = [(row, correct) for row, correct, _ in judged if row["expected"] is not None and not row["policy"]]

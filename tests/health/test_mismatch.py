@@ -29,7 +29,7 @@ def test_a_warning_is_said_once_until_it_changes(capsys: pytest.CaptureFixture[s
     for step, value in enumerate((1.06, 1.07, 1.04, 1.06, 1.13, 1.2, 1.03, 1.02, 1.06, 1.0), start=1):
         said = check_mismatch({"rollout/logprob_alignment": value}, Rollout(), step, said)
         lines += [(step, line) for line in capsys.readouterr().err.splitlines()]
-    # 4 flickers; 5 is more than twice as far from 1 as 1; 8 is back by half the limit; 9 is anew.
+    # 4 flickers; 5 is more than twice as far from 1 as 1; 8 is back by half the limit; 9 is a new warning.
     assert [(step, "warning" in line) for step, line in lines] == [
         (1, True),
         (5, True),
@@ -51,7 +51,7 @@ def test_rollouts_of_older_weights_are_judged_by_the_probe() -> None:
 
 
 def test_where_no_response_was_trained_on_the_probe_judges() -> None:
-    # Uniform groups, or the critic's warm-up: no forward pass, so no alignment of the roll-outs.
+    # Uniform groups, or the critic's warm-up: no forward pass, so no alignment of the rollouts.
     check_mismatch({"rollout/canary_alignment": 1.04}, STOP, 1)
     with pytest.raises(UserError, match=r"step 1: rollout/canary_alignment is 1\.0600"):
         check_mismatch({"rollout/canary_alignment": 1.06}, STOP, 1)

@@ -1,9 +1,18 @@
-"""The ranks of a stage: what one process alone leaves behind."""
+"""The ranks of a stage: what one process alone leaves behind, and a rank that the others wait for in vain."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.learners.distributed import check_gpus
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
 
 
 def test_deepspeed_alone_leaves_no_folder_behind(tmp_path: Path) -> None:
@@ -12,7 +21,39 @@ def test_deepspeed_alone_leaves_no_folder_behind(tmp_path: Path) -> None:
         "ranks = Ranks(torch.device('cpu'), Training(backend='deepspeed'))\n"
         "value = torch.ones(1)\ntorch.distributed.all_reduce(value)\nranks.close()\nprint(value.item())"
     )
-    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = ENVIRONMENT | {"TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "1.0\n", done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_rank_that_never_comes_is_named_with_the_place_where_the_others_wait(
+    tmp_path: Path, run_ranks: Callable[..., None], missing: int
+) -> None:
+    (tmp_path / "missing").write_text(str(missing))
+    run_ranks(HERE / "waiting_ranks.py", tmp_path, 3)
+    for rank in {0, 1, 2} - {missing}:
+        message = (tmp_path / f"said-{rank}").read_text()
+        assert f"rank {rank} waited 5 s in `collect` (waiting_ranks.py, line " in message
+        assert "training.collective_timeout_minutes" in message
+        if rank == 0:
+            assert "but rank 2 did not come" in message
+
+
+def test_libraries_groups_get_the_time_out_too(tmp_path: Path) -> None:
+    code = (
+        "import torch, torch.distributed as dist\nfrom mathrl.learners.distributed import Ranks\n"
+        "from mathrl.params.training import Training\n"
+        "ranks = Ranks(torch.device('cpu'), Training(backend='deepspeed', collective_timeout_minutes=90))\n"
+        "group = dist.new_group([0])\nranks.set_timeouts()\n"
+        "print(group._get_backend(torch.device('cpu')).options._timeout)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stdout == "1:30:00\n", done.stderr
+
+
+def test_two_ranks_on_one_gpu_are_refused_by_name() -> None:
+    check_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a")])
+    with pytest.raises(UserError, match=r"ranks 1 and 3 have the same GPU of node1 \(GPU-b\): node1 has 2 for its 3 "):
+        check_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a"), ("node1", "GPU-b")])

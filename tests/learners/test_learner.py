@@ -34,7 +34,7 @@ def test_the_schedule_follows_the_updates(small: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_what_is_no_number_changes_nothing_and_ends_after_ten(small: Any, where: str) -> None:
+def test_non_finite_updates_change_nothing_and_end_the_run_after_ten(small: Any, where: str) -> None:
     policy = learner(small, ema=0.5)
     before = policy.flat.weights.clone()
     if where == "gradient":
@@ -108,6 +108,14 @@ def test_learners_that_take_turns_share_the_gradients_buffer(small: Any) -> None
             each.update(loss=1.0)
     for one, other in zip(apart, shared, strict=True):
         assert one.norm == other.norm > 0 and torch.equal(one.flat.weights, other.flat.weights)
+
+
+def test_an_evaluation_without_averaged_weights_copies_none(small: Any) -> None:
+    policy = learner(small)
+    before = [weight._version for weight in policy.flat.masters.values()]
+    with policy.evaluated():
+        assert policy.averaged is None
+    assert [weight._version for weight in policy.flat.masters.values()] == before
 
 
 def test_the_trained_weights_are_back_after_an_error_in_an_evaluation(small: Any) -> None:

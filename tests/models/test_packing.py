@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.models import head
 from mathrl.models.attention import CausalLayout
 from mathrl.models.linear import BFloat16Linear, keep_rounded_only, use_bfloat16_products
-from mathrl.models.logprobs import _padded_logprobs, response_logprobs, takes_packed, token_logprobs
+from mathrl.models.logprobs import _padded_logprobs, plain_head, response_logprobs, takes_packed, token_logprobs
 from mathrl.models.packing import Group, pack, rounded_up
 
 # Float32 sums in another order; log-probs are of the order of 10 in these models.
@@ -39,6 +40,21 @@ def reference(model: Any, groups: list[Group], temperature: float = 1.0) -> torc
     return torch.cat(out)
 
 
+def check_equals_reference(model: Any, groups: list[Group], seed: int) -> None:
+    """Packed log-probs at temperature 0.7, and the gradient of a random sum of them, equal the plain ones."""
+    results = []
+    for logprobs_of in (reference, lambda *arguments: response_logprobs(*arguments)[0]):
+        model.zero_grad()
+        logprobs = logprobs_of(model, groups, 0.7)
+        weights = torch.randn(len(logprobs), generator=torch.Generator().manual_seed(seed))
+        (logprobs * weights).sum().backward()
+        results.append((logprobs.detach(), [weight.grad.clone() for weight in model.parameters()]))
+    (expected, gradients), (packed, packed_gradients) = results
+    assert torch.allclose(packed, expected, atol=TOLERANCE)
+    for gradient, packed_gradient in zip(gradients, packed_gradients, strict=True):
+        assert torch.allclose(packed_gradient, gradient, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("architecture,kv_heads", [("qwen2", 1), ("llama", 2), ("qwen2", 4)])
 def test_packed_logprobs_and_gradients_equal_the_plain_ones(
     network: Callable[..., Any], architecture: str, kv_heads: int
@@ -47,17 +63,7 @@ def test_packed_logprobs_and_gradients_equal_the_plain_ones(
     assert takes_packed(model)
     for seed in range(3):
         groups = random_groups(seed)
-        expected = reference(model, groups, 0.7)
-        weights = torch.randn(len(expected), generator=torch.Generator().manual_seed(seed))
-        model.zero_grad()
-        (expected * weights).sum().backward()
-        gradients = [weight.grad.clone() for weight in model.parameters()]
-        model.zero_grad()
-        found, _ = response_logprobs(model, groups, 0.7)
-        (found * weights).sum().backward()
-        assert torch.allclose(found, expected, atol=TOLERANCE)
-        for weight, gradient in zip(model.parameters(), gradients, strict=True):
-            assert torch.allclose(weight.grad, gradient, atol=1e-3, rtol=1e-3)
+        check_equals_reference(model, groups, seed)
         # The prompt is in the row once a group, and little else.
         batch = pack(groups)
         assert batch.input_ids_1T.shape[1] == rounded_up(sum(group.packed_tokens for group in groups))
@@ -227,19 +233,18 @@ def test_logits_in_parts_give_the_same_log_probs_and_gradients(
         return logprobs_N, entropies_N, [weight.grad.clone() for weight in model.parameters()]
 
     whole = both()
-    widest, head = 0, model.get_output_embeddings()
+    widest, vocabulary = 0, model.get_output_embeddings().weight.shape[0]
     rows_at_a_time = 3
-    monkeypatch.setattr("mathrl.models.logprobs.MOST_LOGITS", rows_at_a_time * head.weight.shape[0])
+    monkeypatch.setattr("mathrl.models.head.MOST_LOGITS", rows_at_a_time * vocabulary)
+    product = head.wide_product
 
-    def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
+    def watched(hidden_nD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
         nonlocal widest
-        widest = max(widest, output.shape[:-1].numel())
+        widest = max(widest, len(hidden_nD))
+        return product(hidden_nD, weight_VD)
 
-    with torch.no_grad():
-        response_logprobs(model, groups)  # the trial of the head, before it is watched
-    hook = head.register_forward_hook(watch)
+    monkeypatch.setattr(head, "wide_product", watched)
     parts = both()
-    hook.remove()
     assert widest == rows_at_a_time, "never more logits at a time"
     assert torch.allclose(parts[0], whole[0], atol=1e-5) and torch.allclose(parts[1], whole[1], atol=1e-5)
     for found, expected in zip(parts[2], whole[2], strict=True):
@@ -249,17 +254,18 @@ def test_logits_in_parts_give_the_same_log_probs_and_gradients(
 def test_a_capped_head_keeps_all_its_logits(network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(architecture="qwen2", kv_heads=1)
     groups = random_groups(2)
-    own = model.forward
 
-    def capped(*args: Any, **kwargs: Any) -> Any:
-        out = own(*args, **kwargs)
-        out.logits = 3 * torch.tanh(out.logits / 3)
-        return out
+    class Capped(type(model)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = 3 * torch.tanh(out.logits / 3)
+            return out
 
-    model.forward = capped
+    model.__class__ = Capped
     expected, _ = response_logprobs(model, groups)
-    monkeypatch.setattr("mathrl.models.logprobs.MOST_LOGITS", 100)
+    monkeypatch.setattr("mathrl.models.head.MOST_LOGITS", 100)
     found, _ = response_logprobs(model, groups)
     assert torch.equal(found, expected)
+    assert not plain_head(model)
     model.__dict__["_plain_head"] = True  # the wrong answer would be seen
     assert not torch.allclose(response_logprobs(model, groups)[0], expected, atol=1e-3)

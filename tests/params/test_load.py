@@ -52,6 +52,9 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.group_size=1", "a group of one has no advantage"),
         ("mix.components.0.count=3", "either weight or count"),
         ("run.seed=.nan", "seed"),
+        ("rl.top_p=0.9", r"top_p: unknown parameter: .* softmax\(logits / temperature\) as a whole"),
+        ("rl.repetition_penalty=1.1", "repetition_penalty: unknown parameter: .* leave it out"),
+        ("rl.temperature=0.005", "temperature: .* greater than or equal to 0.01"),
         ("rl.optimizer.muon_lr=0.02", "optimizer.muon_lr: unknown parameter: write lr beside it .*adamw_scale"),
         ("suite.models=[../../../x]", r"models.0: it becomes part of a command.*found '../../../x'"),
         ("suite.models=[..]", "models.0: it becomes part of"),
@@ -75,7 +78,7 @@ def test_a_bad_override_is_one_sentence_that_names_it(override: str, said: str) 
     ],
 )
 def test_an_address_with_a_password_is_refused_and_not_repeated(override: str) -> None:
-    with pytest.raises(UserError, match=r"no user or password in an address.*MATHRL_SERVE_KEY") as raised:
+    with pytest.raises(UserError, match=r"without user and password.*MATHRL_SERVE_KEY") as raised:
         load_params(PARAMS, overrides=[override])
     assert "pa55" not in str(raised.value)
 
@@ -146,3 +149,10 @@ def test_every_stage_has_a_section_and_reads_it() -> None:
     for stage, reads in READS.items():
         assert set(reads) <= sections
         assert stage in reads or stage in ("base", "process_reward_model", "summary")
+
+
+def test_prefetch_with_an_engine_that_ranks_share_is_refused_before_anything_starts() -> None:
+    shared = ["rl.prefetch=true", "rollout.vllm.tensor_parallel=2"]
+    assert load_params(PARAMS, overrides=shared).rl.prefetch  # the torch engine has no such ranks
+    with pytest.raises(UserError, match=r"rl\.yaml .*: prefetch: true needs rollout\.vllm\.tensor_parallel 1: ranks "):
+        load_params(PARAMS, overrides=[*shared, "rollout.engine=vllm"])

@@ -62,20 +62,20 @@ def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_hand
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ("rl: {stage: rl, start: sfd}", "steps.rl.start: 'sfd' is no step (did you mean sft?); wanted"),
-        ("rl: {stage: rl, start: sft, data: [test]}", "steps.rl.data: 'test' is held out, never trained on"),
-        ("rl: {stage: rl, start: sft, data: [dev]}", "steps.rl.data: 'dev' is held out, never trained on"),
-        ("dpo: {stage: dpo, start: sft, data: [sft]}", "steps.dpo.data: 'sft' makes no such thing"),
-        ("rl: {stage: rl, start: sft, reward_model: sft}", "wanted is a reward model: no step makes one"),
+        ("rl: {stage: rl, start: sfd}", "steps.rl.start: 'sfd' is not a step (did you mean sft?); expected"),
+        ("rl: {stage: rl, start: sft, data: [test]}", "steps.rl.data: 'test' is held out and never trained on"),
+        ("rl: {stage: rl, start: sft, data: [dev]}", "steps.rl.data: 'dev' is held out and never trained on"),
+        ("dpo: {stage: dpo, start: sft, data: [sft]}", "steps.dpo.data: 'sft' does not produce samples"),
+        ("rl: {stage: rl, start: sft, reward_model: sft}", "expected a reward model: no step produces one"),
         ("rl: {stage: rk, start: sft}", "no stage 'rk'"),
         ("rl: {start: sft}", "steps.rl.stage: missing; write one of base, curate"),
         ("rl: {stage: rl, start: sft, strat: 1}", "steps.rl.strat: unknown parameter (did you mean start?)"),
         ("rl: {stage: rl, start: sft, set: [rl.stepz=3]}", "did you mean"),
         ("rl: {stage: rl, start: sft, teacher: sft}", "a teacher and rl.advantage=distillation go together"),
-        ("rl: {stage: rl, start: sft, reference: sft}", "without rl.kl_coef above 0 nothing reads it"),
+        ("rl: {stage: rl, start: sft, reference: sft}", "no effect unless rl.kl_coef is above 0"),
         ("rl: {stage: rl, start: sft, set: [rl.advantage=process]}", "name a process_reward_model"),
-        ("a: {stage: rl, start: b}\n  b: {stage: rl, start: a}", "in a circle: a -> b -> a"),
-        ("a: {stage: rl, start: a}", "in a circle: a -> a"),
+        ("a: {stage: rl, start: b}\n  b: {stage: rl, start: a}", "in a cycle: a -> b -> a"),
+        ("a: {stage: rl, start: a}", "in a cycle: a -> a"),
     ],
 )
 def test_a_wrong_step_is_refused_with_what_to_write(folder: Path, step: str, said: str) -> None:
@@ -91,7 +91,7 @@ def test_a_mistyped_stage_and_recipe_are_guessed(folder: Path) -> None:
         load_recipe("deepseek-r2", folder)
 
 
-def test_all_errors_of_a_file_are_said_at_once(folder: Path) -> None:
+def test_all_errors_of_a_file_are_reported_at_once(folder: Path) -> None:
     write(
         folder,
         SFT,

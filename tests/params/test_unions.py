@@ -37,8 +37,8 @@ def sources(generator: str, options: str = "{}") -> str:
     ("override", "message"),
     [
         (parts("{type: overlong, options: {bufer: 3}}"), r"parts.0.options.bufer: unknown .*did you mean buffer\?"),
-        (parts("{type: accuracyy}"), r"parts.0.type: no type 'accuracyy' \(did you mean accuracy\?\); known"),
-        (parts("{weight: 2}"), "parts.0.type: missing; write one of accuracy, format_lines"),
+        (parts("{type: accuracyy}"), r"parts.0.type: no type 'accuracyy' \(did you mean accuracy\?\); write one of"),
+        (parts("{weight: 2}"), "parts.0.type: missing; write one of accuracy, noisy_accuracy, format_lines"),
         (parts("{type: overlong, buffer: 3}"), "parts.0.buffer: unknown parameter"),
         (parts("{type: overlong, options: {max_length: 5, buffer: 6}}"), "buffer 6 must be at most max_length 5"),
         (parts("{type: language, options: {language: xx}}"), "options.language: Input should be 'en', .*found 'xx'"),
@@ -48,11 +48,11 @@ def sources(generator: str, options: str = "{}") -> str:
             "reward.routes={gsm8k: [{type: r1_tag}]}",
             r"routes.gsm8k.0.type: no type 'r1_tag' \(did you mean r1_tags\?\)",
         ),
-        (sources("chian"), r"sources.0.generator: no generator 'chian' \(did you mean chain\?\); known: chain"),
+        (sources("chian"), r"sources.0.generator: no generator 'chian' \(did you mean chain\?\); write one of chain"),
         (sources("chain", "{stepz: [2]}"), r"sources.0.options.stepz: unknown parameter \(did you mean steps\?\)"),
         (sources("chain", "{steps: [0]}"), "sources.0.options.steps.0: Input should be greater than or equal to 1"),
-        (sources("word_problem", "{events: [2, 2]}"), "sources.0.options.events: every level is listed once"),
-        ("reward.second_grader={type: llm, model: m}", "second_grader: endpoint None is no URL"),
+        (sources("word_problem", "{events: [2, 2]}"), "sources.0.options.events: a level is listed twice"),
+        ("reward.second_grader={type: llm, model: m}", "second_grader: type llm needs endpoint"),
         ("model.base={type: fresh, layrs: 2}", r"base.layrs: unknown parameter \(did you mean layers\?\)"),
     ],
 )
@@ -74,7 +74,7 @@ def test_options_are_typed_and_recorded_as_they_were_given() -> None:
 def test_every_generator_of_the_parameters_draws_problems() -> None:
     for name in GENERATORS:
         assert load_params(PARAMS, overrides=[sources(name)]).curate.sources[0].generator == name  # type: ignore[union-attr]
-    with pytest.raises(UserError, match=f"known: {', '.join(sorted(GENERATORS))}"):
+    with pytest.raises(UserError, match=f"write one of {', '.join(sorted(GENERATORS))}"):
         load_params(PARAMS, overrides=[sources("nothing")])
 
 

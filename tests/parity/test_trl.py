@@ -1,6 +1,7 @@
-"""TRL 1.16.0's `GRPOTrainer._compute_loss`, its own code on log-probs that we choose, against ours."""
+"""TRL 1.16.0: `GRPOTrainer._compute_loss` on chosen log-probs, compared with ours; our verifier in its trainer."""
 
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,10 @@ from torch import Tensor
 from mathrl.algorithms.advantages import group_advantages
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.kl import kl_estimate
-from mathrl.algorithms.policy_loss import policy_loss
+from mathrl.algorithms.policy_loss import Clip, policy_loss
+from mathrl.grading.reward_functions import accuracy_reward
+from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.params.run import FreshModel
 
 LONGEST = 40
 SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
@@ -19,20 +23,29 @@ SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
 
 @pytest.fixture(scope="module")
 def trainer() -> Any:
+    from transformers.utils import is_accelerate_available
+
+    is_accelerate_available.cache_clear()  # mathrl hides accelerate from transformers
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     return GRPOTrainer
 
 
 def trl_loss(
-    trainer: Any, ragged: Any, logprobs_SL: Tensor, old_SL: Tensor, reference_SL: Tensor, advantages: Tensor, **how: Any
+    trainer: Any,
+    ragged: Any,
+    logprobs_SL: Tensor,
+    old_SL: Tensor,
+    reference_SL: Tensor,
+    advantages: Tensor,
+    **settings: Any,
 ) -> Tensor:
     settings = {
         "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
         "beta": 0.0, "loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False,
         "current_gradient_accumulation_steps": 1, "max_completion_length": LONGEST, "aux_loss_enabled": False,
         "_entropy_bonus_enabled": False, "use_adaptive_entropy": False, "entropy_coef": 0.0,
-    } | how  # fmt: skip
+    } | settings  # fmt: skip
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
     entropies_SL = torch.zeros_like(old_SL)
     self = SimpleNamespace(
@@ -90,8 +103,7 @@ def test_trl_compute_loss(
         ragged.flat(old_SL),
         spread(advantages_S, ragged.lengths_S),
         ragged.lengths_S,
-        low,
-        0.28,  # type: ignore[arg-type]
+        Clip(low, 0.28),  # type: ignore[arg-type]
     )
     loss_N = loss_N + beta * kl_estimate(ours_N, ragged.flat(reference_SL), "k3")
     weights_S = token_weights(ragged.lengths_S, aggregation, LONGEST).double()  # type: ignore[arg-type]
@@ -103,10 +115,36 @@ def test_trl_compute_loss(
 
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_trl_group_advantages(ragged: Any, agree: Any, scale: str) -> None:
-    """TRL normalises inside a method that samples, with its `nanstd`, which is tried here."""
+    """TRL normalises with its `nanstd` inside a method that samples; this test calls `nanstd` alone."""
     from trl.trainer.utils import nanstd
 
     rewards_PG = ragged.rewards().view(-1, ragged.group)
     mean_P1, std_P1 = rewards_PG.mean(1, keepdim=True), nanstd(rewards_PG, dim=1, keepdim=True)
     theirs = (rewards_PG - mean_P1) / (std_P1 + 1e-4) if scale == "group" else rewards_PG - mean_P1
     agree(group_advantages(rewards_PG, "group_std" if scale == "group" else "group_mean", eps=1e-4), theirs)
+
+
+def test_the_trainer_takes_our_verifier(trainer: Any, tmp_path: Path) -> None:
+    """One step of GRPOTrainer on a model of one layer, in plain text; its log has the mean of our reward."""
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    base = FreshModel(hidden_size=16, intermediate_size=16, layers=1, heads=2, alphabet="arithmetic")
+    tokenizer = character_tokenizer(base)
+    # A response is one random character: some are an accepted digit.
+    rows = Dataset.from_list([{"prompt": f"{n}+{n}=", "answer": list("01234")} for n in (1, 2)])
+    config = GRPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=32, num_generations=16, max_completion_length=1,
+        max_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no",
+        logging_steps=1, disable_tqdm=True, seed=0,
+    )  # fmt: skip
+    training = trainer(
+        model=fresh_network(base, tokenizer, seed=0),
+        reward_funcs=accuracy_reward,
+        args=config,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    training.train()
+    logged = training.state.log_history[0]
+    assert 0 < logged["rewards/accuracy_reward/mean"] < 1

@@ -31,7 +31,7 @@ def test_verl_group_advantages(algos: Any, ragged: Any, agree: Any, kind: str) -
         )
     ours_PG = group_advantages(rewards_S.view(-1, ragged.group), kind, ddof=1, eps=1e-6)  # type: ignore[arg-type]
     agree(spread(ours_PG.flatten(), ragged.lengths_S), ragged.flat(theirs))
-    # Another degree of freedom or epsilon, the usual differences between systems, would not agree.
+    # Another ddof or epsilon, the usual differences between systems, must not agree.
     if kind == "group_std":
         for wrong in ({"ddof": 0, "eps": 1e-6}, {"ddof": 1, "eps": 1e-4}):
             off = group_advantages(rewards_S.view(-1, ragged.group), kind, **wrong).flatten()  # type: ignore[arg-type]

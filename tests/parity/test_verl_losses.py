@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.kl import kl_estimate
-from mathrl.algorithms.policy_loss import policy_loss
+from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.value_loss import clipped_value_loss
 from mathrl.models.logprobs import token_logprobs
 
@@ -63,7 +63,7 @@ def test_verl_policy_loss(
     old_SL, advantages_SL, weights_SL = -ragged.noise().abs(), ragged.noise(), ragged.noise().exp()
     start_SL = old_SL + ragged.noise(0.6)
     theirs_SL = start_SL.clone().requires_grad_()
-    # dual clip is on by default there: a bound that nothing reaches turns it off
+    # dual clip is on by default there: a bound that nothing reaches disables it
     theirs, figures = algos.get_policy_loss_fn({"clip": "vanilla"}.get(kind, kind))(
         old_SL,
         theirs_SL,
@@ -76,7 +76,7 @@ def test_verl_policy_loss(
     theirs.backward()
     ours_N = ragged.flat(start_SL).requires_grad_()
     old_N, advantages_N = ragged.flat(old_SL), ragged.flat(advantages_SL)
-    loss_N, clipped_N = policy_loss(kind, ours_N, old_N, advantages_N, ragged.lengths_S, low, high, dual)
+    loss_N, clipped_N = policy_loss(kind, ours_N, old_N, advantages_N, ragged.lengths_S, Clip(low, high, dual))
     ours = weighted(loss_N * ragged.flat(weights_SL), ragged.lengths_S, aggregation)
     ours.backward()
     agree(ours, theirs)
@@ -92,7 +92,7 @@ def test_verl_policy_loss(
 def test_verl_policy_loss_without_masked_tokens(
     algos: Any, ragged: Any, agree: Any, kind: str, aggregation: str
 ) -> None:
-    """verl's trainer puts the mask of rejected tokens in the place of the response mask."""
+    """verl's trainer uses the mask of rejected tokens instead of the response mask."""
     old_SL, advantages_SL = -ragged.noise().abs(), ragged.noise()
     start_SL = old_SL + ragged.noise(0.3)
     kept_SL = ragged.mask_SL * (torch.rand(start_SL.shape, generator=ragged.generator) > 0.3)
@@ -105,7 +105,7 @@ def test_verl_policy_loss_without_masked_tokens(
     kept_N = ragged.flat(kept_SL).bool()
     ours_N = ragged.flat(start_SL).requires_grad_()
     old_N, advantages_N = ragged.flat(old_SL), ragged.flat(advantages_SL)
-    loss_N, _ = policy_loss(kind, ours_N, old_N, advantages_N, ragged.lengths_S, 0.1, 0.2, None, kept_N)
+    loss_N, _ = policy_loss(kind, ours_N, old_N, advantages_N, ragged.lengths_S, Clip(0.1, 0.2), kept_N)
     weights_S = token_weights(kept_SL.sum(1).long(), aggregation, LONGEST).double()  # type: ignore[arg-type]
     ours = (spread(weights_S, ragged.lengths_S) * loss_N)[kept_N].sum()
     ours.backward()

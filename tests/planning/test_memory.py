@@ -14,6 +14,7 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
+from mathrl.models.model_shape import KNOWN, SIZES, ModelShape, config_of, shape_of
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.transformers_import import AutoConfig
@@ -22,10 +23,10 @@ from mathrl.params.lora import Lora
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.params.train import Optimizer
-from mathrl.planning.memory import GIB, kept_activations, plan_memory
+from mathrl.planning.memory import RUNTIME, kept_activations, plan_memory
 from mathrl.planning.memory_advice import advise
-from mathrl.planning.memory_states import divided, fetched, trainable, trained
-from mathrl.planning.model_shape import KNOWN, SIZES, ModelShape, config_of, shape_of
+from mathrl.planning.memory_states import GIB, divided, fetched, trainable, trained
+from mathrl.planning.rollout_memory import check_vllm_share
 
 ROOT = Path(__file__).parents[2]
 # Of the model cards; embedding counted once where it is tied.
@@ -104,8 +105,8 @@ def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, a
     if recomputed:  # one layer is made again in the backward pass, so it is not among what is kept
         planned = parts["activations: inputs of the layers"] + table
     else:
-        planned = parts["activations"] + parts["attention's probabilities"] + table
-    planned += parts["activations: after the layers"]
+        planned = parts["activations"] + parts["attention probabilities"] + table
+    planned += parts["activations: after the last layer"]
     assert sum(kept.values()) == pytest.approx(planned, rel=0.06)
 
 
@@ -159,32 +160,50 @@ def test_what_zero_3_makes_whole_is_counted() -> None:
     assert fetched(shape, given) == 2 * 200e6 + layer
     assert fetched(shape, zero(2, "model.precision=bfloat16")) == 0
     vllm = plan_memory(shape, given, "rl", "cuda", gpu_memory=80e9)
-    assert vllm.phases["end"] == {"policy: weights, whole": whole}
-    # A bucket of weights and the head, beside vLLM's share; never the whole model.
-    assert sum(vllm.phases["roll-outs"].values()) == pytest.approx(0.7 * 80e9 + 2 * layer)
+    # Loaded, sent and exported a bucket at a time; never the whole model.
+    assert vllm.early["start"]["policy: weights as loaded"] == whole / 128
+    assert vllm.phases["export"] == {"policy: gathered weights": layer}
+    assert vllm.phases["weight sync"]["weights in transit to the sampler"] == 2 * layer
+    # Of vLLM's share, tables, graphs and NCCL's buffers stay while it sleeps.
+    kept = sum(size for name, size in vllm.standing.items() if name.startswith("vLLM"))
+    assert sum(vllm.phases["rollouts"].values()) + kept == pytest.approx(0.7 * 80e9)
+    assert sum(vllm.early["start"].values()) == pytest.approx(0.7 * 80e9 + whole / 128 + RUNTIME["cuda"])
     torch_engine = params("rollout.engine=torch", preset="dapo-32b")
     found = plan_memory(shape, torch_engine, "rl", "cuda", gpu_memory=80e9)
-    assert found.phases["roll-outs"]["policy: weights, whole"] == whole
+    assert found.phases["rollouts"]["policy: gathered weights"] == whole
     ahead = params("rollout.engine=torch", "rl.prefetch=true", "rl.dynamic_sampling=0", preset="dapo-32b")
     found = plan_memory(shape, ahead, "rl", "cuda", gpu_memory=80e9)
     assert found.standing["sampler's copy of the weights"] == whole
-    assert "policy: weights, whole" not in found.phases["roll-outs"]
+    assert "policy: gathered weights" not in found.phases["rollouts"]
     # Awake, vLLM is there at the end as well.
     awake = plan_memory(shape, params("rollout.vllm.sleep=false", preset="dapo-32b"), "rl", "cuda", gpu_memory=80e9)
-    assert awake.peak == pytest.approx(sum(awake.standing.values()) + whole) and awake.peak > 121e9
+    assert awake.phases["rollouts"] == {} and awake.totals["rollouts"] > 0.7 * 80e9
+    assert awake.totals["forward and backward"] == pytest.approx(
+        vllm.totals["forward and backward"] + 0.7 * 80e9 - kept
+    )
+
+
+def test_the_plan_refuses_a_share_that_vllm_would_refuse() -> None:
+    given = params(preset="countdown-grpo-zero-24gb")
+    shape = shape_of(config_of(given.model.base))
+    check_vllm_share(shape, given, 24e9)
+    small = params("rollout.vllm.memory_share=0.3", preset="countdown-grpo-zero-24gb")
+    with pytest.raises(UserError, match=r"memory_share 0\.3 of a GPU .* no cache for one sequence of 1320 tokens"):
+        check_vllm_share(shape, small, 24e9)
+    check_vllm_share(shape, params("rollout.engine=torch", preset="countdown-grpo-zero-24gb"), 24e9)
 
 
 def test_vllm_on_a_cpu_never_sleeps() -> None:
     given = params("rollout.engine=vllm", "rollout.vllm.sleep=true")
     shape = shape_of(network().config)
     found = plan_memory(shape, given, "rl", "cpu")
-    assert found.standing["vLLM: cache"] == GIB and "vLLM: cache" not in found.phases["roll-outs"]
+    assert found.standing["vLLM: cache"] == GIB and "vLLM: cache" not in found.phases["rollouts"]
 
 
 def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
-    """Qwen2.5-0.5B's config and the preset's sizes, multiplied out here; 20.3 GB in all."""
-    given = params(preset="gsm8k-ppo-24gb")
-    found = plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda")
+    """Qwen2.5-0.5B's config and the preset's sizes, multiplied out here; 19.4 GB in all."""
+    given = params("rollout.engine=torch", preset="gsm8k-ppo-24gb")
+    found = plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda", gpu_memory=24e9)
     matrices = 24 * (896 * 896 + 2 * 896 * 128 + 896 * 896 + 3 * 896 * 4864)
     biases, norms, embedding = 24 * (896 + 2 * 128), 24 * 2 * 896 + 896, 151_936 * 896
     everything = matrices + biases + norms + embedding
@@ -193,48 +212,36 @@ def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
     assert found.standing == pytest.approx(
         {
             "CUDA context": 0.6 * 2**30,
-            "policy: weights": 4 * everything,
+            "policy: weights": 2 * everything,
+            "policy: float32 masters": 4 * everything,
             "policy: optimizer states": 8 * everything,
-            "policy: weights rounded to bfloat16": 2 * matrices,
-            "reference": 4 * (everything - matrices) + 2 * matrices,
-            "critic: weights": 4 * critic,
-            "gradients, of policy and critic in turn": 4 * critic,
+            "reference": 2 * everything,
+            "critic: weights": 2 * critic,
+            "critic: float32 masters": 4 * critic,
+            "gradients (policy, then critic)": 4 * critic,
             "critic: optimizer states": 8 * critic,
-            "critic: weights rounded to bfloat16": 2 * matrices,
         }
     )
     tokens = 4096  # of a micro-batch; a minibatch has 64 x 768
-    norm, gate, attention, inputs = 8 * 896, 12 * 4864, 4 * (896 + 2 * 128), 2 * (2 * 896 + 896 + 4864)
-    assert found.phases["forward and backward"] == pytest.approx(
-        {
-            "activations: after the layers": 8 * tokens * 896,
-            "activations: inputs of the layers": 24 * 4 * tokens * 896,
-            "activations: one layer": tokens * (norm + gate + attention + inputs),
-            "attention's probabilities": tokens * 14 * 4 * 768,
-            "a layer's temporaries (estimate)": 16 * tokens * 4864,
-            "logits": 5 * 4 * 2**26,
-            "one weight's new gradient": 4 * embedding,
-        }
-    )
+    # Tied to the head: both gradients and their sum in float32, more than the logits or a layer at any time.
+    assert tokens * (24 * 2 * 896 + 6 * 896) + 2 * 4 * 24e9 / 256 + 4 * embedding < 12 * embedding
+    assert sum(found.phases["forward and backward"].values()) == 12 * embedding
     # 64 sequences of 768: keys and values of two heads of 64 in 24 layers, float32, half as much again.
     cache = 1.5 * 64 * 768 * 24 * 2 * (2 * 64) * 4
-    assert found.phases["roll-outs"]["key-value cache"] == cache
-    assert found.peak == pytest.approx(20.28e9, rel=1e-3) and found.peak < 0.95 * 24e9
+    assert found.phases["rollouts"]["key-value cache"] == cache
+    assert found.peak == pytest.approx(19.45e9, rel=1e-3) and found.peak < 0.95 * 24e9
 
 
 OFFLOADED = ["training.backend=deepspeed", "training.deepspeed.offload_optimizer=true"]
-BESIDE_VLLM = ["rollout.engine=vllm", "rollout.vllm.memory_share=0.4"]  # veRL's quick start has this share
+# veRL's quick start has this share, and its vLLM does not sleep in these figures.
+BESIDE_VLLM = ["rollout.engine=vllm", "rollout.vllm.memory_share=0.4", "rollout.vllm.sleep=false"]
 BILLION = "model.base.path=Qwen/Qwen2.5-1.5B-Instruct"
 LORAS = ["rl.lora={}", "rl.critic.lora={}", "training.backend=deepspeed", "rl.tokens_per_microbatch=1024"]
 
 
 @pytest.mark.parametrize(
     "overrides,published,within",
-    [
-        ([*OFFLOADED, *BESIDE_VLLM], 18e9, 0.10),
-        ([BILLION, *OFFLOADED, *BESIDE_VLLM], 22e9, 0.11),
-        ([BILLION, *LORAS, *BESIDE_VLLM], 20e9, 0.03),
-    ],
+    [([*OFFLOADED, *BESIDE_VLLM], 18e9, 0.06), ([BILLION, *LORAS, *BESIDE_VLLM], 20e9, 0.03)],
 )
 def test_ppo_beside_vllm_is_near_the_published_points(overrides: list[str], published: float, within: float) -> None:
     given = params(*overrides, preset="gsm8k-ppo-24gb")
@@ -242,22 +249,54 @@ def test_ppo_beside_vllm_is_near_the_published_points(overrides: list[str], publ
     assert found.peak == pytest.approx(published, rel=within)
 
 
+def test_offloaded_gradients_stay_on_the_gpu_until_the_step() -> None:
+    """DeepSpeed's buffer of float32 gradients, 4 bytes per parameter, is why the published 22 GB are not reached."""
+    given = params(BILLION, *OFFLOADED, *BESIDE_VLLM, preset="gsm8k-ppo-24gb")
+    shape = shape_of(config_of(given.model.base))
+    found = plan_memory(shape, given, "rl", "cuda", gpu_memory=24e9)
+    held = 4 * 1_543_714_304
+    assert found.phases["optimizer step"] == {"policy: gradients until the step": held}
+    assert found.phases["forward and backward"]["policy: gradients until the step"] == held
+    assert found.host["policy: gradients"] == held
+    assert found.peak - held == pytest.approx(22e9, rel=0.01)
+    float32 = params("model.precision=float32", BILLION, *OFFLOADED, *BESIDE_VLLM, preset="gsm8k-ppo-24gb")
+    found = plan_memory(shape, float32, "rl", "cuda", gpu_memory=24e9)
+    assert found.phases["optimizer step"] == {"policy: gradients until the step": 0}
+
+
+def test_phases_of_eight_gpus_by_hand() -> None:
+    """Qwen2-7B over 8 GPUs: start and first sync before the update, and what sleeping vLLM gives back."""
+    given = params(preset="gsm8k-grpo-8gpu")
+    found = plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda", gpu_memory=80e9)
+    weights, share = 2 * 7_615_616_512, 0.5 * 80e9
+    assert sum(found.early["start"].values()) == pytest.approx(RUNTIME["cuda"] + weights / 8 + share)
+    asleep = {name for name in found.standing if name.startswith("vLLM")}
+    assert asleep == {"vLLM: sampler's tables", "vLLM: CUDA graphs", "vLLM: NCCL"}
+    assert found.standing["reference"] == weights / 8
+    assert found.phases["weight sync"]["vLLM: weights"] == weights
+    assert "vLLM: cache" not in found.phases["weight sync"]
+    order = ["start", "first weight sync", "rollouts", "weight sync", "scoring", "forward and backward"]
+    assert list(found.totals) == [*order, "optimizer step", "export"]
+    assert found.peak == found.totals["first weight sync"] and found.largest_phase == "first weight sync"
+
+
 def test_ppo_without_vllm_is_near_the_published_16_gb() -> None:
     # docs/planning.md explains the rest by its parts, and names what fits a card of 16 GB.
-    given = params("rl.tokens_per_microbatch=1024", "rl.kl_coef=0", preset="gsm8k-ppo-24gb")
+    given = params("rollout.engine=torch", "rl.tokens_per_microbatch=1024", "rl.kl_coef=0", preset="gsm8k-ppo-24gb")
     shape = shape_of(config_of(given.model.base))
-    found = plan_memory(shape, given, "rl", "cuda")
-    assert found.peak == pytest.approx(16e9, rel=0.15)
-    copies = [part for part in found.standing if "rounded to bfloat16" in part]
+    found = plan_memory(shape, given, "rl", "cuda", gpu_memory=24e9)
+    assert found.peak == pytest.approx(16e9, rel=0.16)
+    copies = [part for part in found.standing if part in ("policy: weights", "critic: weights")]
     assert found.peak - sum(found.standing[name] for name in copies) == pytest.approx(16e9, rel=0.05)
-    offloaded = params(*OFFLOADED, preset="gsm8k-ppo-24gb")
-    assert plan_memory(shape, offloaded, "rl", "cuda").peak == pytest.approx(7.1e9, rel=0.01)
+    offloaded = params("rollout.engine=torch", *OFFLOADED, preset="gsm8k-ppo-24gb")
+    assert plan_memory(shape, offloaded, "rl", "cuda", gpu_memory=24e9).peak == pytest.approx(7.5e9, rel=0.01)
 
 
 @pytest.mark.parametrize(
     "preset,gpus,memory",
     [
         ("gsm8k-ppo-24gb", 1, 24e9),
+        ("gsm8k-ppo-quickstart", 1, 24e9),
         ("gsm8k-grpo-8gpu", 8, 80e9),
         ("deepseekmath-rl", 8, 80e9),
         ("rlinf-1.5b", 64, 80e9),
@@ -274,7 +313,8 @@ def test_presets_fit_the_hardware_that_they_name(preset: str, gpus: int, memory:
 
 
 def test_advice_fits_and_holds_nothing_that_is_not_needed() -> None:
-    start = params("run.processes=1", preset="qwen2.5-0.5b-gsm8k")
+    settings = ("run.processes=1", "rollout.engine=torch")
+    start = params(*settings, preset="qwen2.5-0.5b-gsm8k")
     shape = shape_of(config_of(start.model.base))
 
     def planned(chosen: Params) -> Any:
@@ -282,7 +322,7 @@ def test_advice_fits_and_holds_nothing_that_is_not_needed() -> None:
 
     def resolved(more: Sequence[str]) -> Params | None:
         try:
-            return params("run.processes=1", *more, preset="qwen2.5-0.5b-gsm8k")
+            return params(*settings, *more, preset="qwen2.5-0.5b-gsm8k")
         except UserError:
             return None
 
@@ -303,7 +343,11 @@ def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys
     assert "0.5 million parameters, 2 processes" in said and "key-value cache" in said
     with pytest.raises(SystemExit):
         plan("qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8GB")
-    assert "with these settings it does:\n    --set" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "it fits with these settings:\n    --set" in out
+    # As the stage would refuse it, and a larger share as a part of the remedy.
+    assert "gives vLLM 2.24 GiB" in out and "--set 'rollout.vllm.memory_share=0.4'" in out
+    assert "first weight sync" in out and "vLLM: cache" in out
     with pytest.raises(UserError, match="write it as 24GB"):
         size_in_bytes("much")
     with pytest.raises(UserError, match="no such model folder"):

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from mathrl.params.schema import STAGES
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 PARTS = ("mathrl", "flows", "tasks", "params", "dvc.yaml", "prefect.yaml", "pyproject.toml", "constraints.txt",
-         "pipelines/controls", "pipelines/suite", "pipelines/pages", "pipelines/recipes",
+         "pipelines/controls.yaml", "pipelines/suite.yaml", "pipelines/pages.yaml",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
          ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")  # fmt: skip
 REPLACED = (*(stage for stage in STAGES if stage != "register"), "controls")
@@ -81,7 +81,7 @@ class Checkout:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=800,
         )
         said = f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         assert not ok or done.returncode == 0, said
@@ -125,10 +125,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
     for part in PARTS:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
-        if part == "pipelines/recipes":  # without what a person's own runs left there
-            for file in source.glob("*/dvc.yaml"):
-                shutil.copytree(file.parent, target / file.parent.name, ignore=_all_but_the_graph)
-        elif source.is_dir():
+        if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".dvc"))
         elif source.exists():
             shutil.copy(source, target)
@@ -147,10 +144,6 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
     return checkout
 
 
-def _all_but_the_graph(_: str, names: list[str]) -> set[str]:
-    return set(names) - {"dvc.yaml", ".gitignore"}
-
-
 @pytest.fixture(scope="session")
 def stage_files() -> Callable[[str], tuple[list[str], list[str]]]:
     """The inputs and outputs that a stage's module names."""
@@ -158,12 +151,26 @@ def stage_files() -> Callable[[str], tuple[list[str], list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def real_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    """One whose stages are the real ones."""
-    yield make_checkout(tmp_path_factory.mktemp("platform") / "real", replaced=())
+def real_checkout(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path) -> Checkout:
+    """One whose stages are the real ones; its databases have their tables."""
+    checkout = make_checkout(tmp_path_factory.mktemp("platform") / "real", replaced=())
+    copy_databases(checkout, empty_prefect, empty_store)
+    return checkout
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    """One checkout for a file of tests, which build on one another's outputs."""
-    yield make_checkout(tmp_path_factory.mktemp("platform") / "checkout")
+def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """As after `git clone`, with stages of milliseconds, for a file of tests that build on one another's outputs."""
+    return make_checkout(tmp_path_factory.mktemp("platform") / "checkout")
+
+
+@pytest.fixture(scope="module")
+def checkout(new_checkout: Checkout, empty_prefect: Path, empty_store: Path) -> Checkout:
+    """The same; its databases have their tables, which takes seconds to make."""
+    copy_databases(new_checkout, empty_prefect, empty_store)
+    return new_checkout
+
+
+def copy_databases(checkout: Checkout, prefect: Path, store: Path) -> None:
+    shutil.copytree(prefect, checkout.home / "prefect")
+    shutil.copy(store, checkout.home / "mlflow.db")

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
@@ -54,6 +55,8 @@ def misbehaves(how: str) -> bool:
 
 
 def work(run: StageRun) -> None:
+    if rank() != 0:
+        return
     if misbehaves("SILENT"):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -72,6 +75,8 @@ def work(run: StageRun) -> None:
             if step == 3 and misbehaves("FAIL"):
                 raise UserError(f"{STAGE}: made to fail; take STANDIN_FAIL away")
             time.sleep(1.0 if misbehaves("SLOW") else 0)
+            while misbehaves("HELD"):  # by a file with the stage's name (@FILE), until it is removed
+                time.sleep(0.05)
     own = getattr(run.params, STAGE + "_" * (STAGE == "register")).model_dump(mode="json")
     said = digest([STAGE, own, {path: digest_path(Path(path)) for path in INPUTS}])
     (run.artifacts / f"{STAGE}_curve.png").write_bytes(PIXEL)

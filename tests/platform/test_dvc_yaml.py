@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from mathrl.params.schema import READS, STAGES
-from mathrl.params.watched_code import imported_files, watched_code
+from mathrl.params.watched_code import imported_files, watched_code, with_watched_code
 
 ROOT = Path(__file__).parents[2]
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
@@ -19,7 +19,7 @@ def stages() -> dict[str, Any]:
     """Every stage of the DVC files, with paths from the checkout's top."""
     found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
     for name in BESIDE:
-        found |= YAML(typ="safe").load(ROOT / "pipelines" / name / "dvc.yaml")["stages"]
+        found |= YAML(typ="safe").load(with_watched_code(ROOT / "pipelines" / f"{name}.yaml", ROOT))["stages"]
     return found
 
 

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,23 @@ def test_the_job_template_is_prefects_with_a_volume_a_gpu_and_time_for_a_checkpo
     (login,) = pod["containers"][0]["envFrom"]
     page = (ROOT / "docs" / "platform.md").read_text()
     assert f"kubectl create secret generic {login['secretRef']['name']} " in page
+
+
+@pytest.mark.parametrize("gpu", ["", "1"])
+def test_the_image_installs_what_make_installs(gpu: str) -> None:
+    """With and without GPU=1 the shell makes of the Dockerfile's words a lock file and extras that exist."""
+    text = (FOLDER / "Dockerfile").read_text()
+    words = re.findall(r'-c ("[^"]+") \\\n\s*("[^"]+")', text)
+    (line,) = [" ".join(pair) for pair in words]
+    shell = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], env={"GPU": gpu}, capture_output=True, text=True)
+    lock, wanted = shell.stdout.split()
+    assert (ROOT / Path(lock).name).is_file() and (Path(lock).name == "constraints-gpu.txt") == bool(gpu)
+    extras = re.fullmatch(r"/opt/mathrl\[(.*)\]", wanted)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras is not None and set(extras[1].split(",")) <= project.keys()
+    assert ({"vllm", "deepspeed"} <= set(extras[1].split(","))) == bool(gpu)
+    copied = [word for names in re.findall(r"^COPY (?!--)(.*) /opt", text, re.M) for word in names.split()]
+    assert all((ROOT / name).exists() for name in copied) and Path(lock).name in copied
 
 
 def test_the_page_makes_the_limit_that_flows_wait_for() -> None:

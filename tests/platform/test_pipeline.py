@@ -4,6 +4,7 @@ import base64
 import contextlib
 import http.server
 import json
+import shutil
 import sqlite3
 import sys
 import threading
@@ -17,11 +18,18 @@ from mathrl.params import load_params
 from mathrl.params.load import preset_names
 from mathrl.params.schema import STAGES
 from mathrl.tracking.lineage import find_run, way_back, way_forward
+from tasks.workspace import uncommitted
 
 Checkout = Any
 PLANTED = "pl4nted-s3cret"
 SECRETS = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "API_KEY"), PLANTED)
 pytestmark = pytest.mark.xdist_group("pipeline")  # the tests share a checkout and go on from one another
+
+
+@pytest.fixture(scope="module")
+def checkout(new_checkout: Checkout) -> Checkout:
+    """As after `git clone`: it makes its databases itself."""
+    return new_checkout
 
 
 def ran(output: str) -> list[str]:
@@ -128,8 +136,26 @@ def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert "up to date" in checkout.repro().stdout
     assert "up to date" in checkout.repro("pipelines/controls/dvc.yaml:controls").stdout
     status = checkout.git("status", "--porcelain").splitlines()
-    new = {"data/.gitignore", "models/", "reports/", "dvc.lock", "pipelines/controls/dvc.lock"}
+    new = {"data/.gitignore", "models/", "reports/", "dvc.lock", "pipelines/controls/"}
     assert {line[3:] for line in status} == new
+
+
+def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> None:
+    assert "up to date" in checkout.run("dvc", "status").stdout
+    assert len(checkout.run("dvc", "dag").stdout) < 20_000
+
+    def stages() -> list[str]:
+        return checkout.run("dvc", "stage", "list", "--all", "--name-only").stdout.split()
+
+    assert stages() == [*STAGES, "pipelines/controls/dvc.yaml:controls"]
+    checkout.mathrl("graph", "pages")
+    assert "pipelines/pages/dvc.yaml:pages" in stages()
+    refused = checkout.mathrl("graph", "page", ok=False)
+    assert refused.returncode == 2
+    assert "no pipeline or recipe 'page'; write one of controls, pages, suite, countdown" in refused.stderr
+    # A graph that was written is no change to the code: runs with overrides are still taken.
+    assert uncommitted(checkout.folder) == []
+    shutil.rmtree(checkout.folder / "pipelines" / "pages")
 
 
 def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:

@@ -16,7 +16,7 @@ from tasks.repro import Preempted, Repro
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
-pytestmark = [pytest.mark.xdist_group("small"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.xdist_group("small"), pytest.mark.timeout(900)]
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
     "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=200",
@@ -109,6 +109,7 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
         "write_params(load_params(), load_params(overrides=['suite.models=[sft]', 'evaluate.samples=2', "
         "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6', 'evaluate.resamples=100']))"
     )
+    assert "dvc repro pipelines/suite/dvc.yaml" in tiny.mathrl("graph", "suite").stdout
     assert "Running stage 'pipelines/suite/dvc.yaml:suite@test-sft'" in tiny.repro("pipelines/suite/dvc.yaml").stdout
     shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "pipelines/suite/test-sft/summary.json").stdout)
     figures = shown[""]["data"]["pipelines/suite/test-sft/summary.json"]["data"]

@@ -47,11 +47,9 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
         wait_for(pids.exists, 120, "the trainer")
         trainer = int(pids.read_text())
         assert alive(trainer)
-        began = time.monotonic()
         flow.terminate()
-        wait_for(lambda: not alive(trainer), 25, "the trainer's end")
+        wait_for(lambda: not alive(trainer), 60, "the trainer's end")  # it would sleep for 600
         flow.wait(timeout=60)
-        assert time.monotonic() - began < 60
     finally:
         flow.kill()
     (state,) = (checkout.home / "state").glob("sft-*/")
@@ -70,7 +68,7 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
     finally:
         flow.kill()
         flow.wait()
-    wait_for(lambda: not alive(int(pids.read_text())), 10, "its end")
+    wait_for(lambda: not alive(int(pids.read_text())), 60, "its end")
 
 
 def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(checkout: Checkout) -> None:
@@ -90,7 +88,7 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 60, "its first step")
+    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 120, "its first step")
     os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
     output = repro.communicate(timeout=60)[0]
     assert "difficulty: stopped; start it again to resume" in output
@@ -99,24 +97,26 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
     assert '"status": "stopped"' in records[0].read_text()
 
 
-def test_two_of_one_stage_at_once_is_refused(checkout: Checkout) -> None:
-    env = checkout.env | {"STANDIN_SLOW": "difficulty"}
+def test_two_of_one_stage_at_once_is_refused(checkout: Checkout, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.write_text("difficulty")
+    env = checkout.env | {"STANDIN_HELD": f"@{held}"}
     command = [sys.executable, "-m", "mathrl.stages.difficulty"]
     first = subprocess.Popen(command, cwd=checkout.folder, env=env, stderr=subprocess.DEVNULL)
     try:
         states = checkout.home / "state"
-        wait_for(lambda: any(states.glob("difficulty-*/")), 60, "its state folder")
-        time.sleep(1.0)
+        wait_for(lambda: any(states.glob("difficulty-*.lock")), 120, "its lock")
         second = checkout.run(*command, ok=False)
         assert second.returncode == 2
-        assert "error: stage difficulty with these parameters and inputs is running already" in second.stderr
+        assert "error: stage difficulty is already running with these parameters and inputs" in second.stderr
         assert first.poll() is None, "and the first goes on"
         # A flow's waits, and says that it wants to be started again: DVC then has what the first made.
         own = env | {"MATHRL_FLOW_RUN": "a flow"}
         third = subprocess.Popen(command, cwd=checkout.folder, env=own, text=True, stderr=subprocess.PIPE)
         assert third.stderr is not None
         assert any("waiting for it to end" in line for line in third.stderr)
-        assert third.wait(timeout=60) == 75
+        held.unlink()
+        assert third.wait(timeout=120) == 75
         (record,) = (checkout.home / "records").glob("difficulty-*/run.json")
         assert '"status": "finished"' in record.read_text(), "the run that Ctrl-C stopped went on"
     finally:

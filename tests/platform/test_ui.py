@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from mathrl.params.train import Rl
 
 Checkout = Any
-pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 
@@ -42,21 +42,19 @@ class Servers:
         self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
         self.silent = pids.with_name("silent")  # names the stage that is silent
         env = checkout.env | {"STANDIN_SILENT": f"@{self.silent}", "STANDIN_PIDS": str(pids)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, *self.words],
-            cwd=checkout.folder,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self.said: list[str] = []
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line)
-            if "Ctrl-C" in line:
-                return
-        raise AssertionError("".join(self.said))
+        self.output = pids.with_name("output")  # a file: servers that write to a full pipe stand still
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", RUN, *self.words],
+                cwd=checkout.folder,
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + 300
+        while "Ctrl-C" not in self.output.read_text():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.1)
 
     def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
         request = urllib.request.Request(
@@ -65,8 +63,15 @@ class Servers:
             method=method,
             headers={"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.loads(answer.read() or "null")
+        deadline = time.monotonic() + 60
+        while True:  # as Prefect's client does: 503 means that the database is locked for the moment
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.loads(answer.read() or "null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     def start(self, flow: str, **parameters: Any) -> str:
         body = {"parameters": parameters}
@@ -133,8 +138,7 @@ def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Serve
     done = servers.checkout.mathrl(*servers.words, ok=False)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        f"error: port {servers.prefect_port} of Prefect is in use: stop what listens there, "
-        "or give --prefect-port another"
+        f"error: port {servers.prefect_port} of Prefect is in use: stop that program, or choose another --prefect-port"
     )
 
 
@@ -241,7 +245,7 @@ def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Pat
     (folder,) = (servers.checkout.folder / "runs").glob("pages-*")
     kept = [json.loads(line) for line in (folder / "data" / "pages" / "kept.jsonl").read_text().splitlines()]
     assert len(kept) == 29 and all(row["math"] for row in kept)
-    assert {"pages-report", "pages-rounds", "pages-domains"} <= servers.artifacts(run).keys()
+    assert "pages-report" in servers.artifacts(run)
     assert "pages" in {each["name"] for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"}
 
 

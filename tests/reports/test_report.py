@@ -12,6 +12,7 @@ import pytest
 
 from mathrl.cli.health import health
 from mathrl.cli.report import report
+from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import main_checkout
@@ -190,6 +191,24 @@ def test_health_of_a_run_afterwards(workspace: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         health("elsewhere")
     assert "actor_loss is 50" in capsys.readouterr().out
+
+
+def test_a_record_of_an_older_version_opens(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 9f9a318, which had `rl.optimizer.muon_lr` and `rl.rollout_ahead`: both are left out, with a notice."""
+    old = json.loads(Path(__file__).with_name("record_of_9f9a318.json").read_text())
+    file = Path("home/records/rl-1/run.json")
+    here = {name: json.loads(file.read_text())[name] for name in ("inputs", "outputs", "workspace")}
+    write_json(file, old | here | {"params": old["params"] | {"health": old["params"]["health"] | {"truncated": 0.5}}})
+    health("home/records/rl-1", as_json=True)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["colour"] == "green", "by the record's own thresholds"
+    assert told.err == "rl-1: ignored, since they no longer exist: rl.optimizer.muon_lr, rl.rollout_ahead\n"
+    report("rl", Path("out.html"))
+    assert "muon_lr" in Path("out.html").read_text(encoding="utf-8"), "what the run had stays on its page"
+    # A value that no longer fits is an error with its field.
+    write_json(file, old | here | {"params": {"rl": {"advantage": "grpo", "rollout_ahead": 0}}})
+    with pytest.raises(UserError, match=r"^rl-1: rl: advantage: .*group_std.*found 'grpo'$"):
+        health("home/records/rl-1")
 
 
 def test_examples_are_chosen_by_what_became_of_them() -> None:

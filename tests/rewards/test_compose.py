@@ -1,22 +1,19 @@
 """Reward functions from parameters: shapes, routes, names, counters, user functions, the second grader."""
 
 import inspect
-import json
-import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, get_args
 
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.grading import grade, grade_batch
+from mathrl.grading import grade
 from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
 from mathrl.params.reward_parts import RewardPart
 from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.compose import PARTS
-from mathrl.rewards.disagreement import Disagreement, LLMJudge
+from mathrl.rewards.disagreement import Disagreement
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
@@ -198,10 +195,10 @@ def test_user_functions() -> None:
         ({"extraction": "loose"}, "'strict' or 'lenient'"),
         ({"parts": [{"type": "accurracy"}]}, r"reward.parts.0.type: no type 'accurracy' \(did you mean accuracy\?\)"),
         ({"parts": [{"type": "function"}]}, "parts.0.options: Field required"),
-        ({"parts": [{}]}, "parts.0.type: missing; write one of accuracy, format_lines"),
+        ({"parts": [{}]}, "parts.0.type: missing; write one of accuracy, noisy_accuracy, format_lines"),
         ({"parts": [{"type": "function", "options": {"path": "no.such.thing"}}]}, "cannot be imported"),
         ({"second_grader": {"type": "oracle"}}, "'math_verify' or 'llm'"),
-        ({"second_grader": {"type": "llm", "endpoint": "localhost"}}, "no URL"),
+        ({"second_grader": {"type": "llm", "endpoint": "localhost"}}, "is not a URL"),
     ],
 )
 def test_mistakes_are_named(params: Any, message: str) -> None:
@@ -247,37 +244,26 @@ def test_disagreement_counts_on_a_sample() -> None:
     assert 120 < sampled.judged < 280
 
 
-def test_an_llm_judge_at_an_openai_compatible_endpoint() -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            question = body["messages"][0]["content"]
-            word = "YES" if "<response>\nfour" in question else "NO" if "five" in question else "perhaps"
-            reply = json.dumps({"choices": [{"message": {"content": word}}]}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *args: Any) -> None:
-            return None
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    judge = LLMJudge(f"http://127.0.0.1:{server.server_port}/v1", "any")
-    assert [judge.judge("2+2?", text, ["4"]) for text in ("four", "five", "six")] == [True, False, None]
-    server.shutdown()
-    server.server_close()
-    assert LLMJudge("http://127.0.0.1:9/v1", "any", timeout=1.0).judge("", "four", ["4"]) is None
+def test_a_noisy_verifier_is_wrong_at_its_rates_and_tells_the_truth_beside() -> None:
+    options = {"false_positives": 0.1, "false_negatives": 0.3, "seed": 5}
+    reward = build_reward({"correct": 5, "parts": [{"type": "noisy_accuracy", "options": options}]})
+    right = [RewardInput(f"{n} <answer>4</answer>", ("4",), prompt="2+2=") for n in range(4000)]
+    wrong = [RewardInput(f"{n} <answer>7</answer>", ("4",), prompt="2+2=") for n in range(4000)]
+    for items, share in ((right, 0.7), (wrong, 0.1)):
+        results = reward.score(items)
+        rewarded = [result.overall == 5 for result in results]
+        assert abs(sum(rewarded) / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5  # 4 standard errors
+        assert {result.correct for result in results} == {items is right}, "accuracy on dev stays that of the rules"
+        assert all(
+            (result.parts["noisy_accuracy/wrong"] == 1.0) == (result.correct != given)
+            for result, given in zip(results, rewarded, strict=True)
+        )
+        assert rewarded == [result.overall == 5 for result in reward.score(items)], "seeded per response"
+    other = build_reward({"correct": 5, "parts": [{"type": "noisy_accuracy", "options": {**options, "seed": 6}}]})
+    assert [row.overall for row in other.score(wrong)] != [row.overall for row in reward.score(wrong)]
 
 
-def test_batches_keep_their_order_and_use_processes() -> None:
-    responses = [f"\\boxed{{\\frac{{{2 * i}}}{{4}}}}" for i in range(40)]
-    truths: list[str | list[str]] = [str(i / 2) if i % 3 else ["none", "7"] for i in range(40)]
-    one = [v.correct for v in grade_batch(responses, truths)]
-    two = [v.correct for v in grade_batch(responses, truths, processes=2)]
-    assert one == two == [bool(i % 3) or i == 14 for i in range(40)]
-    assert grade_batch([], []) == []
-    with pytest.raises(UserError, match="one truth per response"):
-        grade_batch(["a"], [])
-    with pytest.raises(UserError, match="1 or more"):
-        grade_batch(["a"], ["a"], processes=0)
+def test_a_verifier_that_is_wrong_by_rule() -> None:
+    part = {"type": "noisy_accuracy", "options": {"last_digit": True}}
+    items = [RewardInput(f"<answer>{answer}</answer>", ("36",)) for answer in ("36", "-6", "16", "63", "1.6", "x6")]
+    assert overall({"parts": [part]}, *items) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]

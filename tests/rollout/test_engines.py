@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer
+from mathrl.models.end_tokens import end_tokens
 from mathrl.models.lora import add_lora
 from mathrl.models.weights import folder_weights, full_weights, with_head, write_buckets
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout import vllm_engine
-from mathrl.rollout.engine import Sampling, SyncedEngine, canary_tolerance, end_tokens, request_seeds
+from mathrl.rollout.engine import Sampling, SyncedEngine, canary_tolerance, request_seeds
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.rollout.vllm_engine import check_length, check_vllm
@@ -91,7 +92,7 @@ def test_the_canarys_tolerance_follows_the_precisions() -> None:
 def test_servers_are_named_by_urls() -> None:
     with pytest.raises(ValidationError, match=r"needs servers.urls, such as"):
         Rollout(engine="vllm_server")
-    with pytest.raises(ValidationError, match="'localhost:8001' is no URL"):
+    with pytest.raises(ValidationError, match="'localhost:8001' is not a URL"):
         Rollout(engine="vllm_server", servers=Servers(urls=("localhost:8001",)))
 
 
@@ -107,5 +108,5 @@ def test_vllm_missing_and_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="`make engines` installs the build for this machine"):
         check_vllm()
     check_length([[1, 2], [3]], Sampling(1, 1.0, 6), 8)
-    with pytest.raises(UserError, match="up to 9 tokens, but the vLLM engine 8"):
+    with pytest.raises(UserError, match="up to 9 tokens, but the vLLM engine allows 8"):
         check_length([[1, 2], [3]], Sampling(1, 1.0, 7), 8)

@@ -54,4 +54,4 @@ def test_a_response_prefix_is_given_to_the_model_and_graded_with_the_response() 
     groups = sampler.sample([problem(0)], Sampling(1, 1.0, 8), build_reward({"extraction": "strict"}), 0)
     assert engine.seen == ["7+5=<answer>"]
     assert groups[0] is not None and groups[0][0].correct
-    assert groups[0][0].completion.tokens == (5, 6)
+    assert groups[0][0].completion.tokens.tolist() == [5, 6]

@@ -12,16 +12,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import torch
 
 from mathrl.core.errors import UserError
+from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel
+from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.servers import Pool
+from mathrl.trainers.prefetch import Prefetch
 
 TOKENIZER = character_tokenizer(FreshModel())
+PREFETCH, ALONE = Rl(prefetch=True), Ranks(torch.device("cpu"))
+
+
+HANG_SECONDS = 120.0
 
 
 class Stand(ThreadingHTTPServer):
@@ -34,10 +42,16 @@ class Stand(ThreadingHTTPServer):
         self.health = self.weights = self.completions = 200
         self.ending = "stop"
         self.hangs_on: int | None = None
+        self.slow_on: int | None = None  # a piece of one token every `pause` seconds, `pieces` of them
+        self.queued_on: int | None = None  # waits for others' requests, whose tokens the metrics count
+        self.pause, self.pieces, self.tokens = 0.3, 1, 0
         self.asked: list[int] = []
         self.taken: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def handle_error(self, *connection: Any) -> None:
+        """A connection that the engine has cut is not an error."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -47,6 +61,12 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
     def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self.send_response(200)
+            self.end_headers()
+            text = f'# HELP vllm:prompt_tokens x\nvllm:generation_tokens_total{{engine="0"}} {self.server.tokens}.0\n'
+            self.wfile.write(text.encode())
+            return
         self.answer(self.server.health, {"data": [{"id": "model"}]})
 
     def do_POST(self) -> None:
@@ -59,14 +79,29 @@ class Handler(BaseHTTPRequestHandler):
             (first, *_) = body["prompt"]
             self.server.asked.append(first)
             if first == self.server.hangs_on:
-                time.sleep(30)
-            choice = {
-                "index": 0,
-                "token_ids": [first],
-                "logprobs": {"token_logprobs": [-1.0]},
-                "finish_reason": self.server.ending,
-            }
-            self.answer(self.server.completions, {"choices": [choice]})
+                time.sleep(HANG_SECONDS)
+            if self.server.completions != 200:
+                self.answer(self.server.completions, {})
+                return
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            if first == self.server.queued_on:
+                for _ in range(self.server.pieces):
+                    time.sleep(self.server.pause)
+                    self.server.tokens += 1
+            pieces = self.server.pieces if first == self.server.slow_on else 1
+            for number in range(1, pieces + 1):
+                if pieces > 1:
+                    time.sleep(self.server.pause)
+                choice = {
+                    "index": 0,
+                    "token_ids": [first],
+                    "logprobs": {"token_logprobs": [-1.0]},
+                    "finish_reason": self.server.ending if number == pieces else None,
+                }
+                self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
         else:
             self.answer(200, {"success": True})
 
@@ -92,12 +127,12 @@ def stand() -> Iterator[Callable[[], Stand]]:
         each.server_close()
 
 
-def params(*stands: Stand, wait: float = 1.0) -> Servers:
-    return Servers(urls=tuple(each.url for each in stands), wait_seconds=wait, timeout_seconds=20.0)
+def params(*stands: Stand, wait: float = 1.0, timeout: float = 2 * HANG_SECONDS) -> Servers:
+    return Servers(urls=tuple(each.url for each in stands), wait_seconds=wait, timeout_seconds=timeout)
 
 
-def engine(*stands: Stand) -> ServerEngine:
-    rollout = Rollout(engine="vllm_server", servers=params(*stands))
+def engine(*stands: Stand, timeout: float = 2 * HANG_SECONDS) -> ServerEngine:
+    rollout = Rollout(engine="vllm_server", servers=params(*stands, timeout=timeout))
     return ServerEngine(TOKENIZER, [2], rollout, "float32", 1e-3)
 
 
@@ -151,7 +186,7 @@ def test_many_requests_wait_together_and_not_one_after_the_other(stand: Any) -> 
     with ThreadPoolExecutor(32) as threads:
         said = list(threads.map(wait, range(32)))
     assert len(said) == 32 and "answers /health with 503" in said[0]
-    assert time.monotonic() - start < 8  # each in its turn: at least 32 s
+    assert time.monotonic() - start < 30  # each in its turn: at least 32 s
 
 
 def test_the_first_error_ends_the_step_while_other_requests_hang(stand: Any) -> None:
@@ -161,10 +196,24 @@ def test_the_first_error_ends_the_step_while_other_requests_hang(stand: Any) -> 
     start = time.monotonic()
     with pytest.raises(UserError, match="no vLLM server can be used after 1 s"):
         sampler.generate([[5 + n] for n in range(32)], Sampling(1, 1.0, 4), 0)
-    assert time.monotonic() - start < 8  # the request that hangs is the first of them, and takes 20 s
+    assert time.monotonic() - start < HANG_SECONDS / 2  # the request that hangs is the first of them
     assert 5 in lost.asked
     while asking := [each for each in threading.enumerate() if each.name.startswith("ThreadPoolExecutor")]:
-        assert time.monotonic() - start < 12, f"an exit would wait for {asking}"
+        assert time.monotonic() - start < HANG_SECONDS / 2, f"an exit would wait for {asking}"
+        time.sleep(0.05)
+
+
+def test_an_error_elsewhere_ends_requests_that_were_prefetched(stand: Any) -> None:
+    hanging = stand()
+    sampler, hanging.hangs_on = engine(hanging), 5
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="of the update"), Prefetch(PREFETCH, ALONE, None) as prefetch:
+        prefetch.start(lambda: sampler.generate([[5], [6]], Sampling(1, 1.0, 4), 0))
+        while 5 not in hanging.asked:
+            time.sleep(0.05)
+        raise RuntimeError("of the update")
+    while asking := [each for each in threading.enumerate() if each.name.startswith(("ThreadPool", "rollouts"))]:
+        assert time.monotonic() - start < HANG_SECONDS / 2, f"an exit would wait for {asking}"
         time.sleep(0.05)
 
 
@@ -191,3 +240,30 @@ def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> 
     with pytest.raises(UserError, match=r"cannot see their folder, set rollout\.servers\.folder"):
         pool.send("/weights/1")
     assert capsys.readouterr().err.count("rollout.servers.folder") == 1
+
+
+@pytest.mark.parametrize("kind", ["slow", "queued"])
+def test_a_request_lives_as_long_as_its_server_makes_progress(stand: Any, kind: str) -> None:
+    working = stand()
+    working.pieces, working.pause = 8, 0.5
+    setattr(working, f"{kind}_on", 5)
+    sampler, start = engine(working, timeout=1.5), time.monotonic()
+    (responses,) = sampler.generate([[5]], Sampling(1, 1.0, 8), 0)
+    assert time.monotonic() - start > 2 * 1.5
+    assert responses[0].tokens.tolist() == [5] * (8 if kind == "slow" else 1) and responses[0].finish_reason == "stop"
+    assert working.asked == [5] and sampler.pool.servers[0].alive
+
+
+def test_a_server_that_hangs_is_left_for_the_others(stand: Any, capsys: Any) -> None:
+    hanging, well = stand(), stand()
+    hanging.hangs_on = well.slow_on = 5
+    well.pieces = 2
+    sampler, start = engine(hanging, well, timeout=1.0), time.monotonic()
+    responses = sampler.generate([[5], [6]], Sampling(1, 1.0, 4), 0)
+    assert time.monotonic() - start < 15  # it would answer after 30 s
+    assert [row[0].tokens[0] for row in responses] == [5, 6]
+    assert [server.alive for server in sampler.pool.servers] == [False, True]
+    assert f"{hanging.url} made no progress for 1 s; 1 other server" in capsys.readouterr().err
+    # The canary goes to every server that is alive, and one that hangs then is found too.
+    hanging.hangs_on, well.hangs_on = None, 7
+    assert [url for url, _ in sampler.probe([[7]], Sampling(1, 1.0, 4), 0)] == [hanging.url]

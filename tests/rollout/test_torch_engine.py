@@ -41,7 +41,7 @@ def test_logprobs_are_those_of_the_sampling_distribution(engine: TorchEngine) ->
     sampling = Sampling(6, 0.8, 24)
     groups = engine.generate(PROMPTS, sampling, seed=3)
     for prompt, group in zip(PROMPTS, groups, strict=True):
-        assert len(group) == 6 and len({completion.tokens for completion in group}) > 1
+        assert len(group) == 6 and len({tuple(completion.tokens) for completion in group}) > 1
         packed = [Group(prompt, [completion.tokens for completion in group])]
         expected, _ = response_logprobs(engine.model, packed, 0.8)
         told = torch.tensor([value for completion in group for value in completion.logprobs])
@@ -112,3 +112,14 @@ def test_nucleus_keeps_the_fewest_that_reach_top_p() -> None:
     kept = nucleus(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), 0.6)
     assert kept.tolist()[0] == pytest.approx([0.625, 0.375, 0, 0])
     assert nucleus(torch.tensor([[0.5, 0.3, 0.2]]), 0.5).tolist()[0] == [1, 0, 0]
+
+
+def test_a_models_own_sampling_settings_change_nothing_but_the_end(network: Callable[..., Any]) -> None:
+    """What Qwen's and Llama's folders set for chats would sample another distribution than the trainer's."""
+    model = network(alphabet="arithmetic")
+    plain = TorchEngine(model, TOKENIZER, Rollout()).generate(PROMPTS, Sampling(2, 0.7, 12), seed=1)
+    model.generation_config.update(temperature=0.1, top_p=0.1, top_k=1, min_p=0.5, repetition_penalty=3.0)
+    assert TorchEngine(model, TOKENIZER, Rollout()).generate(PROMPTS, Sampling(2, 0.7, 12), seed=1) == plain
+    model.generation_config.eos_token_id = [TOKENIZER.eos_token_id, int(plain[0][0].tokens[0])]
+    ended = TorchEngine(model, TOKENIZER, Rollout()).generate(PROMPTS, Sampling(2, 0.7, 12), seed=1)[0][0]
+    assert (len(ended.tokens), ended.finish_reason) == (1, "stop")

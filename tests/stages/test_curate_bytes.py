@@ -73,7 +73,7 @@ def start(folder: Path, **env: str) -> "subprocess.Popen[bytes]":
 
 
 def finish(process: "subprocess.Popen[bytes]") -> None:
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=800)
     assert process.returncode == 0, said.decode()
 
 
@@ -119,7 +119,7 @@ def test_a_killed_run_leaves_nothing_finished_and_the_next_gives_the_same_bytes(
         while process.poll() is None and not list(folder.glob(what)):
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
         kills += process.returncode == -signal.SIGKILL
         assert not (folder / "data" / "curated").exists(), f"killed when {what} was there"
     assert kills == 3

@@ -10,11 +10,15 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl
+from mathrl.core.hardware import CPU
 from mathrl.core.problems import read_problems
 from mathrl.core.records import RunRecord
+from mathrl.core.results import EvaluationSummary
 from mathrl.models.base import make_base
 from mathrl.params import Params, load_params
+from mathrl.params.run import ModelVerifier
 from mathrl.reports.evaluation import evaluate_once
+from mathrl.rollout.resolve import choose_engine
 from mathrl.stages import curate, difficulty, evaluate, mix
 from mathrl.stages.stage_run import StageRun
 
@@ -49,7 +53,7 @@ def models(params: Params) -> None:
         make_base(params.model, Path("models") / name, seed if name == "rl" else 0)
 
 
-def test_the_data_stages_follow_one_another(params: Params) -> None:
+def test_the_data_stages_follow_one_another(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     curate.work(start("curate", params))
     assert {s: len(read_problems(Path(f"data/curated/{s}.jsonl"))) for s in ("sft", "rl", "dev", "test")} == {
         "sft": 8,
@@ -91,6 +95,18 @@ def test_the_data_stages_follow_one_another(params: Params) -> None:
     figures = evaluate_once("models/rl", "test", params, Path("out"))
     assert figures.pass_at_1.mean == summary["models"]["rl"]["pass_at_1"]
     assert figures.prompts_too_long == 0 and (Path("out") / "responses.jsonl").exists()
+    assert figures.verifier is None
+
+    # With a judge model whose endpoint is down: the rules' verdicts, and what it could not be asked is counted.
+    monkeypatch.setattr("mathrl.rewards.model_judge.WAIT_SECONDS", 0)
+    judge = {"endpoint": "http://127.0.0.1:9/v1", "model": "m", "asked": "all", "on_failure": "rule"}
+    settings = params.evaluate.model_copy(
+        update={"extraction": "lenient", "model_verifier": ModelVerifier.model_validate(judge)}
+    )
+    evaluate_once("models/rl", "test", params.model_copy(update={"evaluate": settings}), Path("judged"))
+    verifier = EvaluationSummary.read(Path("judged/summary.json")).models["rl"].numbers()
+    assert verifier["verifier/tier/rule"] > 0.5 and verifier["verifier/model_judged"] == 0.0
+    assert verifier["verifier/model_failed"] > 0 and verifier["verifier/graded"] == 24
 
 
 def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
@@ -99,7 +115,7 @@ def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
         curate.work(start("curate", params))
         files = sorted([*Path("data/curated").iterdir(), *Path("reports/curate").iterdir()])
         outputs.append({file.name: file.read_bytes() for file in files})
-    assert outputs[0] == outputs[1] and len(outputs[0]) == 11
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 10
 
 
 def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(params: Params, tmp_path: Path) -> None:
@@ -214,10 +230,15 @@ def test_pass_rates_are_kept_by_all_that_they_depend_on(params: Params) -> None:
         "reward.extraction=lenient",
     ]
     more = [load_params(PARAMS, overrides=[*SMALL, *each.split()]) for each in others]
-    files = [difficulty.rates_file(each, Path("models/sft"), []) for each in (params, *more)]
+
+    def file(chosen: Params) -> Path:
+        engine = choose_engine(chosen.rollout, chosen.model, CPU, False)
+        return difficulty.rates_file(chosen, engine, Path("models/sft"), [])
+
+    files = [file(chosen) for chosen in (params, *more)]
     assert len(set(files)) == 1 + len(others)
     same = load_params(PARAMS, overrides=[*SMALL, "rollout.max_sequences=8", "difficulty.max_problems=3"])
-    assert difficulty.rates_file(same, Path("models/sft"), []) == files[0]
+    assert file(same) == files[0]
 
 
 def test_prompts_that_are_all_too_long_are_said_with_the_remedy(params: Params) -> None:
@@ -231,7 +252,7 @@ def test_prompts_that_are_all_too_long_are_said_with_the_remedy(params: Params) 
 
 def test_a_missing_model_is_named(params: Params) -> None:
     curate.work(start("curate", params))
-    with pytest.raises(UserError, match="models/base: no model in it"):
+    with pytest.raises(UserError, match="models/base: it has no model"):
         evaluate.work(start("evaluate", params))
 
 

@@ -19,7 +19,7 @@ from mathrl.models.export import export_model
 from mathrl.params import load_params
 from mathrl.params.run import FreshModel
 from mathrl.rollout import sample_problems
-from mathrl.stages.sample import label, pairs_of, sample_responses, to_label, with_prefix
+from mathrl.stages.sample import label, pairs_of, to_label, with_prefix, work
 from mathrl.stages.stage_run import StageRun
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ class Place:
         ]
         sets = [word for setting in SETTINGS for word in ("--set", setting)]
         command = [sys.executable, "-m", "mathrl.stages.recipe_step", *words, *sets]
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
         run = StageRun("sample", params, tmp_path / state, RunRecord(tmp_path / f"{state}-record"))
         run.state.mkdir(exist_ok=True)
         places = {"start": place.folder / "start", "data": [Path("rl.jsonl")], "examples": Path("rl.jsonl")}
-        sample_responses(run, **places, out=Path(name))  # type: ignore[arg-type]
+        work(run, **places, out=Path(name))  # type: ignore[arg-type]
         return {file.name: file.read_bytes() for file in sorted(Path(name).iterdir())}
 
     whole_run = draw_into("whole", "state-1")

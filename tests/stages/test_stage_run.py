@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.stages.stage_run import _locked
+from mathrl.stages.stage_run import _locked, resume_key
 
 ROOT = Path(__file__).parents[2]
 CONTENDER = """
@@ -18,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.stages.stage_run import _locked
 
 state, held = Path(sys.argv[1]), 0
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 600
 while held < 40 and time.monotonic() < deadline:
     try:
         with _locked(state, "rl"):
@@ -35,7 +35,7 @@ def test_steps_of_recipes_whose_names_have_dots_run_beside_one_another(tmp_path:
     with _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"), _locked(tmp_path / "qwen2.7-x-rl-40d2", "rl"):
         locks = {"qwen2.5-r1-rl-77aa.lock", "qwen2.7-x-rl-40d2.lock"}
         assert {file.name for file in tmp_path.iterdir()} == locks
-        with pytest.raises(UserError, match="running already"), _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"):
+        with pytest.raises(UserError, match="already running"), _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"):
             pass
         assert {file.name for file in tmp_path.iterdir()} == locks, "whoever was refused leaves it to the holder"
     assert list(tmp_path.iterdir()) == []
@@ -72,6 +72,13 @@ def test_the_removal_of_the_lock_lets_no_two_in(tmp_path: Path) -> None:
     contenders = [
         subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)
     ]
-    errors = [contender.communicate(timeout=100)[1] for contender in contenders]
+    errors = [contender.communicate(timeout=800)[1] for contender in contenders]
     assert [contender.returncode for contender in contenders] == [0] * 4, "\n".join(errors)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_number_of_ranks_may_differ_in_a_run_that_resumes() -> None:
+    def key(**run: int) -> str:
+        return resume_key("rl", {"run": {"seed": 0, "processes": 2} | run, "rl": {"lr": 1.0}}, {"file": "digest"})
+
+    assert key() == key(processes=64) != key(seed=1)

@@ -25,8 +25,7 @@ from mathrl.sweeps.report import write_report
 from mathrl.sweeps.space import distribution
 from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.trial import run_trial
-from mathrl.sweeps.trial_claim import claim
-from mathrl.sweeps.trial_lease import LEASE, fenced
+from mathrl.sweeps.trial_claim import HOLDER, claim, fenced
 from mathrl.sweeps.worker import sweep_section
 
 Place = Any
@@ -94,17 +93,18 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
         )
     runs = [opened.folder / f"t0000-s{seed}" for seed in range(2)]
 
-    def lease() -> Any:
-        return read_study(STUDY).trials[0].user_attrs[LEASE]
+    def processes() -> list[int]:
+        """The worker of trial 0, its guard and its trainer."""
+        worker = read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]
+        return [worker, *(child.pid for child in psutil.Process(worker).children(recursive=True))]
 
     # Stopped as a cancelled flow does it: the guard's standard input is closed.
     first = place.start("mathrl.core.guard", *SWEEP, *words)
     wait(lambda: len(steps_of(runs[0])) > 2)
-    pids = [pid for pid, _ in (lease()["worker"], *lease()["below"])]
+    pids = processes()
     assert len(pids) >= 3
-    asked = time.monotonic()
     said = first.communicate(timeout=60)[0]
-    assert time.monotonic() - asked < 25 and first.returncode == 130, said
+    assert first.returncode == 130, said
     assert not [pid for pid in pids if psutil.pid_exists(pid)], "nothing of it may live on"
     # The stop may find the first seed at work or, on a fast machine, the second.
     stopped, before = time.time(), sum(len(steps_of(run)) for run in runs)
@@ -114,7 +114,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     again = place.start("mathrl.sweeps.run", "run", *words, "sweep.workers=2")
     other = opened.folder / "t0003-s0"
     wait(lambda: sum(len(steps_of(run)) for run in runs) > before or steps_of(other))
-    os.kill(lease()["worker"][0], signal.SIGKILL)
+    os.kill(processes()[0], signal.SIGKILL)
     said = again.communicate(timeout=400)[0]
     assert again.returncode == 0, said
     assert said.count("\ntrial ") == 2 and "trial 3: ended early" in said, said
@@ -123,7 +123,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     assert [trial.state for trial in trials] == [done, done, done, TrialState.PRUNED]
     assert max(trials[3].intermediate_values) == 2 and not (opened.folder / "t0003-s1").exists()
 
-    # Trial 0 is never ended early, has every step once, and was resumed, not begun anew.
+    # Trial 0 is never ended early, has every step once, and was resumed, not started again.
     curves = []
     for run in runs:
         assert steps_of(run) == list(range(1, STEPS + 1)), "a step that is lost, or done twice"
@@ -247,35 +247,22 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> 
     assert "Trial 1 failed: these values" in (opened.folder / "trials.md").read_text()
 
 
-FAR = """
-import socket, sys
-socket.gethostname = lambda: "far"
-from mathrl.sweeps.worker import run_trials
-run_trials(sys.argv[1:])
-"""
-
-
-def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place: Place) -> None:
     words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.eval_samples=1"]
-    far = place.begin([sys.executable, "-c", FAR, *words])
+    far = place.start("mathrl.sweeps.worker", "-", *words)
     opened = open_study(sweep_section(words))
     wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
 
-    def lease() -> Any:
-        return read_study("slept").trials[0].user_attrs[LEASE]
-
-    below = wait(lambda: len(lease()["below"]) > 1 and [pid for pid, _ in lease()["below"]])
+    below = [child.pid for child in psutil.Process(far.pid).children(recursive=True)]
+    assert len(below) >= 2, "the guard and the trainer"
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 0.0)
+    (opened.folder / "locks" / "0000").unlink()  # as a file server frees the locks of a machine that is silent
     claimed = claim(opened)
     assert claimed is not None
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGCONT)
     wait(lambda: not any(map(psutil.pid_exists, below)), 30.0)
-    assert lease()["token"] == claimed.token
     with fenced(claimed):
         opened.study.tell(claimed.trial, 0.5)
     said = far.communicate(timeout=60)[0]
@@ -308,7 +295,7 @@ def test_the_dashboard_is_served_on_loopback(place: Place) -> None:
         assert busy.count("error:") == 1 and "in use" in busy
     finally:
         server.terminate()
-        server.communicate(timeout=20)
+        server.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +304,7 @@ def test_the_dashboard_is_served_on_loopback(place: Place) -> None:
         (["show", "--study", "none"], "no study 'none'"),
         (["promote", "--study", "empty"], "no complete trial yet"),
         (["run", "--set", "sweep.space={rl.lrr: {kind: log, low: 1e-4, high: 1e-2}}"], "did you mean lr"),
-        (["run", "--set", "sweep.start=models/none"], "models/none: not there yet"),
+        (["run", "--set", "sweep.start=models/none"], "models/none: missing"),
     ],
 )
 def test_mistakes_end_in_a_sentence_before_any_server_starts(place: Place, words: list[str], part: str) -> None:

@@ -100,7 +100,7 @@ def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
     [
         ("{rl.lr: {kind: log, low: 0, high: 1}}", "greater than 0"),
         ("{rl.lr: {kind: log, low: 0.1, high: 0.01}}", "low 0.1 must be below high 0.01"),
-        ("{rl.lr: {kind: logarithmic, low: 0.1, high: 1}}", "no kind 'logarithmic'; known: log, uniform, int"),
+        ("{rl.lr: {kind: logarithmic, low: 0.1, high: 1}}", "no kind 'logarithmic'; write one of log, uniform, int"),
         ("{rl.lr: {low: 0.1, high: 1}}", "kind: missing; write one of log, uniform"),
         ("{rl.lr: {kind: choice, values: [1]}}", "at least 2 items"),
     ],
@@ -113,7 +113,7 @@ def test_a_wrong_axis_is_refused_by_the_schema(text: str, part: str) -> None:
 
 def test_a_sweep_must_end_and_must_not_see_the_test_problems() -> None:
     for words, part in (
-        (["sweep.trials=null"], "give trials or hours"),
+        (["sweep.trials=null"], "set trials or hours"),
         (["sweep.dev=data/curated/test.jsonl"], "must not be seen by trials"),
         (["sweep.data=[data/curated/test.jsonl]"], "must not be seen by trials"),
     ):
@@ -212,7 +212,7 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
         check=False,
     )
     assert done.stdout == "False\n", done.stdout + done.stderr
-    assert "models/sft: not there yet; `mathrl run mix --preset tiny` makes the usual inputs" in done.stderr
+    assert "models/sft: missing; `mathrl run mix --preset tiny` makes the default inputs" in done.stderr
     (worktree,) = (root / "runs").iterdir()
     there = load_params(worktree / "params")
     assert worktree.name.startswith("mix-tiny-") and (there.rl.lr, there.sweep.study) == (0.0123, "small")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +20,10 @@ from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.storage import study_folder
+from mathrl.sweeps.storage import locked_file, study_folder
 from mathrl.sweeps.study import best, open_study, read_study
-from mathrl.sweeps.trial_claim import claim
-from mathrl.sweeps.trial_lease import LEASE, LeaseLost, fenced, give_back, holder, process_tree, renew
+from mathrl.sweeps.trial import Interrupted, TrialRun, execute
+from mathrl.sweeps.trial_claim import TrialLost, claim, fenced
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
@@ -97,62 +98,26 @@ def test_workers_share_a_journal_and_survive_one_anothers_death(inputs: Path) ->
     assert more is not None and more.trial.number == 12
 
 
-def check_the_fence(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_the_fence(sweep: Sweep, lose_lock: Callable[[Any], None]) -> None:
     """Of two workers that both believe they have the trial only the one that claimed it last can write."""
-    with monkeypatch.context() as there:
-        there.setattr(socket, "gethostname", lambda: "another")
-        slept = claim(open_study(sweep))
-    monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 0.0)
     opened = open_study(sweep)
+    slept = claim(opened)
+    assert slept is not None and claim(opened) is None, "its worker is alive"
+    lose_lock(slept.lock)
     claimed = claim(opened)
-    assert slept is not None and claimed is not None and claimed.trial.number == slept.trial.number == 0
-    with pytest.raises(LeaseLost, match=f"a worker on {socket.gethostname()} has taken it over"):
-        renew(slept)
-    with pytest.raises(LeaseLost), fenced(slept):
+    assert claimed is not None and claimed.trial.number == slept.trial.number == 0
+    with pytest.raises(TrialLost, match=f"a worker on {socket.gethostname()} has taken it over"), fenced(slept):
         opened.study.tell(slept.trial, 0.1)
-    renew(claimed, [(1, 1.0)])
-    assert open_study(sweep).study.trials[0].user_attrs[LEASE]["token"] == claimed.token
     with fenced(claimed):
         opened.study.tell(claimed.trial, 0.7)
     for each in (slept, claimed):
-        with pytest.raises(LeaseLost, match="it is complete already"):
-            renew(each)
+        with pytest.raises(TrialLost, match="it is complete already"), fenced(each):
+            pass
     assert open_study(sweep).study.trials[0].value == 0.7
 
 
-def test_a_worker_that_lost_its_trial_writes_nothing_more(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_the_fence(section(trials=1), monkeypatch)
-
-
-def renews(sweep: Sweep, skew: float) -> None:
-    """A worker of another machine, whose clock is wrong by so many seconds."""
-    right = time.time
-    time.time, socket.gethostname = lambda: right() + skew, lambda: "another"
-    claimed = claim(open_study(sweep))
-    assert claimed is not None
-    while True:
-        renew(claimed)
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
-def test_a_trial_of_another_machine_is_taken_when_it_is_silent_whatever_its_clock_says(
-    inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], skew: float
-) -> None:
-    sweep = section(trials=1)
-    monkeypatch.setattr("mathrl.sweeps.trial_lease.AWAY_SECONDS", 1.5)
-    opened = open_study(sweep)
-    other = get_context("fork").Process(target=renews, args=(sweep, skew))
-    other.start()
-    while LEASE not in opened.study.get_trials()[0].user_attrs:
-        time.sleep(0.01)
-    assert claim(opened) is None, "it is alive"
-    other.kill()
-    other.join()
-    began = time.monotonic()
-    claimed = claim(opened)
-    assert claimed is not None and claimed.trial.number == 0 and time.monotonic() - began >= 1.5
-    assert "trial 0 belongs to another machine: waiting" in capsys.readouterr().out
+def test_a_worker_that_lost_its_trial_writes_nothing_more(inputs: Path) -> None:
+    check_the_fence(section(trials=1), lambda lock: Path(lock.name).unlink())
 
 
 @pytest.fixture
@@ -189,7 +154,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_workers_share_a_postgresql_server(inputs: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server)
     check_workers_share_and_survive(section(storage="environment"), inputs)
-    check_the_fence(section("fence", storage="environment", trials=1), monkeypatch)
+    check_the_fence(section("fence", storage="environment", trials=1), lambda lock: lock.close())
     assert not list(study_folder("s").glob("journal*")), "nothing on a disk that machines would have to share"
     assert len(read_study("s", "environment").trials) == 12
     port = int(server.rsplit(":", 1)[1].split("/")[0])
@@ -211,36 +176,37 @@ def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     assert claimed is not None and claimed.trial.number == 0
     assert opened.present == {"rl.lr": 0.01, "rl.kl_coef": 0.0} and claimed.trial.params["rl.lr"] == 0.01
     assert claim(opened, until=time.time() - 1) is None
-    give_back(claimed)
+    claimed.lock.close()
     again = claim(opened, until=time.time() - 1)
     assert again is not None and again.trial.number == 0, "what is begun is finished, however late"
 
 
-def test_a_trainer_that_outlives_its_worker_keeps_its_trial(inputs: Path) -> None:
+def test_a_trainer_that_outlives_its_worker_and_its_guard_is_waited_for(inputs: Path) -> None:
     opened = open_study(section(trials=1))
-    mine = claim(opened)
-    assert mine is not None
-
-    def claimed() -> str:
-        return holder(opened.study.get_trials()[0], {})
-
-    sleeper = subprocess.Popen(["sleep", "60"])
-    renew(mine, process_tree(sleeper.pid))
-    assert claimed() == "worker"
-    lease = mine.trial.user_attrs[LEASE]
-    mine.trial.set_user_attr(LEASE, {**lease, "worker": [lease["worker"][0], 1.0]})  # another's number by now
-    assert claimed() == "trainer"
+    lock = locked_file(opened.folder / "locks" / "t0000-s0")
+    assert lock is not None
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-c", sleeper]
+    guard = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[lock.fileno()]
+    )
+    lock.close()
+    assert guard.stdout is not None
+    trainer = int(guard.stdout.readline())
+    guard.kill()
+    guard.wait()
     asked: list[float] = []
 
     def stop_requested() -> bool:
         asked.append(time.time())
-        if len(asked) == 3:
-            sleeper.kill()
-            sleeper.wait()
-        return len(asked) > 20
+        return len(asked) == 3
 
-    taken = claim(opened, stop_requested=stop_requested)
-    assert taken is not None and taken.trial.number == 0 and len(asked) in (3, 4)
+    with pytest.raises(Interrupted):
+        execute(TrialRun(opened.folder, "t0000-s0", "rl", ()), opened, stop_requested)
+    os.kill(trainer, signal.SIGKILL)
+    while (free := locked_file(opened.folder / "locks" / "t0000-s0")) is None:
+        time.sleep(0.01)
+    free.close()
 
 
 def test_a_study_is_not_mixed_with_another(inputs: Path) -> None:
@@ -258,7 +224,7 @@ def test_a_study_is_not_mixed_with_another(inputs: Path) -> None:
 
 
 def test_inputs_that_are_not_there_and_dev_that_is_test(inputs: Path) -> None:
-    with pytest.raises(UserError, match="models/none: not there yet"):
+    with pytest.raises(UserError, match="models/none: missing"):
         open_study(section(start="models/none"))
     shutil.copy("data/dev.jsonl", "data/test.jsonl")
     with pytest.raises(UserError, match="holds the test problems"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from mlflow import MlflowClient
 
 from mathrl.core.files import write_json
 from mathrl.tracking import mirror as module
@@ -91,6 +92,27 @@ def test_what_goes_wrong_after_all_went_well_is_said_again(record: Path, capfd: 
         mirror.sweep()
     said = capfd.readouterr().err
     assert said.count("tracking: KeyError: 'colour'; the run goes on, `mathrl sync` uploads later") == 2, said
+
+
+def test_rows_that_a_server_did_not_take_are_sent_again(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same mirror, which read them before the server failed."""
+    with (record / "metrics.jsonl").open("w") as stream:
+        stream.writelines(json.dumps({"step": step, "at": 1.0, "loss": step / 10}) + "\n" for step in (1, 2, 3))
+    say(record, "running", 1.0)
+    mirror, log_batch = Mirror(), MlflowClient.log_batch
+    monkeypatch.setattr(MlflowClient, "log_batch", lambda *args, **more: fail() if more.get("metrics") else None)
+    mirror.sweep()
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    with (record / "metrics.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": 4, "at": 1.0, "loss": 0.4}) + "\n")
+    mirror.sweep()
+    (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+    history = connect().get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+
+
+def fail() -> None:
+    raise ConnectionError("the database is locked")
 
 
 def test_a_run_of_another_machine_is_left_to_it_until_it_ends(record: Path) -> None:

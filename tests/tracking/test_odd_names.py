@@ -82,7 +82,7 @@ def test_lineage_knows_files_by_their_names_as_written(record: RunRecord) -> Non
 
 
 @pytest.mark.parametrize("value", [None, "text", [1.0], 10**400])
-def test_a_value_that_is_no_number_costs_neither_its_name_nor_the_others(
+def test_a_value_that_is_not_a_number_loses_neither_its_name_nor_the_others(
     record: RunRecord, value: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     record.update(summary={})

@@ -17,7 +17,7 @@ def test_the_first_clients_of_a_new_store_do_not_trip_one_another(tmp_path: Path
         subprocess.Popen([sys.executable, "-c", OPEN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(3)
     ]
-    said = [client.communicate(timeout=100) for client in clients]
+    said = [client.communicate(timeout=800) for client in clients]
     assert [out.strip() for out, _ in said] == [b"1"] * 3, b"\n".join(err for _, err in said).decode()
     assert (tmp_path / "home" / "mlflow.db").is_file()
 
@@ -32,4 +32,4 @@ def test_a_metrics_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
     assert new_rows(file, read) == ([{"step": 3}], 36)
     file.write_text('{"step": 1}\n')
-    assert new_rows(file, 36) == ([{"step": 1}], 12), "begun anew"
+    assert new_rows(file, 36) == ([{"step": 1}], 12), "it starts again"

@@ -59,7 +59,7 @@ class Workspace:
 
     def run(self, stage: str, status: int = 0, fault: str = "") -> str:
         process = self.start(stage, fault)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=800)
         assert process.returncode == status, errors
         return errors
 
@@ -70,7 +70,7 @@ class Workspace:
     def start_until(self, stage: str, steps: int) -> subprocess.Popen[str]:
         """Start the stage and wait until `steps` steps are logged."""
         process = self.start(stage)
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 600
         while self.steps_logged(stage) < steps:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline

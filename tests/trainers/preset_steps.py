@@ -15,11 +15,11 @@ from mathrl.core.types import Problem
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import plain_dtype
+from mathrl.models.model_shape import KNOWN
 from mathrl.params.load import load_params
 from mathrl.params.rollout import Rollout
-from mathrl.params.run import PretrainedModel
+from mathrl.params.run import PretrainedModel, Reward
 from mathrl.params.schema import Params
-from mathrl.planning.model_shape import KNOWN
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
@@ -35,7 +35,7 @@ class WithOnes(RewardFunction):
     """The preset's reward, plus something that random weights earn: the share of the character 1."""
 
     def __init__(self, preset: RewardFunction) -> None:
-        super().__init__({})
+        super().__init__(Reward())
         self.preset = preset
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:

@@ -16,7 +16,7 @@ from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.rollout import Rollout
-from mathrl.params.run import FreshModel, Prompt
+from mathrl.params.run import FreshModel, Prompt, Reward
 from mathrl.params.train import Optimizer, Rl
 from mathrl.params.training import Training
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
@@ -48,7 +48,7 @@ class CountsOnes(RewardFunction):
     """A reward that a random model can climb: the share of the character 1 in the response."""
 
     def __init__(self, broken: bool = False, right_above: float = 0.04) -> None:
-        super().__init__({})
+        super().__init__(Reward())
         self.broken, self.right_above = broken, right_above
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:

@@ -174,6 +174,6 @@ def test_groups_are_cut_between_responses_to_fit_the_budget() -> None:
     assert [part.rewards for part in parts] == [(1.0, 0.0), (1.0,), (0.0,), (0.5, 0.5)]
     assert cut(GROUPS, 100) == GROUPS and cut([big], 16) == [big]
     batch, _ = make_batch(GROUPS, Rl(group_size=2), CPU, None)
-    small = batch.cut(2)
+    small = batch.cut(2, "cpu")
     assert len(small.groups) == 4 and small.part([1, 3]).lengths_S.tolist() == [1, 3]
     assert torch.equal(small.part([0, 1]).old_N, batch.part([0]).old_N)

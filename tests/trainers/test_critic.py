@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(small: An
         batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
         assert batch.values_N is not None and batch.returns_N is not None
         old = batch.values_N + 0.1 * torch.sin(torch.arange(len(batch.values_N)))
-        figures = critic_gradient(critic, params, CPU, replace(batch, values_N=old))
+        figures = critic_gradient(critic, params, replace(batch, values_N=old))
         found.append((critic.flat.gradients.clone(), figures))
     scorer.zero_grad()
     values = token_scores(scorer, [group.group for group in groups])
@@ -92,7 +92,7 @@ def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
     params = ppo(Critic(), group_size=4, truncated="mask")
     critic = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
     batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
-    critic_gradient(critic, params, CPU, batch)
+    critic_gradient(critic, params, batch)
     assert critic.flat.gradients.norm() == 0
 
 
@@ -144,7 +144,7 @@ def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, 
         assert token_scores(made, packed).abs().max() == 0
         for name, weight in source.base_model.state_dict().items():
             assert torch.equal(made.base_model.state_dict()[name], weight)
-    with pytest.raises(UserError, match=r"rl.critic.path: no critic can be made of '/.*no such model folder"):
+    with pytest.raises(UserError, match=r"rl.critic.path: '/.*' cannot initialise a critic .*no such model folder"):
         critic(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"rl.critic.path: .*has no config.json"):
@@ -179,5 +179,5 @@ def test_it_can_be_trained_by_adapters(small: Any) -> None:
 
 def test_a_hub_id_that_is_no_model_is_a_sentence_too(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"rl.critic.path: no critic can be made of 'models/critc'"):
+    with pytest.raises(UserError, match=r"rl.critic.path: 'models/critc' cannot initialise a critic"):
         make_critic(Critic(path="models/critc"), small.policy()[0], None, 10, 0, CPU)

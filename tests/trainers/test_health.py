@@ -25,7 +25,7 @@ from mathrl.params.train import Critic, Curriculum, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
-from mathrl.trainers.rollouts import correlation, repeated_share
+from mathrl.trainers.rollouts import correlation, repeated_shares
 from mathrl.trainers.training_run import TrainingLog
 from tests.trainers.small import FAST
 
@@ -303,7 +303,7 @@ def test_kl_and_length_are_fine_while_accuracy_rises_with_them() -> None:
     assert colours(with_accuracy(kl, 0.2, 0.8)) == {} == colours(with_accuracy(length, 0.2, 0.8))
     assert "kl" in colours([{"kl": 0.2}] * 50 + [{"kl": 2.0}] * 10)
     assert colours(length)["length"] == "yellow"
-    # Dev accuracy, where it is measured, is what counts: it rises, that of the roll-outs does not.
+    # Dev accuracy, where it is measured, is what counts: it rises, that of the rollouts does not.
     dev = [{**row, "dev/accuracy": 0.2 + n / 200} if n % 2 else row for n, row in enumerate(length)]
     assert "length" not in colours(dev)
 
@@ -360,7 +360,7 @@ def test_agreement_of_sampler_and_trainer() -> None:
     assert colours([{name: 1.06}]) == {"mismatch": "red"}, "at once"
     assert colours(rising(name, 1.0, 1.04, 30)) == {"stale_sampler": "red"}, "before the limit"
     late = [{**row, "rollout/lag": 2.0, "rollout/canary_alignment": 1.0} for row in rising(name, 1.0, 1.2, 30)]
-    assert colours(late) == {}, "roll-outs of older weights by choice"
+    assert colours(late) == {}, "rollouts of older weights by choice"
     assert colours([{"importance/mean": 0.85}] * 5) == {"importance": "red"}
     assert colours([{"importance/mean": 0.95, "ratio/mean": 1.0}] * 5) == {}
 
@@ -375,8 +375,8 @@ def test_timeouts_parts_and_rules_left_out() -> None:
 
 
 def test_shares_of_repeated_text_and_correlation_by_hand() -> None:
-    assert repeated_share((1, 2, 3, 1, 2, 3, 1, 2), n=3) == pytest.approx(3 / 6)
-    assert repeated_share(tuple(range(40))) == 0 == repeated_share((7,) * 16)
-    assert repeated_share((7,) * 18) == pytest.approx(2 / 3)
+    assert repeated_shares([(1, 2, 3, 1, 2, 3, 1, 2)], n=3) == pytest.approx([3 / 6])
+    assert repeated_shares([tuple(range(40)), (7,) * 16]) == [0, 0]
+    assert repeated_shares([(7,) * 18]) == pytest.approx([2 / 3])
     assert correlation([2, 4, 6], [3, 2, 1]) == pytest.approx(-1)
     assert correlation([5, 5], [0, 1]) == 0 == correlation([5], [1])

@@ -173,7 +173,7 @@ def test_a_step_is_worth_the_share_of_its_continuations_that_come_out_right(
     judge = continuations_judge(sampler, small.PROBLEMS, small.CountsOnes(), params, how, "semicolon", seed=1)
     found = judge(groups)
     one, two = (group.responses[0] for group in groups)
-    assert sampler.asked == [("p1", one[:6]), ("p2", two[:2]), ("p2", two[:4])]
+    assert sampler.asked == [("p1", tuple(one[:6])), ("p2", tuple(two[:2])), ("p2", tuple(two[:4]))]
     assert (sampler.sampling.samples, sampler.sampling.temperature) == (4, 0.8)
     assert found[0].step_rewards == ((0.75, 1.0), (0.0,)) and found[0].step_ends == ((5, 7), (0,))
     assert found[1].step_rewards == ((0.25, 0.0, 1.0), (0.0,))
@@ -204,7 +204,7 @@ def test_continuations_go_on_from_the_steps_end_and_are_graded_whole(small: Any,
 
 
 def test_a_judge_leaves_the_counters_of_the_roll_outs_alone(small: Any) -> None:
-    """What the verifier counted of the roll-outs is in the metrics with a judge as without one."""
+    """What the verifier counted of the rollouts is in the metrics with a judge as without one."""
 
     class Counts(small.CountsOnes):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

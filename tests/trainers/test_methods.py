@@ -85,6 +85,16 @@ def test_a_student_comes_closer_to_its_teacher(small: Any) -> None:
     assert gaps[0] > 0 and sum(gaps[-3:]) < 0.7 * sum(gaps[:3])
 
 
+def test_a_round_may_sample_more_prompts_than_a_step_trains_on(small: Any) -> None:
+    few = params_of("DAPO", steps=2, dynamic_sampling=20)
+    _, rows, _ = small.run(few.model_copy(update={"prompts_per_round": 3 * few.prompts_per_step}))
+    _, expected, _ = small.run(few)
+    assert all(row["rollout/zero_variance_share"] == 0 for row in rows)
+    # The first round has them all, where single rounds came one after the other.
+    assert [row["rollout/sampling_rounds"] for row in rows] == [1, 1]
+    assert max(row["rollout/sampling_rounds"] for row in expected) > 1
+
+
 def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
     _, rows, _ = small.run(params_of("DAPO", steps=3, dynamic_sampling=20))
     for row in rows:

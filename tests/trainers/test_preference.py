@@ -152,7 +152,7 @@ def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(
 
 
 def test_without_a_pair_it_says_what_to_do(small: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dpo: there is no pair to learn from.*sample.samples"):
+    with pytest.raises(UserError, match=r"dpo: there are no pairs.*sample.samples"):
         train(small, tmp_path, rows=[])
 
 

@@ -1,4 +1,4 @@
-"""Roll-outs one step ahead: by the weights before the update, corrected for, and resumed bit for bit."""
+"""Rollouts one step ahead: by the weights before the update, corrected for, and resumed bit for bit."""
 
 import copy
 import threading
@@ -20,6 +20,7 @@ from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.collect import RolloutShare
 from mathrl.trainers.rl import train_rl
 
 AHEAD = Rl(
@@ -112,6 +113,15 @@ def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+def test_prefetched_rollouts_are_divided_among_another_number_of_ranks() -> None:
+    whole: list[Any] = [RolloutShare([5, 3, 8, 1, 7], [None, [], None, [], None], {}, 4, [{"verifier/graded": 9.0}])]
+    for world in (3, 2, 1):
+        whole = [RolloutShare.joined(whole).divided(rank, world) for rank in range(world)]
+        assert [share.problems for share in whole] == [[5, 3, 8, 1, 7][rank::world] for rank in range(world)]
+        assert [share.graded for share in whole] == [[None, [], None, [], None][rank::world] for rank in range(world)]
+        assert [len(share.counters) for share in whole] == [1] + [0] * (world - 1)
+
+
 def test_importance_weights_are_of_the_trainers_weights_to_the_samplers(small: Any, tmp_path: Path) -> None:
     params = AHEAD.model_copy(update={"importance": Importance(high=100.0)})
     rows, model, engine = run(small, params, tmp_path)
@@ -125,6 +135,37 @@ def test_it_learns(small: Any, tmp_path: Path) -> None:
     rows, *_ = run(small, params, tmp_path, kind=CopyEngine)
     first, last = (sum(row["reward/overall"] for row in part) / 4 for part in (rows[:4], rows[-4:]))
     assert last > first + 0.1
+
+
+class Endless(CopyEngine):
+    """Samples ahead until it is ended, or the test is over."""
+
+    started, over = threading.Event(), threading.Event()
+
+    def generate(self, *arguments: Any) -> Any:
+        completions = super().generate(*arguments)
+        while threading.current_thread().name.startswith("rollouts") and not self.over.wait(0.01):
+            self.started.set()
+        return completions
+
+
+def test_an_error_of_the_update_ends_the_rollouts_being_sampled(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        assert Endless.started.wait()
+        raise RuntimeError("of the update")
+
+    monkeypatch.setattr("mathrl.trainers.rl.update_gradient", fail)
+    with pytest.raises(RuntimeError, match="of the update"):
+        run(small, AHEAD, tmp_path, kind=Endless)
+    sampling = [thread for thread in threading.enumerate() if thread.name.startswith("rollouts")]
+    for thread in sampling:
+        thread.join(60)
+    try:
+        assert not any(thread.is_alive() for thread in sampling)
+    finally:
+        Endless.over.set()
 
 
 class Forgetful(CopyEngine):

@@ -58,7 +58,7 @@ def test_the_backend_of_each_has_what_it_asks_for() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @with_deepspeed
 def test_one_trains_with_its_own_deepspeed_section(tmp_path: Path) -> None:
     script = Path(__file__).with_name("preset_steps.py")

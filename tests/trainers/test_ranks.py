@@ -1,4 +1,4 @@
-"""Two processes make the same gradients, figures and weights as one."""
+"""Two or four processes make the same gradients, figures and weights as one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +16,24 @@ def found(run_ranks: Run, out: Path, processes: int, script: str) -> list[dict[s
     return [torch.load(out / f"rank-{rank}.pt", weights_only=True) for rank in range(processes)]
 
 
-def test_two_processes_compute_what_one_does(tmp_path: Path, run_ranks: Run) -> None:
+def test_two_and_four_processes_compute_what_one_does(tmp_path: Path, run_ranks: Run) -> None:
     (alone,) = found(run_ranks, tmp_path / "one", 1, "two_ranks.py")
-    first, second = found(run_ranks, tmp_path / "two", 2, "two_ranks.py")
+    two, four = (found(run_ranks, tmp_path / str(processes), processes, "two_ranks.py") for processes in (2, 4))
+    many = [*two, *four]
+    metrics = alone.pop("metrics")
+    assert 0 < metrics["rollout/repetition"] < 1 and 0 < metrics["reward/overall"] < 1
+    for rank in many:
+        assert rank.pop("metrics") == metrics, "to the last bit"
     for name, (gradient, row) in alone.items():
         assert gradient.norm() > 1e-3, name
         assert row["ratio/mean"] != pytest.approx(1, abs=1e-4) or name == "masked"
-        for other_gradient, other_row in (first[name], second[name]):
+        for other_gradient, other_row in (rank[name] for rank in many):
             # Float32 sums in another order.
             assert torch.allclose(other_gradient, gradient, atol=2e-6), name
             assert other_row == pytest.approx(row, rel=1e-4, abs=1e-5), name
     assert 0 < alone["masked"][1]["importance/masked_share"] < 1
-    assert torch.equal(first["ppo"][0], second["ppo"][0])
+    for ranks in (two, four):
+        assert all(torch.equal(rank["ppo"][0], ranks[0]["ppo"][0]) for rank in ranks)
 
 
 def test_two_processes_train_preferences_as_one_does(tmp_path: Path, run_ranks: Run) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mathrl.core.exit_status import EXIT_KILLED
 from mathrl.models.base import make_base
 from mathrl.params import load_params
 
@@ -22,10 +23,9 @@ def test_stopped_run_ends_soon_with_status_75_and_resumes(make_workspace: Make) 
         make_base(model, each.folder / "models" / "sft", 0)
     whole.run("rl")
     process = stopped.interrupt("rl", 4, signal.SIGTERM)
-    sent = time.monotonic()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)  # tests/learners/test_preemption.py has its seconds
     assert process.returncode == 75, errors
-    assert time.monotonic() - sent < 10 and not (stopped.folder / "models" / "rl").exists()
+    assert not (stopped.folder / "models" / "rl").exists()
     stopped.run("rl")
     assert stopped.output("rl") == whole.output("rl")
     assert not list((stopped.folder / "home" / "state").glob("rl-*/")), "state is removed on success"
@@ -38,7 +38,7 @@ def test_stopped_run_ends_soon_with_status_75_and_resumes(make_workspace: Make) 
 def test_fine_tuning_killed_while_its_model_is_exported_ends_as_if_it_was_not(make_workspace: Make) -> None:
     whole, killed = (make_workspace("sft.steps=3") for _ in range(2))
     whole.run("sft")
-    killed.run("sft", status=-signal.SIGKILL, fault="export:1")
+    killed.run("sft", status=EXIT_KILLED, fault="export:1")
     assert killed.steps_logged("sft") == 3 and not (killed.folder / "models" / "sft").exists()
     killed.run("sft")
     assert killed.output("sft") == whole.output("sft")
@@ -52,27 +52,30 @@ def test_dead_rank_ends_the_stage_with_a_sentence(make_workspace: Make) -> None:
     workspace = make_workspace("run.processes=2", "sft.steps=5000")
     process = workspace.start_until("sft", 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    others = [pid for pid in children if b"mathrl.stages.sft" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(others) == 1
-    os.kill(int(others[0]), signal.SIGKILL)
+    assert len(children) == 2
+    sent = time.monotonic()
+    os.kill(int(children[1]), signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode not in (0, None)
-    assert any(line.startswith("error: rank 1 of 2 ended with signal 9") for line in errors.splitlines())
+    assert process.returncode == EXIT_KILLED and time.monotonic() - sent < 12
+    # Rank 0 may have told of its broken connection before.
+    message = [line for line in errors.splitlines() if line.startswith("error: ")][-1]
+    assert message.startswith("error: rank 1 of 2 ended with signal 9; its output is in ")
+    assert Path(message.split()[-1]).exists()
+    record = workspace.record("sft")
+    assert record["status"] == "failed" and f"error: {record['error']}" == message
 
 
-def test_children_die_with_rank_0(make_workspace: Make) -> None:
+def test_ranks_die_with_their_launcher(make_workspace: Make) -> None:
     workspace = make_workspace("run.processes=2", "sft.steps=5000")
     process = workspace.start_until("sft", 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
-    process.communicate(timeout=30)
-    time.sleep(1.0)
-    alive = [
-        pid
-        for pid in children
-        if Path(f"/proc/{pid}/cmdline").exists() and b"mathrl.stages" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    assert not alive
+    process.communicate(timeout=60)
+    files = [Path(f"/proc/{pid}/cmdline") for pid in children]
+    deadline = time.monotonic() + 60
+    while alive := [file for file in files if file.exists() and b"mathrl.stages" in file.read_bytes()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
 
 
 def test_too_low_pass_rate_stops_rl_with_one_sentence(make_workspace: Make) -> None:

@@ -186,7 +186,7 @@ def test_a_mean_of_steps_counts_each_step_once(small: Any, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_learned_from_is_refused(small: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward_model: nothing to learn from.*sample.samples"):
+    with pytest.raises(UserError, match=r"reward_model: there is no training data.*sample.samples"):
         train(small, [], tmp_path)
     row = {"problem_id": "p1", "problem": small.PROBLEMS[0].to_row(), "response": "1;2", "ended": True, "soft": [1]}
     with pytest.raises(UserError, match=r"steps of p1: 2 steps by reward.steps=semicolon, 1 labels"):

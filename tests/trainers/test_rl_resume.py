@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from mathrl.learners.preemption import StopRequest
+from mathrl.models.small_copy import small_config
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.train import Critic, Curriculum, KlController, Optimizer, Rl
 
 FAST = Optimizer(type="adamw", warmup_steps=2)
@@ -94,5 +96,32 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", StopRequest)
     result, rows, resumed = small.run(params, tmp_path / "cut", dev=dev)
     assert rows == whole and result == whole_result
+    for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(ours, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*trains padded:UserWarning")
+def test_a_hybrid_model_trains_and_resumes_to_the_same_bits(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear beside full attention (Qwen 3.5): sampled with its own cache, trained padded."""
+
+    def hybrid(seed: int = 3) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        config = small_config(AutoConfig.for_model("qwen3_5_text"))
+        config.vocab_size, config.eos_token_id = len(small.TOKENIZER), small.TOKENIZER.eos_token_id
+        model = AutoModelForCausalLM.from_config(config).eval()
+        return model, small.Sampler(
+            small.TorchEngine(model, small.TOKENIZER, small.Rollout()), small.TOKENIZER, small.Prompt()
+        )
+
+    monkeypatch.setattr(small, "policy", hybrid)
+    params = Rl(**{**COMMON, "steps": 3, "eval_every": 0})
+    _, whole, model = small.run(params, tmp_path / "whole")
+    with pytest.raises(small.Killed):
+        small.run(params, tmp_path / "cut", last=1)
+    _, rows, resumed = small.run(params, tmp_path / "cut")
+    assert rows == whole and any(row["grad_norm"] > 0 for row in whole)
+    assert all(abs(row["ratio/max"] - 1) < 1e-3 for row in whole), "sampler and trainer compute one model"
     for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(ours, other)

@@ -12,10 +12,10 @@ from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.rewards.counters import merged_counters
 from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
-from mathrl.trainers.rollouts import merged_counters
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -26,7 +26,7 @@ def learner(model: Any) -> TorchLearner:
 
 def gradient(policy: TorchLearner, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, UpdateFigures]:
     batch, _ = make_batch(groups, params, CPU, policy.model, kl_coef=params.kl_coef, **models)
-    figures = update_gradient(policy, params, CPU, batch, params.kl_coef)
+    figures = update_gradient(policy, params, batch, params.kl_coef)
     return policy.flat.gradients.clone(), figures
 
 
@@ -66,7 +66,7 @@ def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
     one[3] = 1.0
     found = []
     for skip in (True, False):
-        update_gradient(policy, Rl(skip_zero_variance=skip), CPU, replace(batch, advantages_N=one), 0.0)
+        update_gradient(policy, Rl(skip_zero_variance=skip), replace(batch, advantages=one), 0.0)
         found.append(policy.flat.gradients.clone())
     assert found[0].norm() > 1e-4 and torch.allclose(found[0], found[1], atol=1e-7)
 
@@ -303,7 +303,7 @@ def test_gspo_with_masked_tokens_is_over_the_kept_ones(small: Any) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-    update_gradient(policy, params, CPU, batch, 0.0)
+    update_gradient(policy, params, batch, 0.0)
     found = policy.flat.gradients.clone()
     policy.flat.gradients.zero_()
     now_N, _ = response_logprobs(model, [group.group for group in groups], 1.0)

@@ -1,6 +1,10 @@
-"""Gradients of the policy and the critic of a fixed batch, by as many processes as WORLD_SIZE says."""
+"""Gradients of the policy and the critic of a fixed batch, by as many processes as WORLD_SIZE says.
+
+Each process has a share of the groups, and the others' from them.
+"""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +15,7 @@ from mathrl.params.train import Critic, Importance, Rl
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
 from mathrl.trainers.policy_update import StepFigures, update_gradient
+from mathrl.trainers.rollouts import repeated_shares, rollout_metrics
 from tests.trainers import small
 
 BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
@@ -30,6 +35,12 @@ def main(out: Path) -> None:
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     ranks, reference, found = Ranks(torch.device("cpu")), small.policy(seed=5)[0], {}
+    share = [
+        replace(group, repeated=tuple(repeated_shares(group.responses, n=2)))
+        for group in groups[ranks.rank :: ranks.world]
+    ]
+    gathered = [group for groups_of_rank in ranks.gather(share) for group in groups_of_rank]
+    groups = sorted(gathered, key=lambda group: group.problem)
     for name, params in SETTINGS.items():
         policy = TorchLearner(model, params.optimizer, params.lr, 10, ranks=ranks)
         critic = make_critic(params.critic, model, None, 10, 0, ranks) if params.critic else None
@@ -45,17 +56,18 @@ def main(out: Path) -> None:
             critic=critic.model if critic else None,
             kl_coef=params.kl_coef,
         )
-        figures = update_gradient(policy, params, ranks, batch, params.kl_coef)
+        figures = update_gradient(policy, params, batch, params.kl_coef)
         policy.reduce()
         step = StepFigures()
         step.add(figures, norm=0.0)
         row = {**step.metrics(params), **told}
         parts = [policy.flat.gradients.clone()]
         if critic is not None:
-            row["critic_loss"] = critic_gradient(critic, params, ranks, batch).loss
+            row["critic_loss"] = critic_gradient(critic, params, batch).loss
             critic.reduce()
             parts.append(critic.flat.gradients.clone())
         found[name] = (torch.cat(parts), row)
+    found["metrics"] = rollout_metrics(groups, groups)
     torch.save(found, out / f"rank-{ranks.rank}.pt")
     ranks.close()
 

@@ -1,4 +1,4 @@
-"""The pages flow's account: rounds.json, report.md, pictures."""
+"""The pages flow's account: rounds.json and report.md."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mathrl.core.figures import BLUE, GREEN, ORANGE, picture
 from mathrl.core.files import write_text
 from mathrl.data.corpus.page_files import Page
 from mathrl.data.corpus.rounds import CollectedPages, domains
@@ -14,10 +13,10 @@ from mathrl.data.markdown import cell, table
 from mathrl.params.pages import Pages
 
 EXAMPLES = 5  # pages shown on either side of the boundary
-SHOWN = 20  # domains in the table and the picture
+SHOWN = 20  # domains in the table
 
 
-def account(out: CollectedPages, pages: Sequence[Page], how: Pages, seed: int) -> dict[str, Any]:
+def account(out: CollectedPages, pages: Sequence[Page], settings: Pages, seed: int) -> dict[str, Any]:
     """rounds.json; the same for the same inputs on any machine."""
     return {
         "seed": seed, "pages": len(pages), "held_out": len(out.held_out), "stopped": out.stopped,
@@ -30,8 +29,8 @@ def account(out: CollectedPages, pages: Sequence[Page], how: Pages, seed: int) -
             }
             for r in out.rounds
         ],
-        "kept": len(out.kept), "contaminated": len(out.hits), "top_share": how.top_share,
-        "domain_share": how.domain_share,
+        "kept": len(out.kept), "contaminated": len(out.hits), "top_share": settings.top_share,
+        "domain_share": settings.domain_share,
     }  # fmt: skip
 
 
@@ -40,16 +39,17 @@ def kept_rows(out: CollectedPages, pages: Sequence[Page]) -> Iterable[dict[str, 
     return ({**pages[i].row, "score": round(float(out.scores[i]), 4)} for i in out.kept)
 
 
-def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], how: Pages) -> None:
-    """report.md, rounds.png and domains.png in `folder`."""
+def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], settings: Pages) -> None:
+    """report.md in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = domains(out, pages)
+    by_domain = domains(out, pages)
     # Domains of many collected pages first; a promoted one before one that was not.
-    order = sorted(known, key=lambda h: (-bool(known[h]["promoted_in_rounds"]), -known[h]["collected"][-1], h))
-    _pictures(folder, out, known, order[:SHOWN], how)
+    order = sorted(
+        by_domain, key=lambda h: (-bool(by_domain[h]["promoted_in_rounds"]), -by_domain[h]["collected"][-1], h)
+    )
     parts = [
         "# Pages report", "",
-        f"{len(out.kept):,} of {len(pages):,} pages kept: the top {how.top_share:g} of round "
+        f"{len(out.kept):,} of {len(pages):,} pages kept: the top {settings.top_share:g} of round "
         f"{len(out.rounds)}, less {len(out.hits):,} that share an n-gram with an evaluation set "
         f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",
         "", "## Rounds", "",
@@ -61,16 +61,15 @@ def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], how: 
              for r in out.rounds),
         ),
         "", f"Precision and recall are of {len(out.held_out):,} labelled pages that no round was trained on.",
-        "", "![rounds](rounds.png)", "", "## Domains", "",
-        f"Promoted: more than {how.domain_share:.0%} of the domain's pages collected in a round.", "",
+        "", "## Domains", "",
+        f"Promoted: more than {settings.domain_share:.0%} of the domain's pages collected in a round.", "",
         *table(
             ("domain", "pages", "collected by round", "kept", "promoted in", "made positives"),
             ((host, f"{d['pages']:,}", ", ".join(f"{n:,}" for n in d["collected"]), f"{d['kept']:,}",
               ", ".join(map(str, d["promoted_in_rounds"])), f"{d['pages_made_positives']:,}")
-             for host in order[:SHOWN] for d in (known[host],)),
+             for host in order[:SHOWN] for d in (by_domain[host],)),
         ),
-        "", f"{len(order):,} domains; all stand in `data/pages/domains.json`.", "",
-        "![domains](domains.png)", "", *_boundary(out, pages),
+        "", f"{len(order):,} domains; all stand in `data/pages/domains.json`.", "", *_boundary(out, pages),
     ]  # fmt: skip
     write_text(folder / "report.md", "\n".join(parts) + "\n")
 
@@ -85,12 +84,8 @@ def _boundary(out: CollectedPages, pages: Sequence[Page]) -> list[str]:
     ):
         parts += [f"{title}:", ""]
         for i in map(int, numbers):
-            parts += [
-                f"- `{pages[i].host}{pages[i].path}` ({out.scores[i]:.2f})",
-                "",
-                f"  > {cell(pages[i].text[:600])[:300]}",
-                "",
-            ]
+            page = pages[i]
+            parts += [f"- `{page.host}{page.path}` ({out.scores[i]:.2f})", "", f"  > {cell(page.text[:600])[:300]}", ""]
     return parts
 
 
@@ -100,31 +95,3 @@ def _share(value: float | None) -> str:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-
-def _pictures(
-    folder: Path, out: CollectedPages, known: dict[str, dict[str, Any]], shown: Sequence[str], how: Pages
-) -> None:
-    with picture(folder / "rounds.png", 7, 3.6) as axes:
-        numbers = [r.number for r in out.rounds]
-        lines: dict[str, tuple[Sequence[float | None], str, str]] = {
-            "new pages": ([r.new_share for r in out.rounds], ORANGE, "^"),
-            "precision": ([r.precision for r in out.rounds], BLUE, "o"),
-            "recall": ([r.recall for r in out.rounds], GREEN, "s"),
-        }
-        for name, (values, colour, marker) in lines.items():
-            if None not in values:
-                axes.plot(numbers, values, marker=marker, color=colour, label=name)
-        axes.set_xticks(numbers)
-        axes.set(xlabel="round", ylabel="share", ylim=(0, 1.03), title="Rounds")
-        axes.figure.legend(loc="outside right center")
-    with picture(folder / "domains.png", 7, 0.8 + 0.25 * len(shown)) as axes:
-        shares = [known[host]["collected"][-1] / known[host]["pages"] for host in shown]
-        colours = [BLUE if known[host]["promoted_in_rounds"] else ORANGE for host in shown]
-        axes.barh(range(len(shown)), shares, color=colours)
-        axes.axvline(how.domain_share, color="black", linewidth=1, linestyle="--")
-        axes.set_yticks(range(len(shown)), shown)
-        axes.invert_yaxis()
-        axes.grid(axis="x")
-        axes.grid(visible=False, axis="y")
-        axes.set(xlabel="share collected in the last round", title="Domains (blue: promoted in a round)")

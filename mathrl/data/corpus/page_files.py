@@ -1,7 +1,7 @@
 """Files of pages and of seed texts, row by row; every error names its location."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from mathrl.core.files import encodable, read_numbered_jsonl
 from mathrl.core.paths import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
-from mathrl.data.reading import Read, Rejected, input_row, read_source
-from mathrl.data.sources import ResolvedSource, resolve_benchmark, resolve_source
-from mathrl.params.data import FileSource
+from mathrl.data.reading import Read, input_row, read_source, taken
+from mathrl.data.sources import resolve_evaluation
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
 
@@ -68,17 +67,15 @@ def read_pages(params: Pages) -> list[Page]:
 
 def read_seeds(seeds: Seeds, field: str, seed: int) -> list[str]:
     """The texts of `positives` or `negatives`; with a `limit`, a seeded choice in file order."""
-    texts = list(_texts(seeds, field))
+    texts = [
+        _text(row, seeds.text_key, f"{file}, line {number}", f"{field}.text_key")
+        for file in page_files(seeds.files, f"{field}.files")
+        for number, row in read_numbered_jsonl(file)
+    ]
     if seeds.limit is None or seeds.limit >= len(texts):
         return texts
     chosen = random.Random(derive_seed(seed, "pages", field)).sample(range(len(texts)), seeds.limit)
     return [texts[i] for i in sorted(chosen)]
-
-
-def _texts(seeds: Seeds, field: str) -> Iterator[str]:
-    for file in page_files(seeds.files, f"{field}.files"):
-        for number, row in read_numbered_jsonl(file):
-            yield _text(row, seeds.text_key, f"{file}, line {number}", f"{field}.text_key")
 
 
 def _page(row: dict[str, Any], where: str, params: Pages) -> Page:
@@ -119,19 +116,6 @@ def host_and_path(url: str, where: str) -> tuple[str, str]:
     return encodable(host), encodable(parts.path) or "/"
 
 
-def evaluation_sets(params: PagesClean) -> list[ResolvedSource]:
-    """The evaluation sets that no kept page may share an n-gram with.
-
-    Raises:
-        UserError: a set or a file that is not there.
-    """
-    resolved = [resolve_benchmark(name, params.data_folder) for name in params.benchmarks]
-    for path in params.files:
-        source = FileSource(name=path, path=path, split="test", solution_key="solution", id_key="id")
-        resolved.append(resolve_source(source, params.data_folder))
-    return resolved
-
-
 def read_evaluation(params: PagesClean, seed: int) -> tuple[EvaluationIndex, list[dict[str, Any]]]:
     """The index of the n-grams that no kept page may have, and the digests of their sets for the record.
 
@@ -139,11 +123,10 @@ def read_evaluation(params: PagesClean, seed: int) -> tuple[EvaluationIndex, lis
         UserError: a set or a file that is not there, or a bad row in it.
     """
     index, inputs = EvaluationIndex(params.ngram), []
-    for source in evaluation_sets(params):
+    for source in resolve_evaluation(params.benchmarks, params.files, params.data_folder):
         read = Read()
-        for problem in read_source(source, seed, read):
-            if isinstance(problem, Rejected):
-                raise UserError(f"{problem.where}: {problem.reason}; correct the row")
+        problems, _ = taken(read_source(source, seed, read), "correct the row")
+        for problem in problems:
             index.add_problem(problem)
         inputs.append(input_row(source, read))
     return index, inputs

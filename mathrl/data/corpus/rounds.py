@@ -71,7 +71,9 @@ def collect(
     keys = [exact_key(page.text) for page in pages]
     held_out = _held_out(pages, keys, {exact_key(text) for text in (*positives, *negatives)}, params, seed)
     unseen = {keys[i] for i in held_out}  # a twin of a held-out page is not trained on either
-    random_pages = _random_pages([i for i, key in enumerate(keys) if key not in unseen], params.random_negatives, seed)
+    numbers = [i for i, key in enumerate(keys) if key not in unseen]
+    rng = random.Random(derive_seed(seed, "pages", "random_negatives"))
+    random_pages = sorted(rng.sample(numbers, min(params.random_negatives, len(numbers))))
     if not negatives and not random_pages:
         raise UserError("params/pages.yaml: negatives.files names no file and random_negatives is 0")
     vectorizer = HashingVectorizer(
@@ -107,7 +109,7 @@ def collect(
             if page.host in promoted
             and i not in set(chosen) | added
             and keys[i] not in unseen
-            and _wanted(page, params.path_prefixes)
+            and page.path.startswith(params.path_prefixes.get(page.host, ""))
         ]
         counted = Counter(pages[i].host for i in fresh)
         collected.rounds.append(
@@ -215,12 +217,3 @@ def _held_out(
         and key not in trained
         and derive_seed(seed, "held out", key) < params.held_out_share * 2**63
     )
-
-
-def _random_pages(numbers: Sequence[int], count: int, seed: int) -> list[int]:
-    rng = random.Random(derive_seed(seed, "pages", "random_negatives"))
-    return sorted(rng.sample(numbers, min(count, len(numbers))))
-
-
-def _wanted(page: Page, prefixes: dict[str, tuple[str, ...]]) -> bool:
-    return page.host not in prefixes or page.path.startswith(prefixes[page.host])

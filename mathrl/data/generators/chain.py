@@ -1,9 +1,12 @@
 """Chained arithmetic, worked strictly from left to right: 7+5-3*4= is ((7+5)-3)*4."""
 
+import operator
 import random
 
 from mathrl.data.generators.draft import Draft
 from mathrl.params.generators import ChainOptions
+
+_RESULT = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 class Chain(ChainOptions):
@@ -21,7 +24,7 @@ class Chain(ChainOptions):
                 (operation, number, result)
                 for operation in self.operations
                 for number in range(1, self.largest_number + 1)
-                if 0 <= (result := _apply(value, operation, number)) <= self.largest_result
+                if 0 <= (result := _RESULT[operation](value, number)) <= self.largest_result
             ]
             if not moves:
                 return None
@@ -37,9 +40,3 @@ class Chain(ChainOptions):
         else:
             lines = [f"{values[index]}{written[index]}={result}" for index, (*_, result) in enumerate(done)]
         return Draft(question=f"{first}{''.join(written)}=", answer=str(value), solution=";".join(lines))
-
-
-def _apply(value: int, operation: str, number: int) -> int:
-    if operation == "+":
-        return value + number
-    return value - number if operation == "-" else value * number

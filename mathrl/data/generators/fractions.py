@@ -53,12 +53,8 @@ class Fractions(FractionsOptions):
         first_sign, second_sign = rng.choice("+-"), rng.choice("+-")
         first, steps = _add(a, b, first_sign)
         value, more = _add(first, c, second_sign)
-        return Draft(
-            f"Compute {a} {first_sign} {b} {second_sign} {c} in lowest terms.",
-            str(value),
-            f"{steps}\n{more}",
-            "sum of three",
-        )
+        question = f"Compute {a} {first_sign} {b} {second_sign} {c} in lowest terms."
+        return Draft(question, str(value), f"{steps}\n{more}", "sum of three")
 
     def _fraction(self, rng: random.Random) -> Fraction:
         bottom = rng.randint(2, self.largest_denominator)

@@ -1,0 +1,86 @@
+"""One model on one benchmark: sampled and graded. Imports torch; a finished evaluation is read without it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.hashing import digest_path
+from mathrl.core.seeding import derive_seed
+from mathrl.core.types import EvalRow, Problem
+from mathrl.evaluation.benchmark import EvaluatedModel
+from mathrl.evaluation.responses import eval_row
+from mathrl.models.device import choose_device
+from mathrl.params.run import Reward
+from mathrl.params.schema import Params
+from mathrl.rewards.compose import build_reward
+from mathrl.rewards.counters import merged_counters
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.open_engine import open_engine
+from mathrl.rollout.ranks import gather
+from mathrl.rollout.resolve import stage_longest
+from mathrl.rollout.sample_problems import sample_problems, usable
+from mathrl.rollout.sampler import Sampler
+
+
+def evaluate_model(
+    folder: Path | str,
+    benchmark: str,
+    problems: Sequence[Problem],
+    params: Params,
+    *,
+    label: str,
+    few_shot: Sequence[Problem] = (),
+    state: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> EvaluatedModel | None:
+    """Sample and grade; None at ranks other than 0.
+
+    Reads the sections run, model, prompt, rollout and evaluate. Grading is by correctness alone, with the
+    extraction and the judge model of `evaluate`: the section reward, which a model was trained on, has no part in
+    it. The same parameters, folder and number of processes give the same results.
+
+    Raises:
+        UserError: the folder holds no model, every prompt is too long, or the judge model cannot be asked.
+    """
+    settings = params.evaluate
+    device, longest = choose_device(params.run.device), stage_longest(params, "evaluate")
+    engine, tokenizer = open_engine(folder, params.model, params.rollout, device, longest)
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p)
+    if state is not None:  # partial results belong to the bytes of a model folder, not to its name
+        state /= digest_path(Path(folder)) if Path(folder).is_dir() else str(folder).replace("/", "--")
+    reward = build_reward(Reward(extraction=settings.extraction, model_verifier=settings.model_verifier))
+    samples = sample_problems(
+        sampler,
+        problems,
+        sampling,
+        reward,
+        seed=derive_seed(params.run.seed, "evaluate", benchmark),
+        name=f"{label}.{benchmark}",
+        state=state,
+        on_progress=on_progress,
+    )
+    counters = gather(reward.counters()) if settings.model_verifier else None
+    if samples is None:
+        return None
+    usable(problems, samples)
+    rows: list[EvalRow] = []
+    responses: list[dict[str, Any]] = []
+    for problem, group in zip(problems, samples, strict=True):
+        if group is None:
+            continue
+        columns = {
+            "model": label,
+            "benchmark": benchmark,
+            "problem_id": problem.id,
+            "question": problem.question,
+            "answers": list(problem.answers),
+            "level": problem.level,
+            "subject": problem.subject,
+        }
+        responses_of = [{"sample": number, **columns, **sample} for number, sample in enumerate(group)]
+        responses += responses_of
+        rows.append(eval_row(responses_of))
+    judged = {name: value for name, value in merged_counters(counters or ()).items() if not name.startswith("time/")}
+    dropped = sum(group is None for group in samples)
+    return EvaluatedModel(label, benchmark, rows, responses, dropped, judged or None)

@@ -1,0 +1,68 @@
+"""The verifier as a reward function of other frameworks: `compute_score` for verl, `accuracy_reward` for TRL.
+
+docs/verifier.md shows the one line that each of them needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.grading.extract import ExtractionMode, extract
+from mathrl.grading.parallel import grade_batch
+
+TRUTH_COLUMNS = ("ground_truth", "solution", "answer")
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, extraction: str = "lenient"
+) -> float:
+    r"""1.0 for a correct answer, else 0.0: verl's `custom_reward_function` (verl 0.9, trainer/ppo/reward.py).
+
+    Args:
+        data_source: Not used, nor is `extra_info`: verl passes them by name.
+        ground_truth: An accepted answer or several; a solution whose answer is marked; or the dict of a Countdown.
+        extraction: As in `grade`; in verl a key of `reward_kwargs`.
+
+    >>> compute_score("gsm8k", "so \\boxed{1/2}", "0.5")
+    1.0
+    """
+    return _scores([solution_str], [ground_truth], extraction)[0]
+
+
+def accuracy_reward(completions: Sequence[Any], *, extraction: str = "lenient", **columns: Any) -> list[float]:
+    r"""1.0 per correct completion, else 0.0: one of TRL's `reward_funcs` (TRL 1.16, trainer/grpo_trainer.py).
+
+    Args:
+        completions: Texts, or conversations, of which the last message counts.
+        columns: The columns of the data set; the accepted answers are in `ground_truth`, `solution` or `answer`.
+
+    Raises:
+        UserError: there is no such column.
+
+    >>> accuracy_reward(["\\boxed{1/2}", "\\boxed{3}"], solution=["So it is $\\boxed{0.5}$.", "4"])
+    [1.0, 0.0]
+    """
+    truths = next((columns[name] for name in TRUTH_COLUMNS if columns.get(name) is not None), None)
+    if truths is None:
+        raise UserError(f"the data set has no column {', '.join(TRUTH_COLUMNS)}: name one of its columns so")
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return _scores(texts, truths, extraction)
+
+
+def _scores(responses: Sequence[str], truths: Sequence[Any], extraction: str) -> list[float]:
+    if extraction not in ("strict", "lenient"):
+        raise UserError(f"extraction={extraction!r}: write strict or lenient")
+    mode: ExtractionMode = "strict" if extraction == "strict" else "lenient"
+    return [float(verdict.correct) for verdict in grade_batch(responses, [*map(_accepted, truths)], mode)]
+
+
+def _accepted(truth: Any) -> str | list[str]:
+    """The accepted answer, or answers: from a solution its marked answer, from an array its items."""
+    if isinstance(truth, Mapping):
+        return json.dumps({"numbers": [int(n) for n in truth["numbers"]], "target": int(truth["target"])})
+    if not isinstance(truth, str):
+        return [str(_accepted(item)) for item in truth] if hasattr(truth, "__iter__") else str(truth)
+    return extract(truth, "strict").text or truth

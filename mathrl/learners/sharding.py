@@ -1,0 +1,78 @@
+"""ZeRO 3 for models that do not fit one rank: sharded while they are loaded, scored layer by layer, frozen or not."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mathrl.learners.deepspeed_config import deepspeed_config
+from mathrl.learners.deepspeed_internals import import_deepspeed, make_engine, release, without_trace
+from mathrl.learners.distributed import Ranks
+from mathrl.models.device import hardware_of
+from mathrl.models.load import plain_dtype
+from mathrl.models.scores import prepare
+from mathrl.models.sharding import is_sharded, sharded_loads
+from mathrl.params.run import Model
+from mathrl.params.train import Optimizer
+
+
+def _config(ranks: Ranks, dtype: torch.dtype) -> dict[str, Any]:
+    settings = ranks.training.deepspeed.model_copy(update={"offload_optimizer": False})
+    half, hardware = dtype == torch.bfloat16, hardware_of(ranks.device)
+    config = deepspeed_config(settings, Optimizer(type="adamw"), half=half, hardware=hardware)
+    if half:  # else deepspeed.zero.Init rounds all buffers, such as the frequencies of rotary positions
+        config["data_types"] = {**config["data_types"], "keep_in_fp32_modules": ["*"]}
+    return config
+
+
+def load_to_train(load: Callable[..., Any], folder: Path | str, model: Model, ranks: Ranks) -> Any:
+    """The model that `load` (`load_model` or `load_scorer`) makes of a folder, as the backend trains it.
+
+    With ZeRO 3 it is sharded while it is loaded.
+    """
+    zero_3 = ranks.uses_deepspeed and ranks.training.deepspeed.stage == 3
+    with _sharded(ranks, plain_dtype(model)) if zero_3 else nullcontext():
+        return load(folder, model, ranks.device, plain=ranks.uses_deepspeed)
+
+
+def sharded_like(network: Any, ranks: Ranks) -> AbstractContextManager[None]:
+    """Context in which transformers makes models sharded if this one is (see `make_scorer`, `sharded_copy`)."""
+    return _sharded(ranks, network.dtype) if is_sharded(network) else nullcontext()
+
+
+def _sharded(ranks: Ranks, dtype: torch.dtype) -> AbstractContextManager[None]:
+    import_deepspeed(ranks)
+    return sharded_loads(_config(ranks, dtype))
+
+
+class FrozenModel:
+    """A model that does not learn. If it is sharded, a forward pass within `scoring` gathers it layer by layer."""
+
+    def __init__(self, model: Any, ranks: Ranks) -> None:
+        self.model, self.engine = model, None
+        if is_sharded(model):
+            prepare(model)
+            self.engine = make_engine(model, None, _config(ranks, model.dtype), ranks)
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """See `Learner.scoring`."""
+        return nullcontext() if self.engine is None else without_trace(self.engine)
+
+    def close(self) -> None:
+        """Take DeepSpeed's hooks off the model, so that it can learn."""
+        if self.engine is not None:
+            release(self.engine, self.model)
+            self.engine = None
+
+
+@contextmanager
+def scored(model: Any, ranks: Ranks) -> Iterator[None]:
+    """Context for forward passes of a model that has no learner yet."""
+    frozen = FrozenModel(model, ranks)
+    try:
+        with frozen.scoring():
+            yield
+    finally:
+        frozen.close()

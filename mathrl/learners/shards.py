@@ -1,0 +1,59 @@
+"""A checkpoint in shards: flat parts of tensors, a file per rank, read again by any number of ranks.
+
+A part is stored under "NAME@BEGIN", where BEGIN is its first element in the flat whole tensor.
+
+Example: two ranks that hold the halves of a weight w [4, 8] write "w@0" and "w@16" of 16 elements each; of three
+ranks that read them, the second fills its 11 elements from 11 on from both.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from mathrl.core.files import written_aside
+from mathrl.learners.checkpoint import write_tensors
+
+Part = tuple[str, int, Tensor]  # name, first element, flat values
+
+
+def write_shard(folder: Path, rank: int, parts: Iterable[Part]) -> None:
+    """Write the parts that this rank holds."""
+    tensors = {f"{name}@{begin}": values for name, begin, values in parts if len(values)}
+    with written_aside(folder / f"rank-{rank:05d}.safetensors") as aside:
+        write_tensors(tensors, aside)
+
+
+class Shards:
+    """What all ranks wrote into a folder; only the parts that are asked for are read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._parts: dict[str, dict[int, tuple[str, Any]]] = defaultdict(dict)
+        for file in sorted(folder.glob("rank-*.safetensors")):
+            shard = safe_open(file, framework="pt")
+            for key in shard.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (not a dict)
+                name, begin = key.rsplit("@", 1)
+                self._parts[name][int(begin)] = key, shard  # once, also where several ranks hold it whole
+
+    def names(self, prefix: str) -> list[str]:
+        """The names that begin with `prefix`, without it."""
+        return [name.removeprefix(prefix) for name in self._parts if name.startswith(prefix)]
+
+    def fill(self, name: str, begin: int, out: Tensor) -> None:
+        """Overwrite `out` with the elements of a tensor from `begin` on.
+
+        Raises:
+            ValueError: not all of them were written.
+        """
+        end, missing = begin + len(out), len(out)
+        for start, (key, shard) in self._parts[name].items():
+            values = shard.get_slice(key)
+            first, last = max(begin, start), min(end, start + values.get_shape()[0])
+            if first < last:
+                out[first - begin : last - begin].copy_(values[first - start : last - start])
+                missing -= last - first
+        if missing:
+            raise ValueError(f"{name}: {missing} of the elements {begin} to {end} are missing")

@@ -1,0 +1,181 @@
+"""Prefill and token-by-token decoding of a batch, in three forms with the same three methods.
+
+- `prefill` runs the prompts and returns logits [P samples, V] of each sequence's first token;
+- `step` appends a token to each sequence and returns logits [B, V] of the next;
+- `keep` continues with the given sequences only.
+
+`PackedDecoder` runs the prompts without padding, once each, and decodes from a preallocated cache of its own.
+`CachedDecoder` does the same with the model's own attention and cache, for models that cannot be packed.
+`RecomputingDecoder` runs all tokens of a sequence for each new one, for models whose cache gives other numbers.
+
+Shapes: P prompts; B sequences (P times samples at first); K key heads, d head width; C cache columns.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mathrl.models.attention import DecodeCache, packed_inputs
+from mathrl.models.kernels import attention_kernel
+from mathrl.models.packing import pack_prompts
+from mathrl.models.transformers_import import PreTrainedConfig
+
+FIRST_COLUMNS = 128  # new tokens that the cache has room for at first; doubled when it is full
+Prompts = Sequence[Sequence[int]]
+
+
+class Decoder(Protocol):
+    """See this module."""
+
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor: ...
+
+    def step(self, tokens_B: Tensor) -> Tensor: ...
+
+    def keep(self, rows: Tensor) -> None: ...
+
+
+class PackedDecoder:
+    """Packed prompts, with mathrl's attention and cache."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
+        device = self.model.device
+        ids, positions, layout, last_P = pack_prompts(prompts, device, attention_kernel(self.model))
+        out = self.model(
+            input_ids=ids, position_ids=positions, layout=layout, logits_to_keep=last_P, **packed_inputs(self.model)
+        )
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        longest = int(lengths_P.max())
+        # Prompts end at column `longest`, so that all sequences write their next key to the same column.
+        column_PC = torch.arange(longest, device=device)[None] - (longest - lengths_P[:, None])
+        rows_PC = torch.where(column_PC >= 0, (last_P - lengths_P + 1)[:, None] + column_PC, 0)
+        room = -(-(longest + min(max_tokens, FIRST_COLUMNS)) // 16) * 16
+        layers = [
+            (self._spread(key, rows_PC, samples, room), self._spread(value, rows_PC, samples, room))
+            for key, value in layout.captured
+        ]
+        bias_PC = torch.full((len(prompts), room), -torch.inf, device=device)
+        bias_PC[:, :longest].masked_fill_(column_PC >= 0, 0.0)
+        self.cache = DecodeCache(layers, bias_PC.repeat_interleave(samples, 0), longest)
+        self.positions_B = lengths_P.repeat_interleave(samples)
+        logits: Tensor = out.logits[0].repeat_interleave(samples, 0)
+        return logits
+
+    def _spread(self, packed_TKd: Tensor, rows_PC: Tensor, samples: int, room: int) -> Tensor:
+        """[P samples, K, room, d] with each prompt's keys in its samples' first columns."""
+        prompts, longest = rows_PC.shape
+        _, heads, width = packed_TKd.shape
+        keys_PCKd = packed_TKd.float().index_select(0, rows_PC.view(-1)).view(prompts, longest, heads, width)
+        out = packed_TKd.new_zeros(prompts, samples, heads, room, width, dtype=torch.float32)
+        out[:, :, :, :longest] = keys_PCKd.transpose(1, 2)[:, None]
+        return out.flatten(0, 1)
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        if self.cache.column == self.cache.bias_BL.shape[1]:
+            self.cache.grow()
+        out = self.model(
+            input_ids=tokens_B[None],
+            position_ids=self.positions_B[None],
+            layout=self.cache,
+            **packed_inputs(self.model),
+        )
+        self.cache.column += 1
+        self.positions_B = self.positions_B + 1
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.keep(rows)
+        self.positions_B = self.positions_B.index_select(0, rows)
+
+
+class CachedDecoder:
+    """The model's own attention and cache, prompts padded on the left; inputs as its `generate` prepares them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
+        device, longest = self.model.device, max(len(prompt) for prompt in prompts)
+        self.ids_BC = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        real_BC = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        self.inputs: dict[str, Any] = {"attention_mask": real_BC, "use_cache": True}
+        if "position_ids" in inspect.signature(self.model.forward).parameters:
+            self.inputs["position_ids"] = (real_BC.cumsum(-1) - 1).clamp(min=0)
+        logits = self._forward(is_first_iteration=True)
+        rows = torch.arange(len(prompts), device=device).repeat_interleave(samples)
+        self.keep(rows)
+        return logits.index_select(0, rows)
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        self.ids_BC = torch.cat([self.ids_BC, tokens_B[:, None]], dim=1)
+        return self._forward(next_sequence_length=1)
+
+    def _forward(self, **options: Any) -> Tensor:
+        inputs = self.model.prepare_inputs_for_generation(self.ids_BC, **self.inputs, **options)
+        out = self.model(**inputs, return_dict=True)
+        self.inputs = self.model._update_model_kwargs_for_generation(out, self.inputs)
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        copies: dict[int, tuple[Any, Any]] = {}
+        self.inputs = {name: _select(value, rows, len(self.ids_BC), copies) for name, value in self.inputs.items()}
+        self.ids_BC = self.ids_BC.index_select(0, rows)
+
+
+def _select(value: Any, rows: Tensor, batch: int, copies: dict[int, tuple[Any, Any]]) -> Any:
+    """These rows of every tensor with `batch` rows in a cache, whatever its class; objects are changed in place.
+
+    transformers' caches have `batch_repeat_interleave`, `batch_select_indices` and `reorder_cache`, but no class of a
+    hybrid model has all of them, and some leave states of their own out.
+    """
+    if id(value) in copies:
+        return copies[id(value)][1]
+    selected = value
+    if isinstance(value, Tensor):
+        if value.dim() > 0 and value.shape[0] == batch:
+            selected = value.index_select(0, rows)
+    elif isinstance(value, dict):
+        return {key: _select(entry, rows, batch, copies) for key, entry in value.items()}
+    elif isinstance(value, (list, tuple)):
+        return type(value)(_select(entry, rows, batch, copies) for entry in value)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module | PreTrainedConfig):
+        copies[id(value)] = (value, value)  # first, should it hold itself
+        vars(value).update(_select(vars(value), rows, batch, copies))
+    copies[id(value)] = (value, selected)  # with the value, whose id is free when it is gone
+    return selected
+
+
+class RecomputingDecoder:
+    """No cache: every token costs a forward pass over its whole sequence, padded on the right as in training."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
+        lengths = [len(prompt) for prompt in prompts for _ in range(samples)]
+        self.lengths_B = torch.tensor(lengths, device=self.model.device)
+        ids = [list(prompt) + [0] * (max(lengths) - len(prompt)) for prompt in prompts for _ in range(samples)]
+        self.ids_BC = torch.tensor(ids, device=self.model.device)
+        return self._forward()
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        self.ids_BC = torch.nn.functional.pad(self.ids_BC, (0, 1))
+        self.ids_BC.scatter_(1, self.lengths_B[:, None], tokens_B[:, None])
+        self.lengths_B = self.lengths_B + 1
+        return self._forward()
+
+    def _forward(self) -> Tensor:
+        columns = torch.arange(self.ids_BC.shape[1], device=self.ids_BC.device)
+        real_BC = (columns < self.lengths_B[:, None]).long()
+        logits: Tensor = self.model(input_ids=self.ids_BC, attention_mask=real_BC, use_cache=False).logits
+        return logits[torch.arange(len(logits), device=logits.device), self.lengths_B - 1]
+
+    def keep(self, rows: Tensor) -> None:
+        self.ids_BC, self.lengths_B = self.ids_BC.index_select(0, rows), self.lengths_B.index_select(0, rows)

@@ -1,0 +1,152 @@
+"""Elementwise parts of a decoder layer as one kernel each on a GPU: SwiGLU and rotary positions.
+
+torch.compile makes these kernels and those of their gradients, so no package beside torch is needed (Liger Kernel
+has them as Triton programs of its own). They compute in float32 inside and round once. A CPU keeps the functions of
+transformers. `TORCH_COMPILE_DISABLE=1` switches them off.
+"""
+
+import copy
+import logging
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROTARY = "apply_rotary_pos_emb"  # of transformers' modeling files, called by attention layers
+LAYERS = ("gate_proj", "up_proj", "down_proj")
+TOLERANCE = 2e-2  # bfloat16: some roundings against one
+
+
+def use_fused_elementwise(network: nn.Module) -> None:
+    """Have a network on a GPU use these kernels wherever its own functions compute the same, in place.
+
+    Trials decide: on the functions, since names do not tell, and on the compiler, since without one the plain
+    functions serve; that is logged.
+    """
+    if _compiles(next(network.parameters()).device.type):
+        exchange_elementwise(network)
+
+
+def exchange_elementwise(network: nn.Module) -> None:
+    """Exchange the class of every SwiGLU, and the rotary function of the layers' modeling files."""
+    for module in list(network.modules()):
+        if _is_swiglu(module):
+            module.__class__ = FusedSwiGLU
+    for name in {type(module).__module__ for module in network.modules()}:
+        plain = getattr(sys.modules[name], ROTARY, None)
+        if plain is not None and not hasattr(plain, "__wrapped__") and _is_rotary(plain):
+            setattr(sys.modules[name], ROTARY, _fused_unless_on_cpu(plain))
+
+
+class FusedSwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)); layers and their names are those of the replaced class."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return out
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of equal shapes."""
+    out: Tensor = _compiled(_swiglu)(gate, up)
+    return out
+
+
+def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [B, H, T, D] turned by their positions' angles, whose cosines and sines are [B, T, D]."""
+    pair: tuple[Tensor, Tensor] = _compiled(_rotated)(query, key, cos, sin)
+    return pair
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return nn.functional.silu(gate) * up
+
+
+def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos[:, None], sin[:, None]
+    return query * cos + _quarter_turn(query) * sin, key * cos + _quarter_turn(key) * sin
+
+
+def _quarter_turn(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
+
+
+def _fused_unless_on_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        if q.device.type == "cpu" or unsqueeze_dim != 1:
+            pair: tuple[Tensor, Tensor] = plain(q, k, cos, sin, unsqueeze_dim)
+            return pair
+        return rotated(q, k, cos, sin)
+
+    return apply
+
+
+@torch.no_grad()
+def _is_swiglu(module: nn.Module) -> bool:
+    """Whether a module computes SwiGLU; tried on small layers in the place of its own."""
+    if any(not isinstance(getattr(module, name, None), nn.Module) for name in LAYERS):
+        return False
+    gate, up, down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4)
+    probe = copy.copy(module)
+    probe.__dict__["_modules"] = module._modules | dict(zip(LAYERS, (gate, up, down), strict=True))
+    x = torch.linspace(-3, 3, 12).view(3, 4)
+    try:
+        return torch.allclose(probe(x), down(_swiglu(gate(x), up(x))))
+    except (AttributeError, RuntimeError, TypeError):  # experts, whose layers have other shapes
+        return False
+
+
+def _is_rotary(function: Callable[..., Any]) -> bool:
+    query, key = torch.linspace(-1, 1, 48).view(1, 2, 3, 8), torch.linspace(1, 2, 24).view(1, 1, 3, 8)
+    angles = torch.linspace(0, 5, 24).view(1, 3, 8)
+    arguments = query, key, angles.cos(), angles.sin()
+    try:
+        return all(map(torch.allclose, function(*arguments), _rotated(*arguments)))
+    except (RuntimeError, TypeError):  # other arguments
+        return False
+
+
+@cache
+def _compiles(device: str) -> bool:
+    """Whether both compile here, with their gradients, and give what the plain functions give."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, torch.bfloat16).requires_grad_()
+
+    query, key = random(1, 5, 4, 8).transpose(1, 2), random(1, 5, 2, 8).transpose(1, 2)
+    angles = random(1, 5, 8).detach()
+    cases = ((_swiglu, (random(1, 5, 12), random(1, 5, 12))), (_rotated, (query, key, angles.cos(), angles.sin())))
+    try:
+        for function, arguments in cases:
+            pairs = [_values_and_gradients(run, arguments) for run in (function, _compiled(function))]
+            if not all(torch.allclose(a, b, TOLERANCE, TOLERANCE) for a, b in zip(*pairs, strict=True)):
+                raise RuntimeError("its results differ")
+    except RuntimeError as error:
+        logging.getLogger(__name__).warning(
+            "SwiGLU and rotary positions are not fused: torch.compile failed (%s); `mathrl doctor` checks the compiler",
+            " ".join(str(error).split())[:300],
+        )
+        return False
+    return True
+
+
+def _values_and_gradients(function: Callable[..., Any], arguments: tuple[Tensor, ...]) -> list[Tensor]:
+    out = function(*arguments)
+    outputs = list(out) if isinstance(out, tuple) else [out]
+    learning = [argument for argument in arguments if argument.requires_grad]
+    return [*outputs, *torch.autograd.grad(outputs, learning, [output.detach() for output in outputs])]

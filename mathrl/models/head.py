@@ -1,0 +1,136 @@
+"""Log-probs and entropies of tokens straight from hidden states, without ever keeping their logits.
+
+The head's logits are made some rows at a time, in the backward pass again, so memory does not grow with the number of
+tokens. Liger Kernel's fused losses do the same but end in losses of their own; what is needed here is a log-prob and an
+entropy per token with a gradient, to which the trainer's loss is applied.
+
+Everything after the product is float32 (float64 for float64 weights). On a GPU the product of bfloat16 hidden states
+and weights has a float32 result too, so that no logit is rounded to bfloat16. The same inputs give the same bits on a
+CPU and, as far as cuBLAS promises them (one stream, one version), on a GPU: nothing here adds atomically.
+
+Shapes: N tokens, D width, V vocabulary; n tokens of a slice.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# At most this many logits at a time on a CPU (256 MiB in float32).
+MOST_LOGITS = 1 << 26
+
+
+def most_logits(device: torch.device) -> int:
+    """The most logits that are computed at a time: on a GPU a table of them is a 64th of its memory in float32."""
+    if device.type != "cuda":
+        return MOST_LOGITS
+    return max(MOST_LOGITS, torch.cuda.get_device_properties(device).total_memory // 256)
+
+
+class LogprobHead(nn.Linear):
+    """An output head that also gives log-probs and entropies; weights and their names are those of nn.Linear.
+
+    They come from its own forward pass so that hooks on it, such as DeepSpeed's, which gather its weights under ZeRO 3,
+    run once around all slices in the forward pass and once in the backward pass.
+    """
+
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, targets_N: Tensor | None = None, temperature: float = 1.0, entropy: bool = False
+    ) -> Any:
+        """Logits of `hidden`; with targets, their log-probs [N] and entropies [N] (empty unless asked for).
+
+        Hidden states are then [N, D]; both are nats under softmax(logits / temperature), in float32.
+        """
+        if targets_N is None:
+            return super().forward(hidden)
+        return _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.bias, targets_N, temperature, entropy
+        )
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """With p = softmax(z / T) and H its entropy: d log p_y / dz = (1_y - p)/T and dH / dz = -p (log p + H)/T."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(weight_VD.dtype, torch.float32)
+        logprobs_N = torch.empty(len(hidden_ND), dtype=wide, device=hidden_ND.device)
+        entropies_N = torch.empty_like(logprobs_N if entropy else logprobs_N[:0])
+        for part in _slices(hidden_ND, weight_VD):
+            logp_nV = logits(hidden_ND[part], weight_VD, bias_V, temperature).log_softmax(-1)
+            torch.gather(logp_nV, 1, targets_N[part, None], out=logprobs_N[part, None])
+            if entropy:
+                p_nV = logp_nV.exp_()
+                torch.sum(torch.special.entr(p_nV, out=p_nV), -1, out=entropies_N[part])
+                del p_nV
+            del logp_nV  # before the next slice's logits are made
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, entropies_N)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor | None, grad_entropy_N: Tensor | None) -> Any:  # type: ignore[override]
+        hidden_ND, weight_VD, bias_V, targets_N, entropies_N = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = torch.promote_types(weight_VD.dtype, torch.float32)
+        scale_N1 = (entropies_N.new_zeros(len(hidden_ND)) if grad_N is None else grad_N)[:, None] / -ctx.temperature
+        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if needs_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if needs_bias and bias_V is not None else None
+        for part in _slices(hidden_ND, weight_VD):
+            logits_nV = logits(hidden_ND[part], weight_VD, bias_V, ctx.temperature)
+            if grad_entropy_N is None:
+                minus_nV = torch.softmax(logits_nV, -1)
+                del logits_nV
+                ones_n1 = minus_nV.new_ones(()).expand(len(minus_nV), 1)
+                minus_nV.scatter_add_(1, targets_N[part, None], -ones_n1)  # p - 1_y, before anything is rounded
+                slope_nV = torch.empty_like(minus_nV, dtype=weight_VD.dtype)
+                torch.mul(minus_nV, scale_N1[part], out=slope_nV)
+                del minus_nV
+            else:
+                logp_nV = logits_nV.log_softmax(-1)
+                del logits_nV
+                above_nV = logp_nV + entropies_N[part, None]
+                above_nV.mul_(grad_entropy_N[part, None] / -ctx.temperature).add_(scale_N1[part])
+                wide_nV = logp_nV.exp_().mul_(above_nV).nan_to_num_(0.0)
+                slope_nV = wide_nV.scatter_add_(1, targets_N[part, None], -scale_N1[part]).to(weight_VD.dtype)
+                del logp_nV, above_nV, wide_nV
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[part] = slope_nV @ weight_VD
+            if grad_weight_VD is not None:
+                grad_weight_VD += slope_nV.t() @ hidden_ND[part].to(weight_VD.dtype)
+            if grad_bias_V is not None:
+                grad_bias_V += slope_nV.sum(0)
+            del slope_nV
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
+
+
+def _slices(hidden_ND: Tensor, weight_VD: Tensor) -> Iterator[slice]:
+    rows = max(1, most_logits(hidden_ND.device) // weight_VD.shape[0])
+    return (slice(first, first + rows) for first in range(0, len(hidden_ND), rows))
+
+
+def logits(hidden_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    """The head's output divided by the temperature, at least in float32."""
+    logits_nV = wide_product(hidden_nD.to(weight_VD.dtype), weight_VD)
+    if bias_V is not None:
+        logits_nV += bias_V
+    return logits_nV.div_(temperature) if temperature != 1 else logits_nV
+
+
+def wide_product(hidden_nD: Tensor, weight_VD: Tensor) -> Tensor:
+    """hidden weightᵀ with a float32 result (a GPU's tensor cores add in float32; a CPU rounds to bfloat16 first)."""
+    wide = torch.promote_types(weight_VD.dtype, torch.float32)
+    if weight_VD.device.type != "cpu" and weight_VD.dtype != wide:
+        return torch.mm(hidden_nD, weight_VD.t(), out_dtype=wide)
+    return (hidden_nD @ weight_VD.t()).to(wide)

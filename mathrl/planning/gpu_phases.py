@@ -1,0 +1,94 @@
+"""What a GPU holds in each phase of RL beside the update: start, rollouts, weight sync, scoring, export.
+
+vLLM takes its share of the memory when it opens, and frees most of it when it sleeps, so the phases differ by much.
+"""
+
+from mathrl.models.model_shape import ModelShape
+from mathrl.models.sharding import BUCKET
+from mathrl.params.lora import Lora
+from mathrl.params.schema import Params
+from mathrl.planning.gpu_update import gpu_scoring
+from mathrl.planning.memory_states import MemoryPlan, Parts, bytes_of, fetched, trainable
+from mathrl.planning.rollout_memory import KEPT_ASLEEP, torch_engine_memory, vllm_parts
+
+
+def add_start(plan: MemoryPlan, shape: ModelShape, params: Params) -> None:
+    """The policy as it is loaded: whole in the model's precision, or this rank's shard with ZeRO 3."""
+    loaded = bytes_of(params) * shape.parameters
+    if divides_weights(params):
+        loaded = 0.0 if params.training.deepspeed.offload_parameters else loaded / params.run.processes
+    plan.early["start"] = {"CUDA context": plan.standing["CUDA context"], "policy: weights as loaded": loaded}
+
+
+def add_rl_phases(
+    plan: MemoryPlan, shape: ModelShape, params: Params, tokens: int, length: int, gpu_memory: float
+) -> None:
+    """The phases of RL beside the update, into the plan.
+
+    Args:
+        tokens: of a micro-batch. `length`: of the longest sequence. `gpu_memory`: in bytes.
+    """
+    transit = {"weights in transit to the sampler": _in_transit(shape, params)}
+    awake: Parts = {}
+    if params.rollout.engine == "vllm":
+        awake, lacking = vllm_parts(shape, params, length, gpu_memory)
+        plan.lacking.update(lacking)
+        plan.early["start"] |= awake
+        # It opens awake and gets its weights once the learner is made; torch makes optimizer states at the first step.
+        plan.early["first weight sync"] = _before_first_step(plan, params) | awake | transit
+        if params.rollout.vllm.sleep:
+            kept = {name: size for name, size in awake.items() if name.removeprefix("vLLM: ") in KEPT_ASLEEP}
+        else:
+            kept = awake
+        plan.standing.update(kept)
+        awake = {name: size for name, size in awake.items() if name not in kept}
+        plan.phases["rollouts"] = awake
+        weights = {name: size for name, size in awake.items() if name in ("vLLM: weights", "vLLM: untied head")}
+        plan.phases["weight sync"] = weights | transit
+    elif params.rollout.engine == "vllm_server":
+        plan.phases["rollouts"] = {"rollouts: none, the vLLM servers hold them": 0.0}
+        plan.phases["weight sync"] = transit
+    else:
+        awake = torch_engine_memory(shape, params, length)
+        if params.rl.prefetch:
+            plan.standing["sampler's copy of the weights"] = bytes_of(params) * shape.parameters
+        elif divides_weights(params):
+            awake["policy: gathered weights"] = bytes_of(params) * shape.parameters
+        plan.phases["rollouts"] = awake
+    plan.phases["scoring"] = gpu_scoring(shape, tokens, gpu_memory) | {
+        "gathered weights (ZeRO 3)": fetched(shape, params)
+    }
+    if params.rl.ema and params.training.backend == "torch":
+        aside = 4.0 * trainable(shape, params.rl.lora)
+        plan.phases["dev evaluation"] = awake | {"policy: trained weights set aside": aside}
+
+
+def export_parts(shape: ModelShape, params: Params, lora: Lora | None) -> Parts:
+    """What the export makes: a bucket of a sharded model's weights, a copy of DeepSpeed's, or merged adapters."""
+    size = bytes_of(params)
+    if divides_weights(params):
+        return {"policy: gathered weights": size * max(BUCKET, largest_weight(shape))}
+    if params.training.backend == "deepspeed":
+        return {"policy: weights without DeepSpeed": size * shape.parameters}
+    return {"policy: merged adapters": size * shape.matrices if lora else 0.0}
+
+
+def divides_weights(params: Params) -> bool:
+    """Whether ZeRO 3 divides the weights among the processes."""
+    return params.training.backend == "deepspeed" and params.training.deepspeed.stage == 3
+
+
+def largest_weight(shape: ModelShape) -> int:
+    return max(shape.head, shape.width * shape.mlp)
+
+
+def _in_transit(shape: ModelShape, params: Params) -> float:
+    """Gathered buckets and the head, which stays until the end; one merged matrix of adapters; else nothing new."""
+    if divides_weights(params):
+        return bytes_of(params) * (max(BUCKET, largest_weight(shape)) + shape.head)
+    return bytes_of(params) * shape.width * shape.mlp if params.rl.lora else 0.0
+
+
+def _before_first_step(plan: MemoryPlan, params: Params) -> Parts:
+    late = "optimizer states" if params.training.backend == "torch" else None
+    return {name: size for name, size in plan.standing.items() if late is None or not name.endswith(late)}

@@ -1,0 +1,28 @@
+"""The verifier's counters over the ranks of a stage."""
+
+from collections.abc import Mapping, Sequence
+
+# Shares of another count than what was graded.
+SHARES_OF = {"verifier/disagreement": "verifier/second_graded", "verifier/model_disagreement": "verifier/model_judged"}
+
+
+def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The verifier's counters of all ranks: counts summed, shares and means weighted by what they are of.
+
+    A disagreement is a share of what the second grader or the judge model judged, the other shares are of what was
+    graded. Seconds go under time/, since they differ from run to run.
+
+    >>> ranks = [{"verifier/second_graded": 1.0, "verifier/disagreement": 1.0}, {"verifier/second_graded": 0.0}]
+    >>> merged_counters(ranks)["verifier/disagreement"]
+    1.0
+    """
+    merged: dict[str, float] = {}
+    for name in sorted({name for share in shares for name in share}):
+        values = [share.get(name, 0.0) for share in shares]
+        if name not in SHARES_OF and not name.startswith(("verifier/rule/", "verifier/tier/", "verifier/mean_")):
+            merged[name] = sum(values)
+            continue
+        counts = [share.get(SHARES_OF.get(name, "verifier/graded"), 0.0) for share in shares]
+        mean = sum(n * value for n, value in zip(counts, values, strict=True)) / max(1.0, sum(counts))
+        merged[f"time/{name}" if name.endswith("seconds") else name] = mean
+    return merged

