@@ -1,9 +1,12 @@
 """TRL 1.16.0: `GRPOTrainer._compute_loss` on chosen log-probs, compared with ours; our verifier in its trainer."""
 
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,13 +25,19 @@ SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Any:
+def trainer() -> Iterator[Any]:
+    """GRPOTrainer, with accelerate visible to transformers for this module: mathrl hides it at its import."""
     from transformers.utils import is_accelerate_available
 
-    is_accelerate_available.cache_clear()  # mathrl hides accelerate from transformers
+    seen = is_accelerate_available()
+    is_accelerate_available.cache_clear()
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    return GRPOTrainer
+    yield GRPOTrainer
+    if not seen:  # else every export of this process would look for what transformers did not import
+        with mock.patch.dict(sys.modules, {"accelerate": None}):
+            is_accelerate_available.cache_clear()
+            assert not is_accelerate_available()
 
 
 def trl_loss(
