@@ -15,7 +15,7 @@ SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(GPU),cuda,cpu)
-# Each stage is a process: with this variable set it would compile torch, MLflow and SymPy again, six seconds each time.
+# Each stage is a process: with this variable set each would compile torch, MLflow and SymPy again.
 unexport PYTHONDONTWRITEBYTECODE
 # The certificates of the operating system, as pip takes them: those of a company's proxy among them.
 export UV_SYSTEM_CERTS ?= true

@@ -1,5 +1,7 @@
 """Load the model and the tokenizer of a folder: plain Hugging Face, or a reference to such a folder or hub id."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,22 +58,25 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str, *, 
     if model.precision == "bfloat16" and torch.device(device).type == "cuda":
         use_tf32()  # for what stays in float32: the attention of the torch engine's decoding
     path, options = resolve_folder(folder, model)
-    with memory_part("weights", WEIGHTS_ADVICE):
-        try:
-            config = AutoConfig.from_pretrained(path, **options)
-            _refuse_encoder_decoder(config)
-            weights = weights_options(model, device, plain=plain)
-            network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **options)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{folder}: cannot be loaded as a causal language model ({reason(error)}); give a Hugging "
-                "Face folder with config.json and *.safetensors, or a hub id"
-            ) from None
-        network = network.to(device).eval()
+    advice = "a Hugging Face folder with config.json and *.safetensors, or a hub id"
+    with memory_part("weights", WEIGHTS_ADVICE), loading(folder, "a causal language model", advice):
+        config = AutoConfig.from_pretrained(path, **options)
+        _refuse_encoder_decoder(config)
+        weights = weights_options(model, device, plain=plain)
+        network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **options).to(device).eval()
     use_fast_layers(network, network, model, plain=plain)
     if not is_sharded(network):
         takes_packed(network)
     return network
+
+
+@contextmanager
+def loading(folder: Path | str, kind: str, advice: str) -> Iterator[None]:
+    """Raises UserError: transformers cannot load the folder as `kind`; give `advice` in its place."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: cannot be loaded as {kind} ({reason(error)}); give {advice}") from None
 
 
 def folder_trial(folder: Path | str, model: Model, device: torch.device | str) -> Trial:

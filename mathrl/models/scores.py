@@ -22,7 +22,7 @@ from mathrl.models.attention import packed_inputs
 from mathrl.models.device import Device
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.kernels import attention_kernel
-from mathrl.models.load import WEIGHTS_ADVICE, precision_of, reason, resolve_folder, use_fast_layers, weights_options
+from mathrl.models.load import WEIGHTS_ADVICE, loading, precision_of, resolve_folder, use_fast_layers, weights_options
 from mathrl.models.logprobs import padded, plain_head, takes_packed
 from mathrl.models.lora import merged_state
 from mathrl.models.packing import Group, pack
@@ -73,20 +73,15 @@ def load_scorer(folder: Path | str, model: Model, device: Device, *, plain: bool
     """
     keep_freed_memory()
     path, options = resolve_folder(folder, model)
-    with memory_part("weights", WEIGHTS_ADVICE):
-        try:
-            config = AutoConfig.from_pretrained(path, **options)
-            architecture = (getattr(config, "architectures", None) or ["none"])[0]
-            if config.num_labels != 1 or not architecture.endswith("ForTokenClassification"):
-                raise ValueError(f"it is a {architecture} with {config.num_labels} labels")
-            config.classifier_dropout = 0.0
-            weights = weights_options(model, device, plain=plain)
-            scorer = AutoModelForTokenClassification.from_pretrained(path, config=config, **weights, **options)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{folder}: cannot be loaded as a model with one score per token ({reason(error)}); give the "
-                "folder of a reward model or critic: token classification with one label"
-            ) from None
+    advice = "the folder of a reward model or critic: token classification with one label"
+    with memory_part("weights", WEIGHTS_ADVICE), loading(folder, "a model with one score per token", advice):
+        config = AutoConfig.from_pretrained(path, **options)
+        architecture = (getattr(config, "architectures", None) or ["none"])[0]
+        if config.num_labels != 1 or not architecture.endswith("ForTokenClassification"):
+            raise ValueError(f"it is a {architecture} with {config.num_labels} labels")
+        config.classifier_dropout = 0.0
+        weights = weights_options(model, device, plain=plain)
+        scorer = AutoModelForTokenClassification.from_pretrained(path, config=config, **weights, **options)
         scorer = scorer.to(device).eval()
     disable_dropout(scorer)
     use_fast_layers(scorer, scorer.base_model, model, plain=plain)

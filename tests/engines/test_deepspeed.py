@@ -1,10 +1,6 @@
 """The DeepSpeed backend in two gloo processes gives the torch backend's numbers, also after a resume and an export."""
 
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +12,9 @@ from transformers import AutoModelForCausalLM
 from mathrl.core.errors import UserError
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.params.train import Optimizer
+from tests.marks import needs_deepspeed, run_program
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 # Largest differences over ten steps of losses near 3: 2.4e-7 of a loss, 2.4e-6 of a gradient norm (DeepSpeed adds
 # 1e-6 to it when it clips), 1.2e-7 of a weight.
 LOSS = 1e-5
@@ -29,16 +22,8 @@ LOSS = 1e-5
 
 def test_what_a_gpu_would_be_given_is_accepted_and_steps() -> None:
     """ZeRO 1 was refused on every GPU: DeepSpeed overlaps no communication there without its own accumulation."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("deepspeed_cuda_config.py"))],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert sum(line.startswith("ZeRO ") for line in done.stdout.splitlines()) == 6
+    output = run_program(Path(__file__).with_name("deepspeed_cuda_config.py"))
+    assert sum(line.startswith("ZeRO ") for line in output.splitlines()) == 6
 
 
 @pytest.fixture(scope="module")

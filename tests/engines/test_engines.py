@@ -1,10 +1,6 @@
 """vLLM serves what mathrl exports, unchanged. For DeepSpeed see test_deepspeed.py."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +8,7 @@ import torch
 
 from mathrl.models.load import load_model, make_base
 from mathrl.params.run import Model
+from tests.marks import needs_vllm, run_program
 
 HERE = Path(__file__).parent
 MODEL = Model(precision="float32")
@@ -25,26 +22,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(command: list[str], **environment: str) -> None:
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=580
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed: make engines")
+@needs_vllm
 def test_vllm_serves_an_exported_model_with_the_log_probs_of_a_plain_forward(folder: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12], [20]]
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    run(
-        [
-            sys.executable,
-            str(HERE / "vllm_greedy.py"),
-            str(folder),
-            str(tmp_path / "prompts.json"),
-            str(tmp_path / "out.json"),
-        ]
-    )
+    run_program(HERE / "vllm_greedy.py", folder, tmp_path / "prompts.json", tmp_path / "out.json")
     model = load_model(folder, MODEL, "cpu").eval()
     for prompt, row in zip(prompts, json.loads((tmp_path / "out.json").read_text()), strict=True):
         ids = torch.tensor([prompt + row["tokens"]])

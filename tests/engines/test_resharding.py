@@ -1,9 +1,5 @@
 """A DeepSpeed checkpoint of two ranks resumes at one and at three, with the same weights, moments and best weights."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +7,16 @@ import pytest
 import torch
 
 from tests.engines.test_deepspeed import LOSS
+from tests.marks import needs_deepspeed, run_program
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 RUNS = ("sft, zero 1", "half, zero 2", "sft, zero 3", "half and offloaded, zero 3", "best, zero 2", "best, zero 3")
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resharding")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("resharded_runs.py")), str(folder)],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    run_program(Path(__file__).with_name("resharded_runs.py"), folder)
     return folder
 
 

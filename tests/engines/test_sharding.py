@@ -1,6 +1,5 @@
 """ZeRO 3 from a start that is sharded as it is loaded: no rank ever holds a model whole, and the numbers are equal."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from tests.marks import needs_deepspeed
+
 LARGEST = 103 * 64  # elements of the embedding, the largest weight
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 
 
 @pytest.fixture(scope="module")

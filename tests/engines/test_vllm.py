@@ -2,36 +2,23 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.marks import needs_vllm, run_program
+
 HERE = Path(__file__).parent
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed: make engines"),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of all runs, from one process, since an engine takes seconds to start."""
     where = tmp_path_factory.mktemp("vllm")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "vllm_rl.py"), str(where)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run_program(HERE / "vllm_rl.py", where)
     loaded: dict[str, Any] = json.loads((where / "results.json").read_text())
     return loaded
 

@@ -1,6 +1,5 @@
 """RL through two real vLLM servers over HTTP: weights, canary, a hung server, a killed one, none left."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -33,13 +32,10 @@ from mathrl.rollout.servers import Pool
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
 from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.marks import needs_vllm
 from tests.trainers.small import PROBLEMS
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed: make engines"),
-]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
 torch.set_num_threads(1)
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]
 SAMPLING = Sampling(4, 0.8, 12)

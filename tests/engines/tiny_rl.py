@@ -4,24 +4,15 @@ from collections.abc import Sequence
 
 from mathrl.grading.verdict import Verdict
 from mathrl.params.run import FreshModel, Model, Reward
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
+from tests.trainers.small import short_rl
 
 MODEL = Model(
     base=FreshModel(hidden_size=64, intermediate_size=96, layers=2, heads=2, kv_heads=1, max_positions=128),
     precision="float32",
 )
-STEPS = Rl(
-    steps=2,
-    prompts_per_step=4,
-    group_size=4,
-    max_tokens=10,
-    eval_every=1,
-    eval_samples=1,
-    lr=1e-2,
-    optimizer=Optimizer(type="adamw", warmup_steps=0),
-    importance=None,
-)
+STEPS = short_rl(steps=2, eval_every=1, importance=None, ema=Rl().ema, skip_zero_variance=True)
 
 
 class Letters(RewardFunction):

@@ -7,7 +7,7 @@ tokenizer_config.json names.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,19 +246,8 @@ FAMILIES = {
         starts=True,
         marks=(*THINK, "<｜User｜>", "<｜Assistant｜>"),
     ),
-    "deepseek-llama": Family(
-        "llama",
-        "LlamaTokenizerFast",
-        DEEPSEEK,
-        (END, BEGIN),
-        END,
-        END,
-        (END,),
-        bos=BEGIN,
-        starts=True,
-        marks=(*THINK, "<｜User｜>", "<｜Assistant｜>"),
-    ),
 }
+FAMILIES["deepseek-llama"] = replace(FAMILIES["deepseek-qwen"], model="llama")
 
 
 def written_tokenizer(family: Family) -> Tokenizer:

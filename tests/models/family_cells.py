@@ -45,25 +45,14 @@ from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.rl import train_rl
 from tests.models.families import make_family
-from tests.trainers.small import training_run
+from tests.trainers.small import short_rl, training_run
 
 FLOAT32 = Model(precision="float32")
 PROMPT = Prompt(template="chat", max_tokens=200)
 PROBLEMS = [Problem(f"p{n}", f"What is {n}+{n}?", (str(2 * n),), "s", "rl") for n in range(1, 4)]
 ADAM = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
-STEP = Rl(
-    steps=1,
-    prompts_per_step=2,
-    group_size=3,
-    max_tokens=6,
-    temperature=0.7,
-    lr=1e-3,
-    optimizer=ADAM,
-    ema=None,
-    eval_every=0,
-    policy_loss="clip",
-    skip_zero_variance=False,
-)
+SIZES = {"steps": 1, "prompts_per_step": 2, "group_size": 3, "max_tokens": 6, "eval_every": 0}
+STEP = short_rl(**SIZES, temperature=0.7, lr=1e-3, optimizer=ADAM, policy_loss="clip")
 TOLERANCE = 1e-3  # nats in float32; sums in another order differ by 1e-5
 
 

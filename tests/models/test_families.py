@@ -5,15 +5,13 @@ table (about five minutes, most of them for vLLM). With names of cells it runs t
 DeepSpeed's cells in a process of their own, and vLLM's for two families (tests/engines/test_vllm.py).
 """
 
-import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.marks import needs_deepspeed, run_program
 from tests.models.family_cells import CELLS, result
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -63,18 +61,11 @@ def test_a_familys_cells_are_as_the_page_has_them(family: str) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines")
+@needs_deepspeed
 def test_deepspeeds_cells_are_as_the_page_has_them() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.test_families", "DeepSpeed"],
-        cwd=PAGE.parents[1],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = re.findall(r"^(\S+), DeepSpeed: (.+)$", done.stdout, re.MULTILINE)
-    assert done.returncode == 0 and [family for family, _ in lines] == list(ROWS), done.stderr
+    output = run_program("-m", "tests.models.test_families", "DeepSpeed")
+    lines = re.findall(r"^(\S+), DeepSpeed: (.+)$", output, re.MULTILINE)
+    assert [family for family, _ in lines] == list(ROWS)
     for family, value in lines:
         check(family, {"DeepSpeed": value})
 

@@ -44,6 +44,13 @@ SIZES = {"prompts_per_step": 8, "group_size": 8, "max_tokens": 10, "eval_every":
 ON_PAIRS = {"lr": 1e-2, "checkpoint_every": 1, "eval_every": 5, "tokens_per_microbatch": 64, "optimizer": FAST}
 
 
+def short_rl(**changes: Any) -> Rl:
+    """RL with four prompts of four short responses per step, AdamW and raw weights, with `changes`."""
+    adamw = Optimizer(type="adamw", warmup_steps=0)
+    sizes = {"prompts_per_step": 4, "group_size": 4, "max_tokens": 10, "eval_samples": 1}
+    return Rl(**(sizes | {"lr": 1e-2, "optimizer": adamw, "ema": None, "skip_zero_variance": False} | changes))
+
+
 class CountsOnes(RewardFunction):
     """A reward that a random model can climb: the share of the character 1 in the response."""
 

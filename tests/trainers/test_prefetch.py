@@ -16,26 +16,15 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.params.train import Importance, Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.collect import RolloutShare
 from mathrl.trainers.rl import train_rl
+from tests.trainers.small import short_rl
 
-AHEAD = Rl(
-    steps=5,
-    prompts_per_step=4,
-    group_size=4,
-    max_tokens=10,
-    lr=1e-2,
-    ema=None,
-    checkpoint_every=2,
-    eval_samples=1,
-    skip_zero_variance=False,
-    optimizer=Optimizer(type="adamw", warmup_steps=0),
-    prefetch=True,
-)
+AHEAD = short_rl(steps=5, checkpoint_every=2, prefetch=True)
 
 
 class Watched(CopyEngine):

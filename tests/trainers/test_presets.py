@@ -1,10 +1,6 @@
 """Every preset resolves and trains three steps on a tiny model of its architecture; one with its backend."""
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +10,11 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.learners.distributed import Ranks
 from mathrl.params.load import load_params, preset_names
+from tests.marks import needs_deepspeed, run_program
 from tests.trainers.preset_steps import ROOT, architecture, train
 
 PRESETS = preset_names(ROOT / "params")
 PAGES = ROOT / "docs" / "presets"
-with_deepspeed = pytest.mark.skipif(
-    not importlib.util.find_spec("deepspeed"), reason="DeepSpeed is not installed: make engines"
-)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -44,7 +38,7 @@ def test_it_trains_three_steps(name: str, tmp_path: Path) -> None:
     assert torch.isfinite(after).all() and not torch.equal(before, after)
 
 
-@with_deepspeed
+@needs_deepspeed
 def test_the_backend_of_each_has_what_it_asks_for() -> None:
     checked = 0
     for name in PRESETS:
@@ -59,15 +53,8 @@ def test_the_backend_of_each_has_what_it_asks_for() -> None:
 
 @pytest.mark.engines
 @pytest.mark.timeout(900)
-@with_deepspeed
+@needs_deepspeed
 def test_one_trains_with_its_own_deepspeed_section(tmp_path: Path) -> None:
     script = Path(__file__).with_name("preset_steps.py")
-    done = subprocess.run(
-        [sys.executable, str(script), "dapo-32b", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program(script, "dapo-32b", tmp_path)
     check_steps(tmp_path)
