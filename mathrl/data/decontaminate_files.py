@@ -10,7 +10,7 @@ from mathrl.core.files import write_jsonl
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.row_files import Row, list_files, read_rows
-from mathrl.data.row_formats import look_up
+from mathrl.data.row_values import look_up
 
 QUESTION_KEYS = ("question", "problem", "prompt", "query")
 FURTHER_KEYS = ("solution", "answer", "reward_model.ground_truth")

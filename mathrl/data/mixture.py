@@ -80,7 +80,7 @@ def _pools(
 ) -> list[list[Problem]]:
     pools: list[list[Problem]] = [[] for _ in components]
     for problem in problems:
-        rate = rates.get(problem.id)
+        rate = rates.get(problem.id, problem.pass_rate)  # that of the source, where it was not measured here
         for pool, component in zip(pools, components, strict=True):
             if _fits(problem, rate, component):
                 pool.append(problem.with_(pass_rate=rate) if rate is not None else problem)

@@ -17,30 +17,36 @@ class RowSource(Section):
         description="fields: the keys below name the columns; rlinf, verl, multiple_choice: rows in that format.",
     )
     prompt_key: str = Field(
-        "question", description="Field with the question; Body+Question joins two fields, 0.value reads inside one."
+        "question",
+        description="Field with the question, as text or as a chat list; Body+Question joins two fields, 0.value and "
+        "messages.-1.content read inside one.",
     )
     answer_key: str | None = Field("answer", description="Field with the answer; null: taken from the solution.")
     solution_key: str | None = Field(None, description="Field with the worked solution.")
     id_key: str | None = Field(None, description="Field with the row's id; null: file name and row number.")
     level_key: str | None = Field(None, description="Field with the difficulty level.")
     subject_key: str | None = Field(None, description="Field with the subject.")
+    pass_rate_key: str | None = Field(
+        None, description="Field with a pass rate that the source measured: 0.625, 62.5% or 5/8."
+    )
     answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
         "field",
         description="field: the answer as it is; hash, boxed, answer_tag: extracted from the answer or solution text.",
     )
     keep: dict[str, Any] = Field(
-        default_factory=dict, description="Keep only rows with these values, such as has_image: false."
+        default_factory=dict,
+        description="Keep only rows with these values, such as has_image: false or meta.lang: [en, de].",
     )
     limit: int | None = Field(None, ge=1, description="Maximum number of rows (seeded choice).")
     licence: str | None = Field(None, description="Licence, for the curation report.")
 
 
 class FileSource(RowSource):
-    """Rows from local files: jsonl, json, csv, parquet, and .gz of the first three."""
+    """Rows from local files: jsonl, ndjson, json, csv, tsv, parquet, arrow; text files also as .gz, .zst, .bz2, .xz."""
 
     type: Literal["file"] = "file"
     split: SplitName = Field(description="Split that the rows go to.")
-    path: str = Field(min_length=1, description="A file, or a folder of files, in these formats.")
+    path: str = Field(min_length=1, description="A file, a folder of files, or a pattern such as shards/*.parquet.")
 
 
 class HubSource(RowSource):
