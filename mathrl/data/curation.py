@@ -89,6 +89,7 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
     kept, dropped = deduplicate(problems, curate.deduplicate)
     _account(curated, "deduplicate", problems, kept, dropped)
+    kept, _ = share_out(kept, "test", curate.test_share, seed)
     held_out = [p for p in kept if p.split in ("dev", "test")]
     if curate.decontaminate:
         against = [p for p in held_out if p.split in curate.decontaminate.against]

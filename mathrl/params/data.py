@@ -108,6 +108,9 @@ class Curate(Section):
     decontaminate: Decontaminate | None = Field(
         Decontaminate(), description="Drop training texts that share n-grams with evaluation texts; null: keep all."
     )
+    test_share: float = Field(
+        0.0, ge=0, lt=1, description="Share of the rl rows moved to test when no source fills test."
+    )
     dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when no source fills dev.")
     sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when no source fills sft.")
 
