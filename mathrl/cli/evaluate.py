@@ -11,6 +11,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
 from mathrl.params import load_params
+from mathrl.params.evaluate import TEST
 from mathrl.reports.evaluation import evaluate_once
 
 
@@ -40,3 +41,6 @@ def evaluate(
     if figures.prompts_too_long:
         print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
     print(f"figures, responses and pictures: {target}")
+    base = params.model.base
+    if benchmark == TEST and base.type == "pretrained" and base.path in (model, str(local)):
+        print("next: mathrl plan    (memory, time and learning rates of the run, from the speed that was measured)")
