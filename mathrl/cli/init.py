@@ -47,7 +47,7 @@ def init(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name a new folder")
     checkout = _checkout()
-    local = Path(model).expanduser().absolute()
+    local = Path(model).expanduser().resolve()
     model = str(local) if local.is_dir() else model
     sections = _sections(folder, data, model, test, given_keys(field or ()))
     with written_aside(folder.absolute()) as aside:
@@ -58,6 +58,7 @@ def init(
         params = load_params(aside / "params")
         check_learning_rates(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
+    _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
     print(f"next: cd {folder} && mathrl run mix    (curates the problems, then measures the model's pass rates)")
 
@@ -78,11 +79,11 @@ def _sections(
     prompting = prompting_of(model, None)
     benchmarks = str(Path(known).expanduser().absolute()) if (known := Variable.DATA.get()) else None
     name = folder.name.replace(" ", "-")
-    inspection = inspect_rows(data.expanduser().absolute(), given, prompting, name=name, data_folder=benchmarks)
+    inspection = inspect_rows(data.expanduser().resolve(), given, prompting, name=name, data_folder=benchmarks)
     show(inspection, model)
     source = None
     if test is not None:
-        path = test.expanduser().absolute()
+        path = test.expanduser().resolve()
         held_out = inspect_rows(path, given, prompting, name=f"{name}_test", data_folder=benchmarks)
         source = test_source(path, f"{name}_test", held_out)
     gpus = gpu_count()
@@ -99,6 +100,18 @@ def _sections(
         hardware=hardware,
         test=source,
     )
+
+
+def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """The parameters that were chosen, in the order in which a run meets them."""
+    curate, prompt, sft, rl = (sections[name] for name in ("curate", "prompt", "sft", "rl"))
+    held_out = f"{curate['test_share']:.1%} of the rows" if "test_share" in curate else "your file"
+    print(f"  test problems: {held_out}; dev problems: {curate['dev_share']:.1%}; bad rows: {curate['on_bad_row']}")
+    print(f"  prompts: template {prompt['template']}, at most {prompt['max_tokens']} tokens")
+    print(f"  responses: at most {rl['max_tokens']} tokens")
+    print(f"  SFT: {sft['steps']} steps" + (f" at lr {sft['lr']:g}" if sft["steps"] else " (the model as it is)"))
+    step = f"{rl['prompts_per_step']} prompts with {rl['group_size']} responses"
+    print(f"  RL: {rl['steps']} steps of {step} at lr {rl['lr']:g}")
 
 
 def _checkout() -> Path:

@@ -47,9 +47,11 @@ def inspect(
     prompting = prompting_of(model, template)
     folder = benchmarks or (Path(known) if (known := Variable.DATA.get()) else None)
     data_folder = str(folder.expanduser().absolute()) if folder else None
-    path = file.expanduser().absolute()
+    path = file.expanduser().resolve()
     inspection = inspect_rows(path, given, prompting, limit=limit or None, data_folder=data_folder)
     show(inspection, model)
+    print("\nThe section for params/curate.yaml or a preset:\n")
+    print(inspection.section, end="")
     if html is not None:
         from mathrl.reports.inspection import inspection_page
 
@@ -105,7 +107,7 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
 
 
 def show(inspection: "Inspection", model: str | None) -> None:
-    """Print the inspection as one screen after the other: fields, faults, answers, texts, examples, the section."""
+    """Print the inspection as one screen after the other: fields, faults, answers, texts and examples."""
     found, looked = inspection.sniffed, inspection.looked_at
     files = f"{len(inspection.files)} files" if len(inspection.files) > 1 else inspection.files[0].name
     part = "" if looked == inspection.rows else f"; {looked:,} of them, chosen by a seed, were looked at"
@@ -126,8 +128,6 @@ def show(inspection: "Inspection", model: str | None) -> None:
             print(f"  | … {len(prompt) - LINES} more lines")
         solution = f"; solution of {len(example.solution):,} characters" if example.solution else "; no solution"
         print(f"  graded against: {encodable(' or '.join(example.answers))[:160]}{solution}")
-    print("\nThe section for params/curate.yaml or a preset:\n")
-    print(inspection.section, end="")
 
 
 def _faults(inspection: "Inspection") -> None:

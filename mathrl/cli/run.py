@@ -84,7 +84,8 @@ def _print_mixture(folder: Path, params: Params) -> None:
         f"{measured['never_solved']:.1%}, always solved {measured['always_solved']:.1%}"
     )
     mixture = read_json(folder / "data/mixture/manifest.json")
-    print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {folder / 'data/mixture'}")
+    where = os.path.relpath(folder / "data/mixture")
+    print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
     base = params.model.base
     if base.type == "pretrained" and folder == main_checkout():
         print(f"next: mathrl evaluate --model {base.path} --benchmark test    (the model before any training)")

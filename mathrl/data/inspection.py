@@ -196,7 +196,7 @@ def curate_section(name: str, path: Path, shape: RowShape, bad: bool, benchmarks
         source = {key: value for key, value in source.items() if key not in ("prompt_key", "answer_key")}
     validated(FileSource, source, "the guessed source")
     section: dict[str, Any] = {"sources": [source], "test_share": 0.1, "dev_share": 0.05}
-    section |= {"on_bad_row": "reject"} if bad else {}
+    section["on_bad_row"] = "reject" if bad else "stop"
     return dump_yaml({"curate": {**section, "decontaminate": {"benchmarks": list(benchmarks)}}})
 
 

@@ -101,6 +101,8 @@ def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = N
             f"no field looks like an answer (fields: {listed}); name it with --field answer_key=NAME, and if it stands "
             "within a solution --field answer_rule=boxed"
         )
+    if shape.solution_key is None and shape.answer_key and "solution_key" not in given:
+        shape = replace(shape, solution_key=_working(rows, free, shape.answer_key, reasons))
     used = {prompt, shape.answer_key, shape.solution_key}
     further = _further({path: found for path, found in free.items() if path not in used}, reasons)
     doubts = _doubts(rows, fields.get(prompt), further)
@@ -227,14 +229,35 @@ def _answer(
     return keys
 
 
+def _working(
+    rows: Sequence[Mapping[str, Any]], free: Mapping[str, Field], answer_key: str, reasons: dict[str, str]
+) -> str | None:
+    """The field whose texts go on longer than the answers and have them in them."""
+    answers = [[str(answer) for answer in _read_answers(look_up(row, answer_key))] for row in rows]
+    for path, found in free.items():
+        if path == answer_key or not found.text or found.present < MOST or found.distinct < MOST:
+            continue
+        pairs = [(look_up(row, path), given) for row, given in zip(rows, answers, strict=True)]
+        texts = [(text, given[0]) for text, given in pairs if isinstance(text, str) and text and given]
+        share = fmean(answer in text and len(text) > len(answer) + 4 for text, answer in texts) if texts else 0.0
+        if share > 0.8:
+            reasons["solution_key"] = f"{share:.0%} of its texts hold the answer; {_looks(found)}"
+            return path
+    return None
+
+
+def _read_answers(value: Any) -> list[str]:
+    try:
+        return accepted_answers(value)
+    except BadRow:
+        return []
+
+
 MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag"}
 
 
 def _answers(found: Field) -> bool:
-    try:
-        return any(accepted_answers(value) for value in found.values)
-    except BadRow:
-        return False
+    return any(_read_answers(value) for value in found.values)
 
 
 def _mark_of_replies(prompt: Field) -> str:
