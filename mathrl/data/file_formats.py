@@ -13,7 +13,7 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -170,8 +170,7 @@ def _csv(file: Path, wanted: Wanted | None) -> Numbered:
     with _text(file) as stream:
         heading = stream.readline()
         delimiter = "\t" if kind_of(file) == ".tsv" else max(",;\t", key=heading.count)
-        stream.seek(0)
-        reader = csv.reader(stream, delimiter=delimiter)
+        reader = csv.reader(chain([heading], stream), delimiter=delimiter)
         names = next(reader, [])
         for cells in reader:
             if not cells or (wanted and not wanted()):
@@ -213,8 +212,3 @@ def _batches(batches: Iterator[Any], wanted: Wanted | None) -> Numbered:
             if taken:
                 yield from zip((number + index for index in taken), batch.take(taken).to_pylist(), strict=True)
         number += batch.num_rows
-
-
-def first_rows(file: Path, count: int) -> list[tuple[int, Any]]:
-    """The first rows of a file, without reading the rest."""
-    return list(islice(decode(file), count))

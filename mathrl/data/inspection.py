@@ -30,7 +30,7 @@ from mathrl.params.load import dump_yaml, validated
 NGRAM = 10
 EXAMPLES, SHOWN = 5, 20
 _FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|[\d{}_^=+*/<>|-]+", re.DOTALL)
-_WORD = re.compile(r"[^\W\d_]{2,}|[\u3040-\u30ff\u4e00-\u9fff]")
+_WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W\d_]{2,}")
 
 
 @dataclass(frozen=True)

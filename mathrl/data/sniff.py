@@ -12,6 +12,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.data.row_formats import RULES, RowShape
 from mathrl.data.row_values import BadRow, accepted_answers, conversation, from_json, level_of, look_up, pass_rate_of
+from mathrl.grading.readable import reading
 
 SAMPLE = 500  # rows that a guess looks at
 MOST = 0.5  # share of the rows in which a form must be seen
@@ -214,7 +215,7 @@ def _answer(
         reasons["answer_rule"] = f"most replies of the chat lists have {MARKS[mark]}"
     elif "answer_key" not in keys and (alone := _unnamed(likely, prompt)):
         keys["answer_key"] = alone.path
-        reasons["answer_key"] = f"the only field of short values left; {_looks(alone)}"
+        reasons["answer_key"] = f"the only field of such values left; {_looks(alone)}"
     answer = free.get(keys.get("answer_key") or "")
     if answer is not None and answer.marked and "answer_rule" not in keys and not answer.short:
         keys["answer_rule"] = answer.marked
@@ -275,7 +276,14 @@ def _unnamed(likely: Sequence[Field], prompt: Field | None) -> Field | None:
         if found.present > 0.8 and "." not in found.path and not found.chat and _answers(found)
         if not (found.distinct == 1 and all(re.fullmatch(r"\d+", str(value)) for value in found.values))  # a row number
     ]
-    return left[0] if len(left) == 1 else None
+    numbers = [found for found in left if _share_read(found) > 0.8]
+    return next((candidates[0] for candidates in (numbers, left) if len(candidates) == 1), None)
+
+
+def _share_read(found: Field) -> float:
+    """The share of the values that the grader reads as mathematics."""
+    answers = [_read_answers(value)[:1] for value in found.values[:100]]
+    return fmean(bool(answer) and reading(answer[0]) == "mathematics" for answer in answers)
 
 
 def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, str]:
