@@ -1,4 +1,4 @@
-"""Surrogates of the policy: clipped (PPO, GRPO, DAPO), by sequence (GSPO), CISPO, and without a ratio.
+"""Surrogates of the policy: clipped (PPO, GRPO, DAPO), by sequence (GSPO), CISPO, without a ratio, and others'.
 
 All return a loss per token and take log-probs with a gradient, old log-probs and advantages without.
 
@@ -10,22 +10,24 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mathrl.algorithms.aggregation import spread
-from mathrl.algorithms.returns import response_sums
+from mathrl.algorithms.trust_regions import dppo_loss, geometric_mean_loss, log_ratio, mean_log_ratio, sapo_loss
 
-Kind = Literal["clip", "gspo", "cispo", "reinforce"]
-MOST_GAP = 20.0  # exp(20) is far beyond any clip, and finite
+Kind = Literal["clip", "gspo", "cispo", "reinforce", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
 
 
 class Clip(NamedTuple):
     """Bounds of the ratio, 1 - low and 1 + high; where A < 0 also `dual`, if it is set.
 
     Example: Clip(low=0.2, high=0.28, dual=3.0) is [0.8, 1.28], and at most 3 where A < 0.
+
+    `geo_mean` bounds log-ratios by -low and high, `dppo_tv` and `dppo_kl` divergences by low and high and the ratio by
+    `dual`; `temperatures` are SAPO's, for positive and other advantages.
     """
 
     low: float
     high: float
     dual: float | None = None
+    temperatures: tuple[float, float] = (1.0, 1.05)
 
 
 def policy_loss(
@@ -49,6 +51,13 @@ def policy_loss(
         return reinforce_loss(logprobs_N, advantages_N)
     if kind == "cispo":
         return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip)
+    if kind == "sapo":
+        return sapo_loss(logprobs_N, old_logprobs_N, advantages_N, clip.temperatures)
+    if kind == "geo_mean":
+        return geometric_mean_loss(logprobs_N, old_logprobs_N, advantages_N, lengths_S, clip[:2], kept_N)
+    if kind == "dppo_tv" or kind == "dppo_kl":
+        divergence: Literal["tv", "kl"] = "tv" if kind == "dppo_tv" else "kl"
+        return dppo_loss(divergence, logprobs_N, old_logprobs_N, advantages_N, clip[:2], clip.dual)
     if kind == "gspo":
         logprobs_N = old_logprobs_N + sequence_log_ratio(logprobs_N, old_logprobs_N, lengths_S, kept_N)
     return clipped_policy_loss(logprobs_N, old_logprobs_N, advantages_N, clip)
@@ -123,17 +132,4 @@ def sequence_log_ratio(
     >>> sequence_log_ratio(torch.tensor([0.2, 0.4, 1.0]), torch.zeros(3), torch.tensor([2, 1]), kept)
     tensor([0.2000, 0.2000, 1.0000])
     """
-    gap_N = log_ratio(logprobs_N, old_logprobs_N)
-    counted_N = torch.ones_like(gap_N) if kept_N is None else kept_N.to(gap_N.dtype)
-    counts_S = response_sums(counted_N, lengths_S).clamp(min=1)
-    mean_S = response_sums(gap_N.detach() * counted_N, lengths_S) / counts_S
-    return gap_N - gap_N.detach() + spread(mean_S, lengths_S, len(gap_N))
-
-
-def log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-    """logprob - old logprob, clamped to ±20 (as in verl), so that its exponential is finite.
-
-    >>> log_ratio(torch.tensor([-1.0, 0.0]), torch.tensor([-3.0, -90.0]))
-    tensor([ 2., 20.])
-    """
-    return (logprobs_N - old_logprobs_N).clamp(-MOST_GAP, MOST_GAP)
+    return mean_log_ratio(log_ratio(logprobs_N, old_logprobs_N), lengths_S, kept_N)

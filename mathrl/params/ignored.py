@@ -5,7 +5,7 @@ from typing import Any
 
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
-from mathrl.params.train import Optimizer, Rl, Sft
+from mathrl.params.train import SETS, Optimizer, Rl, Sft
 
 TRAINING_SECTIONS = ("sft", "rl", "dpo", "reward_model")
 
@@ -62,11 +62,19 @@ def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
         yield from idle(f"rl.advantage {rl.advantage} uses no discount (only none, greedy and gae do)", "gamma")
     if rl.advantage != "gae":
         yield from idle(f"rl.advantage {rl.advantage} uses no critic (only gae does)", "gae_lambda")
-    if rl.advantage not in ("group_std", "process"):
-        reason = f"rl.advantage {rl.advantage} divides by no standard deviation (only group_std and process do)"
-        yield from idle(reason, "std_ddof", "std_eps")
-    if rl.policy_loss == "reinforce":
-        yield from idle("rl.policy_loss reinforce has no ratio to clip", "clip_low", "clip_high")
+    if rl.advantage not in ("group_std", "part_std", "process"):
+        reason = f"rl.advantage {rl.advantage} divides by no standard deviation of rewards"
+        yield from idle(reason, *(("std_ddof",) if rl.advantage == "pass_at_k" else ("std_ddof", "std_eps")))
+    if rl.advantage not in SETS:
+        yield from idle(f"rl.advantage {rl.advantage} has no sets (only {' and '.join(SETS)} do)", "k")
+    if rl.advantage != "part_std":
+        yield from idle(
+            f"rl.advantage {rl.advantage} takes the sum of the parts (only part_std does not)", "part_weights"
+        )
+    if rl.policy_loss in ("reinforce", "sapo"):
+        yield from idle(f"rl.policy_loss {rl.policy_loss} has no ratio to clip", "clip_low", "clip_high")
+    if rl.policy_loss != "sapo":
+        yield from idle(f"rl.policy_loss {rl.policy_loss} has no gate (only sapo has)", "sapo_temperatures")
     if not rl.dynamic_sampling:
         yield from idle("rl.dynamic_sampling is 0: a step has one round", "prompts_per_round")
     if not rl.kl_coef:

@@ -123,7 +123,24 @@ class Curriculum(Section):
     memory: float = Field(0.5, ge=0, lt=1, description="Weight of the old estimate when p is updated.")
 
 
-GROUP_RELATIVE = ("group_std", "group_mean", "leave_one_out")
+class Ramp(Section):
+    """A number that moves linearly over the first steps."""
+
+    start: float = Field(description="Value at the first step.")
+    end: float = Field(description="Value after `steps` steps, and from then on.")
+    steps: int = Field(ge=1, description="Number of steps from start to end.")
+
+    def at(self, step: int) -> float:
+        """The value at the step, counted from 0.
+
+        >>> Ramp(start=1.0, end=0.0, steps=4).at(1)
+        0.75
+        """
+        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+
+
+GROUP_RELATIVE = ("group_std", "group_mean", "leave_one_out", "part_std", "max_rl", "pass_at_k", "max_at_k")
+SETS = ("pass_at_k", "max_at_k")
 OUTCOME_FREE = ("correct", "process", "distillation")
 
 
@@ -143,18 +160,39 @@ class Rl(Section):
     )
     max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
     advantage: Literal[
-        "group_std", "group_mean", "leave_one_out", "none", "greedy", "correct", "process", "gae", "distillation"
+        "group_std",
+        "group_mean",
+        "leave_one_out",
+        "part_std",
+        "max_rl",
+        "pass_at_k",
+        "max_at_k",
+        "none",
+        "greedy",
+        "correct",
+        "process",
+        "gae",
+        "distillation",
     ] = Field(
         "group_std",
-        description="group_std: GRPO; group_mean: Dr.GRPO (no division by the std); leave_one_out: RLOO; none: "
-        "REINFORCE (the return); greedy: ReMax (baseline: the greedy response's reward); correct: online RFT (1 or "
-        "0); process: GRPO with process supervision; gae: PPO (needs a critic); distillation: on-policy "
-        "distillation (teacher minus policy log-prob).",
+        description="group_std: GRPO; group_mean: Dr.GRPO (no division by the std); leave_one_out: RLOO; part_std: "
+        "GDPO (each reward part normalised in its group); max_rl: MaxRL (divided by the group's mean); pass_at_k: "
+        "pass@k training; max_at_k: policy gradient of pass@k (PKPO); none: REINFORCE (the return); greedy: ReMax "
+        "(baseline: the greedy response's reward); correct: online RFT (1 or 0); process: GRPO with process "
+        "supervision; gae: PPO (needs a critic); distillation: on-policy distillation (teacher minus policy log-prob).",
     )
     std_ddof: Literal[0, 1] = Field(
-        1, description="Delta degrees of freedom of the group std; 1: unbiased. Only for group_std and process."
+        1, description="Delta degrees of freedom of the group std; 1: unbiased. Only for group_std, part_std, process."
     )
-    std_eps: float = Field(1e-6, ge=0, description="Added to the group std. Only for group_std and process.")
+    std_eps: float = Field(
+        1e-6, ge=0, description="Added to the group std. Only for group_std, part_std, pass_at_k and process."
+    )
+    k: int = Field(4, ge=2, description="Number of responses per set; only for advantage pass_at_k and max_at_k.")
+    part_weights: dict[str, float | Ramp] = Field(
+        {},
+        description="Weights of reward parts for advantage part_std, by name (default 1), instead of the parts' own: a "
+        "number, or {start: 1, end: 0, steps: 50}.",
+    )
     whiten: bool = Field(
         False, description="Normalise advantages to mean 0 and variance 1 over all tokens of the batch (REINFORCE++)."
     )
@@ -163,15 +201,36 @@ class Rl(Section):
         1.0, ge=0, le=1, description="Lambda of generalised advantage estimation; only for advantage gae."
     )
     critic: Critic | None = Field(None, description="The value model; needed by advantage gae.")
-    policy_loss: Literal["clip", "gspo", "cispo", "reinforce"] = Field(
+    policy_loss: Literal["clip", "gspo", "cispo", "reinforce", "sapo", "geo_mean", "dppo_tv", "dppo_kl"] = Field(
         "clip",
         description="clip: per-token PPO clipping; gspo: sequence-level ratio; cispo: clipped importance weight; "
-        "reinforce: no ratio.",
+        "reinforce: no ratio; sapo: smooth gate instead of a clip; geo_mean: geometric mean of clipped ratios (GMPO); "
+        "dppo_tv, dppo_kl: tokens whose probability moved too far have no loss (DPPO).",
     )
-    clip_low: float = Field(0.2, gt=0, le=1, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(0.28, gt=0, description="The ratio is clipped above at 1 + clip_high.")
+    clip_low: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="The ratio is clipped below at 1 - clip_low. geo_mean: its log at -clip_low; dppo_*: largest "
+        "divergence of a token made less likely.",
+    )
+    clip_high: float = Field(
+        0.28,
+        gt=0,
+        description="The ratio is clipped above at 1 + clip_high. geo_mean: its log at clip_high; dppo_*: largest "
+        "divergence of a token made more likely.",
+    )
     dual_clip: float | None = Field(
-        None, gt=1, description="Upper bound of the ratio for negative advantages (verl: 3); null: no bound."
+        None,
+        gt=1,
+        description="Upper bound of the ratio for negative advantages (verl: 3), with dppo_* for all (verl: 20); "
+        "null: no bound.",
+    )
+    sapo_temperatures: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = Field(
+        (1.0, 1.05), description="Temperatures of SAPO's gate: for positive and for other advantages."
+    )
+    log_ratio_penalty: float = Field(
+        0.0, ge=0, description="Coefficient of the squared log-ratio per token, a term of the loss (prime-rl: 0.001)."
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = Field(
         "token_mean",
@@ -261,11 +320,22 @@ class Rl(Section):
         if self.kl_coef and self.kl_in == "reward":
             if self.kl_estimator != "k1":
                 raise ValueError("kl_in reward needs kl_estimator k1: as a reward the others are biased")
-            if self.advantage in OUTCOME_FREE:
+            if self.advantage in (*OUTCOME_FREE, "part_std"):
                 raise ValueError(f"kl_in reward has no effect on advantage {self.advantage}: set kl_in loss")
-        if self.dual_clip is not None and self.policy_loss not in ("clip", "gspo"):
+            if self.advantage == "max_rl":
+                raise ValueError("advantage max_rl needs rewards of at least 0, which a KL lowers: set kl_in loss")
+        if self.advantage in SETS and self.k > self.group_size:
+            raise ValueError(f"k must be at most group_size = {self.group_size}: a set has k of a group's responses")
+        if self.dual_clip is not None and self.policy_loss not in ("clip", "gspo", "dppo_tv", "dppo_kl"):
             raise ValueError(f"dual_clip has no effect on policy_loss {self.policy_loss}: leave it empty")
         return self
+
+    def at_step(self, step: int) -> "Rl":
+        """The settings at a step, counted from 0: every ramp has its value."""
+        weights = {
+            n: weight.at(step) if isinstance(weight, Ramp) else weight for n, weight in self.part_weights.items()
+        }
+        return self.model_copy(update={"part_weights": weights})
 
 
 class Controls(Section):

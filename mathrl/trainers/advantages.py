@@ -3,7 +3,7 @@
 Shapes: P groups of G responses, S = P G; N the tokens of all responses (groups, responses, tokens in order).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from mathrl.algorithms.advantages import group_advantages, process_advantages
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
+from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.core.errors import UserError
-from mathrl.params.train import Rl
+from mathrl.params.train import Ramp, Rl
 from mathrl.trainers.rollouts import RolloutGroup
 
 
@@ -29,6 +30,8 @@ def outcome_advantages(
     if kind == "process":
         lengths_PG = lengths_S.view(len(groups), -1)
         return torch.cat([_step_advantages(group, lengths_PG[i], params) for i, group in enumerate(groups)])
+    if kind == "part_std":
+        return _part_advantages(groups, params).flatten()
     rewards_S = _rewards(groups)
     if kind == "none" or kind == "greedy":
         rewards_N = token_rewards(rewards_S, lengths_S, penalty_N)
@@ -38,7 +41,15 @@ def outcome_advantages(
     assert kind != "gae" and kind != "distillation"
     if penalty_N is not None:
         rewards_S = response_sums(token_rewards(rewards_S, lengths_S, penalty_N), lengths_S)
-    advantages_PG = group_advantages(rewards_S.view(len(groups), -1), kind, ddof=params.std_ddof, eps=params.std_eps)
+    rewards_PG = rewards_S.view(len(groups), -1)
+    if kind == "max_rl" and bool((rewards_PG < 0).any()):
+        raise UserError(
+            "rl.advantage max_rl needs rewards of at least 0: set reward.incorrect and the parts with penalties so, "
+            "or take another rl.advantage"
+        )
+    if kind == "max_rl" or kind == "pass_at_k" or kind == "max_at_k":
+        return set_advantages(rewards_PG, kind, params.k, eps=params.std_eps).flatten()
+    advantages_PG = group_advantages(rewards_PG, kind, ddof=params.std_ddof, eps=params.std_eps)
     return advantages_PG.flatten()
 
 
@@ -48,6 +59,26 @@ def gae_advantages(
     """Advantages and the critic's targets from its values, both [N]."""
     rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
     return gae(rewards_N, values_N, lengths_S, params.gamma, params.gae_lambda)
+
+
+def _part_advantages(groups: Sequence[RolloutGroup], params: Rl) -> Tensor:
+    """GDPO's advantages, [P, G]: a part counts in the groups whose rows have it; weights are those of the step."""
+    names = sorted({name for group in groups for name in reward_parts(group.parts[0])})
+    if unknown := sorted(params.part_weights.keys() - set(names)):
+        raise UserError(f"rl.part_weights: no reward part {unknown[0]!r}; there are: {', '.join(names)}")
+    weights = [params.part_weights.get(name, 1.0) for name in names]
+    assert not any(isinstance(weight, Ramp) for weight in weights), "the loop resolves ramps per step"
+    parts_KPG = torch.tensor([[[part.get(name, 0.0) for part in group.parts] for group in groups] for name in names])
+    return part_advantages(parts_KPG, weights, ddof=params.std_ddof, eps=params.std_eps)  # type: ignore[arg-type]
+
+
+def reward_parts(values: Mapping[str, float]) -> list[str]:
+    """The names of the parts among a response's values; the others are figures below a part.
+
+    >>> reward_parts({"accuracy": 1.0, "format": 0.5, "format/think": 1.0})
+    ['accuracy', 'format']
+    """
+    return [name for name in values if not any(name.startswith(f"{other}/") for other in values)]
 
 
 def _rewards(groups: Sequence[RolloutGroup]) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
-from mathrl.algorithms.policy_loss import Clip, log_ratio, policy_loss
+from mathrl.algorithms.policy_loss import Clip, policy_loss
+from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
 from mathrl.core.seeding import derive_seed
 from mathrl.learners.learner import Learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
@@ -138,7 +139,8 @@ def _gradient(budget: TokenBudget, policy: Learner, params: Rl, batch: Batch, kl
 
 def trained_groups(batch: Batch, params: Rl) -> list[int]:
     """The numbers of the groups that get a forward pass."""
-    if not params.skip_zero_variance or batch.reference_N is not None or params.entropy_coef:
+    beside = params.entropy_coef or params.log_ratio_penalty  # terms of the loss that need no advantage
+    if not params.skip_zero_variance or batch.reference_N is not None or beside:
         return list(range(len(batch.groups)))
     alike = len(batch.advantages) == len(batch.kept)
     moving = (batch.advantages != 0) & batch.kept if alike else (batch.advantages_N != 0) & batch.kept_N
@@ -156,7 +158,7 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         to_device(tensor, logprobs_N.device)
         for tensor in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N, weights_N, kept)
     )
-    clip = Clip(params.clip_low, params.clip_high, params.dual_clip)
+    clip = Clip(params.clip_low, params.clip_high, params.dual_clip, params.sapo_temperatures)
     loss_N, clipped_N = policy_loss(params.policy_loss, logprobs_N, old_N, advantages_N, lengths_S, clip, kept_N)
     if part.importance_N is not None:
         loss_N = loss_N * to_device(part.importance_N, loss_N.device)
@@ -164,6 +166,8 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
     if part.reference_N is not None:
         kl_N = kl_estimate(logprobs_N, to_device(part.reference_N, loss_N.device), params.kl_estimator)
         loss_N = loss_N + kl_coef * kl_N
+    if params.log_ratio_penalty:
+        loss_N = loss_N + params.log_ratio_penalty * squared_log_ratio(logprobs_N, old_N)
     if params.entropy_coef:
         loss_N = loss_N - params.entropy_coef * entropies_N
     loss = (weights_N * loss_N)[kept].sum()

@@ -78,7 +78,7 @@ def train_rl(
     with StopRequest(ranks) as stop, setup.prefetch as prefetch, progress("rl", params.steps, state.step) as bar:
         while state.step < params.steps:
             start = time.perf_counter()
-            step_seed = derive_seed(run.seed, "rl", state.step, ranks.rank)
+            step_seed, step_params = derive_seed(run.seed, "rl", state.step, ranks.rank), params.at_step(state.step)
             torch.manual_seed(step_seed)
             if not (prefetch.on or ranks.uses_deepspeed):  # rank 0 can write a checkpoint without the others
                 stop.hold(setup.checkpoint_writer())
@@ -100,7 +100,7 @@ def train_rl(
                 reference = setup.reference if params.kl_coef else None
                 values_of = critic.model if critic is not None else None
                 batch, figures = make_batch(
-                    rollouts.groups, params, ranks, model, reference, setup.teacher, values_of, state.kl_coef
+                    rollouts.groups, step_params, ranks, model, reference, setup.teacher, values_of, state.kl_coef
                 )
                 if params.kl_probe and not params.kl_coef:
                     figures["kl"] = probe_kl(rollouts.groups, setup.reference, params, ranks)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.kl import MOST_GAP, kl_estimate
-from mathrl.algorithms.policy_loss import Clip, log_ratio, policy_loss, sequence_log_ratio
+from mathrl.algorithms.policy_loss import Clip, policy_loss, sequence_log_ratio
 from mathrl.algorithms.preference import dpo_loss
 from mathrl.algorithms.returns import response_sums
+from mathrl.algorithms.trust_regions import log_ratio
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group

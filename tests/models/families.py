@@ -247,7 +247,7 @@ FAMILIES = {
         marks=(*THINK, "<｜User｜>", "<｜Assistant｜>"),
     ),
 }
-FAMILIES["deepseek-llama"] = replace(FAMILIES["deepseek-qwen"], model="llama")
+FAMILIES["deepseek-llama"] = replace(FAMILIES["deepseek-qwen"], architecture="llama")
 
 
 def written_tokenizer(family: Family) -> Tokenizer:

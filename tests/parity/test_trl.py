@@ -21,6 +21,7 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
 
 LONGEST = 40
+SAPO = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
 SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
 
 
@@ -62,7 +63,7 @@ def trl_loss(
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1, **SAPO),
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs_SL, entropies_SL, None),
     )
     ids = torch.zeros(old_SL.shape, dtype=torch.long)
@@ -92,6 +93,7 @@ def trl_loss(
         ("gspo", "sequence_mean", 0.04, SEQUENCE | {"beta": 0.04}),
         # TRL's epsilon_high of CISPO is the bound itself; ours is above 1.
         ("cispo", "token_mean", 0.0, {"loss_type": "cispo", "epsilon_high": 1.28}),
+        ("sapo", "sequence_mean", 0.0, {"loss_type": "sapo"}),
     ],
 )
 def test_trl_compute_loss(

@@ -10,6 +10,7 @@ from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.importance import importance_weights
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
+from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +124,33 @@ def test_verl_importance_weights(ragged: Any, agree: Any, kind: str, level: str)
     agree(kept_N.double(), ragged.flat(kept_SL))
     if masked and len(kept_N) > 20:
         assert not kept_N.all()
+
+
+def test_verls_best_of_group(algos: Any, ragged: Any, agree: Any) -> None:
+    """Its pass@k advantage is ours for k = G, up to the factor G of the exact gradient."""
+    rewards_S = ragged.rewards() + ragged.noise()[:, 0]
+    theirs, _ = algos.compute_grpo_passk_outcome_advantage(
+        ragged.at_ends(rewards_S), ragged.mask_SL, ragged.groups_S, config={"norm_adv_by_std_in_grpo": False}
+    )
+    ours_PG = set_advantages(rewards_S.view(-1, ragged.group), "max_at_k", ragged.group) / ragged.group
+    agree(spread(ours_PG.flatten(), ragged.lengths_S), ragged.flat(theirs))
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 0.3]])
+def test_verl_gdpo(algos: Any, ragged: Any, agree: Any, weights: list[float]) -> None:
+    parts_KS = torch.stack([ragged.rewards(), ragged.noise()[:, 0]]).float().double()  # verl reads float32
+    mask_SL = ragged.mask_SL
+    theirs, _ = algos.compute_gdpo_outcome_advantage(
+        ragged.at_ends(parts_KS.sum(0)),
+        mask_SL,
+        ragged.groups_S,
+        config={"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": weights},
+        non_tensor_batch={"a": parts_KS[0].numpy(), "b": parts_KS[1].numpy()},
+        batch={
+            "prompts": torch.zeros(len(mask_SL), 1),
+            "attention_mask": torch.cat([torch.ones(len(mask_SL), 1), mask_SL], 1).long(),
+        },
+    )
+    ours_PG = part_advantages(parts_KS.view(2, -1, ragged.group), weights)
+    ours_N = spread(ours_PG.flatten(), ragged.lengths_S)
+    agree(whiten(ours_N, torch.ones_like(ours_N, dtype=torch.bool)), ragged.flat(theirs))

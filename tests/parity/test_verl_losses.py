@@ -87,6 +87,42 @@ def test_verl_policy_loss(
     assert 0 < clipped_N.sum() < len(clipped_N) or len(clipped_N) < 12 or high > 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "aggregation"),
+    [
+        ("sapo", 0.2, 0.2, "sequence_mean"),
+        ("geo_mean", 0.4, 0.3, "sequence_mean"),
+        ("dppo_tv", 0.1, 0.05, "token_mean"),
+        ("dppo_tv", 0.1, 0.05, "sequence_sum"),
+        ("dppo_kl", 0.02, 0.01, "token_mean"),
+    ],
+)
+def test_verls_other_trust_regions(
+    algos: Any, ragged: Any, agree: Any, kind: str, low: float, high: float, aggregation: str
+) -> None:
+    """Gradients; values too but for DPPO, whose loss verl writes with the log-prob in the place of the ratio."""
+    old_SL, advantages_S = -ragged.noise().abs() - 0.01, ragged.noise()[:, 0]
+    advantages_SL = advantages_S[:, None].expand_as(old_SL).clone()
+    start_SL = (old_SL + ragged.noise(0.6)).clamp(max=-0.01)
+    theirs_SL = start_SL.clone().requires_grad_()
+    config = actor(algos, low, high, 3.0)
+    theirs, figures = algos.get_policy_loss_fn(kind)(
+        old_SL, theirs_SL, advantages_SL, ragged.mask_SL, MODES[aggregation], config, None
+    )
+    theirs.backward()
+    ours_N = ragged.flat(start_SL).requires_grad_()
+    clip = Clip(low, high, 3.0 if kind.startswith("dppo") else None, (config.tau_pos, config.tau_neg))
+    advantages_N = ragged.flat(advantages_SL)
+    loss_N, clipped_N = policy_loss(kind, ours_N, ragged.flat(old_SL), advantages_N, ragged.lengths_S, clip)  # type: ignore[arg-type]
+    ours = weighted(loss_N, ragged.lengths_S, aggregation)
+    ours.backward()
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+    if kind.startswith("dppo"):
+        agree(clipped_N.double().mean(), figures["actor/pg_clipfrac"])
+    else:
+        agree(ours, theirs)
+
+
 @pytest.mark.parametrize("aggregation", MODES)
 @pytest.mark.parametrize("kind", ["clip", "gspo", "cispo"])
 def test_verl_policy_loss_without_masked_tokens(

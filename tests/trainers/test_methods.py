@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.params.load import load_params
 from mathrl.params.train import Critic, Curriculum, Importance, KlController, Rl
+from mathrl.trainers.advantages import outcome_advantages
+from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.small import FAST
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +48,7 @@ def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], A
 
 
 def test_every_method_is_settings_and_trains(small: Any) -> None:
-    assert len(ROWS) == 14
+    assert len(ROWS) == 22
     start = torch.cat([weight.flatten() for weight in small.policy()[0].parameters()])
     moves: dict[str, torch.Tensor] = {}
     for name in ROWS:
@@ -65,7 +67,37 @@ def test_every_method_is_settings_and_trains(small: Any) -> None:
             assert not torch.allclose(moves[first], moves[second], atol=1e-5), (first, second)
 
 
-@pytest.mark.parametrize("name", ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision"])
+def test_reward_parts_are_weighed_apart_and_over_time() -> None:
+    """Accuracy and a penalty at equal ranges; the penalty's weight falls to 0 within two steps."""
+    responses, logprobs = ((5,), (3,), (4,), (6,)), ((-0.1,),) * 4
+    values = zip((1.0, 1.0, 0.0, 0.0), (0.0, -0.1, 0.0, -0.1), strict=True)
+    parts = tuple({"accuracy": accuracy, "overlong": penalty, "overlong/raw": 9.0} for accuracy, penalty in values)
+    correct, rewards = (True, True, False, False), tuple(sum(part.values()) - 9 for part in parts)
+    group = RolloutGroup(0, (7,), responses, logprobs, rewards, correct, (False,) * 4, parts)
+    rl = Rl(advantage="part_std", std_eps=0.0, part_weights={"overlong": {"start": 1.0, "end": 0.0, "steps": 2}})
+
+    def advantages(step: int) -> list[float]:
+        return outcome_advantages([group], torch.ones(4, dtype=torch.long), None, rl.at_step(step)).tolist()
+
+    one = 0.75**0.5  # (1 - 1/2) / (1 / √3)
+    assert advantages(0) == pytest.approx([2 * one, 0, 0, -2 * one], abs=1e-6)
+    assert advantages(1) == pytest.approx([1.5 * one, 0.5 * one, -0.5 * one, -1.5 * one], abs=1e-6)
+    assert advantages(2) == advantages(9) == pytest.approx([one, one, -one, -one], abs=1e-6)
+    wrong = Rl(advantage="part_std", part_weights={"length": 0.5})
+    with pytest.raises(UserError, match="no reward part 'length'; there are: accuracy, overlong"):
+        outcome_advantages([group], torch.ones(4, dtype=torch.long), None, wrong)
+
+
+def test_max_rl_refuses_negative_rewards_by_name(small: Any) -> None:
+    group = RolloutGroup(0, (7,), ((5,), (3,)), ((-0.1,),) * 2, (1.0, -1.0), (True, False), (False,) * 2, ({}, {}))
+    with pytest.raises(UserError, match=r"rl\.advantage max_rl needs rewards of at least 0: set reward\.incorrect"):
+        outcome_advantages([group], torch.ones(2, dtype=torch.long), None, Rl(advantage="max_rl"))
+
+
+CLIMBS = ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision", "MaxRL", "GMPO"]
+
+
+@pytest.mark.parametrize("name", CLIMBS)
 def test_it_climbs_its_reward(small: Any, name: str) -> None:
     more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl_coef": 0.0, "kl_controller": None, "kl_in": "loss"}
     if name not in ("PPO", "ReMax"):
@@ -201,6 +233,9 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
             {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "correct"},
             "no effect on advantage correct",
         ),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "part_std"}, "no effect on advantage"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "max_rl"}, "at least 0"),
+        ({"advantage": "pass_at_k", "group_size": 4, "k": 5}, "k must be at most group_size = 4"),
         ({"dual_clip": 3.0, "policy_loss": "cispo"}, "no effect on policy_loss cispo"),
         ({"group_size": 1}, "a group of one has no advantage"),
         ({"group_size": 1, "advantage": "none", "dynamic_sampling": 2}, "at least 2"),
