@@ -3,10 +3,11 @@
 import random
 import re
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mathrl.core.control import Control
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
@@ -14,6 +15,7 @@ from mathrl.data.generators.countdown import problem_parts
 from mathrl.data.row_values import (
     BadRow,
     accepted_answers,
+    as_text,
     conversation,
     level_of,
     look_up,
@@ -45,6 +47,7 @@ class RowShape:
     level_key: str | None = None
     subject_key: str | None = None
     pass_rate_key: str | None = None
+    task_key: str | None = None
     answer_rule: str = "field"
     keep: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,7 +85,14 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
         level=_read(row, shape.level_key, level_of) if shape.level_key else None,
         pass_rate=_read(row, shape.pass_rate_key, pass_rate_of) if shape.pass_rate_key else None,
         extra={**extra, **parts.get("extra", {})},
+        control=_control(row, shape, parts.get("control", Control())),
     )
+
+
+def _control(row: Mapping[str, Any], shape: RowShape, control: Control) -> Control:
+    """What the format says, and the task in the column that `task_key` names."""
+    task = as_text(look_up(row, shape.task_key)) if shape.task_key else None
+    return control if task is None else replace(control, task=task)
 
 
 def _fields(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
@@ -141,20 +151,22 @@ def _read(row: Mapping[str, Any], key: str, read: Callable[[Any], Any]) -> Any:
 def _rlinf(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="solutions"))
-    extra = {"templated": True} if _TEMPLATED.search(question) else {}
-    used = ("prompt", "solutions", "query_id")
-    return {"question": question, "answers": answers, "id": row.get("query_id"), "extra": extra, "used": used}
+    control = Control(templated=bool(_TEMPLATED.search(question)), task=as_text(row.get("task")))
+    used = ("prompt", "solutions", "query_id", "task")
+    return {"question": question, "answers": answers, "id": row.get("query_id"), "control": control, "used": used}
 
 
 def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
-    prompt, extra = row.get("prompt"), {}
+    prompt, control, reply = row.get("prompt"), Control(data_source=as_text(row.get("data_source"))), None
     if isinstance(prompt, list):
         try:
             messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in prompt]
-            question = next(turn["content"] for turn in reversed(messages) if turn["role"] == "user")
-        except (KeyError, TypeError, StopIteration):
+            asked = max(index for index, turn in enumerate(messages) if turn["role"] == "user")
+        except (KeyError, TypeError, ValueError):
             raise BadRow("field 'prompt': a chat list needs role and content, and a user turn") from None
-        extra["messages"] = messages
+        question = messages[asked]["content"]
+        kept, reply = without_reply(messages)
+        control = replace(control, messages=kept, cut_turns=len(messages) - len(kept))
     else:
         question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
@@ -164,8 +176,26 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
     further_answers, index = info.get("answers"), info.get("index")
     answers += [str(answer) for answer in further_answers] if isinstance(further_answers, list) else []
     place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if index is not None else None
-    row_id, subject, used = info.get("id") or place, row.get("ability"), ("prompt", "ability")
-    return {"question": question, "answers": answers, "id": row_id, "subject": subject, "extra": extra, "used": used}
+    return {
+        "question": question,
+        "answers": answers,
+        "id": info.get("id") or place,
+        "subject": row.get("ability"),
+        "solution": reply,
+        "control": control,
+        "used": ("prompt", "ability", "data_source"),
+    }
+
+
+def without_reply(turns: Sequence[Mapping[str, str]]) -> tuple[tuple[Mapping[str, str], ...], str | None]:
+    """A conversation without the assistant's turns at its end, and the text of the last of them.
+
+    Example: [user "2+2?", assistant "4"] → ([user "2+2?"], "4")
+    """
+    kept = list(turns)
+    while kept and kept[-1]["role"] == "assistant":
+        kept.pop()
+    return tuple(kept), turns[-1]["content"] if len(kept) < len(turns) else None
 
 
 def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
@@ -186,7 +216,8 @@ def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
         "solution": row.get("Explanation") or None,
         "answers": [string.ascii_uppercase[options.index(right)]],
         "id": row.get("Record ID"),
-        "extra": {"options": options, "task": "multiple_choice"},
+        "extra": {"options": options},
+        "control": Control(task="multiple_choice"),
         "used": tuple(row),
     }
 

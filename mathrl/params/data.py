@@ -29,6 +29,9 @@ class RowSource(Section):
     pass_rate_key: str | None = Field(
         None, description="Field with a pass rate that the source measured: 0.625, 62.5% or 5/8."
     )
+    task_key: str | None = Field(
+        None, description="Field with the task, which chooses a route of prompt.routes and reward.routes."
+    )
     answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
         "field",
         description="field: the answer as it is; hash, boxed, answer_tag: extracted from the answer or solution text.",
@@ -71,7 +74,9 @@ class NearDuplicates(Section):
     threshold: float = Field(
         0.8, gt=0, le=1, description="Jaccard similarity from which two questions are near-duplicates."
     )
-    same_numbers: bool = Field(True, description="Questions with different numbers are never near-duplicates.")
+    same_numbers: bool = Field(
+        True, description="Similar questions with different numbers or operators are reported as variants, not dropped."
+    )
 
 
 class Deduplicate(Section):
@@ -82,14 +87,22 @@ class Deduplicate(Section):
 
 
 class Decontaminate(Section):
-    """DeepSeekMath's rule: a training text that shares an n-gram with an evaluation text is dropped."""
+    """Training texts that share n-grams with an evaluation text are dropped.
+
+    DeepSeekMath's literal rule, by which one shared n-gram is enough, is `min_share: 0`.
+    """
 
     against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that training texts are compared with.")
     benchmarks: tuple[str, ...] = Field((), description="Benchmarks to compare with as well, by name: math, aime24, ….")
     files: tuple[str, ...] = Field((), description="Evaluation files to compare with as well (question, answer).")
     ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")
+    share: Literal["coverage", "words"] = Field(
+        "coverage",
+        description="Share of a hit. coverage: part of the training or evaluation text, the larger, in shared n-grams; "
+        "words: shared distinct words over those of the text with fewer.",
+    )
     min_share: float = Field(
-        0.0, ge=0, le=1, description="Drop a hit only if the texts share this part of the shorter one's distinct words."
+        0.5, ge=0, le=1, description="Drop a hit whose share is at least this; 0: any shared n-gram (DeepSeekMath)."
     )
     within_generator: bool = Field(
         False, description="Also compare problems of one generator, which share phrases and are all different."
@@ -167,5 +180,6 @@ class Mix(Section):
     components: tuple[Component, ...] = Field(min_length=1, description="Components of the mixture.")
     size: int | None = Field(None, ge=1, description="Number of rows; null: as many as the weights allow.")
     order: Literal["shuffled", "easy_to_hard"] = Field(
-        "shuffled", description="Order of the rows; easy_to_hard: by pass rate, else by level."
+        "shuffled",
+        description="Order of the rows; easy_to_hard: by pass rate, else by level; per pass over the problems.",
     )

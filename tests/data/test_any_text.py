@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mathrl.core.control import Control
 from mathrl.core.hashing import digest
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.types import Problem
@@ -83,7 +84,7 @@ def test_a_prompt_of_valid_text_is_unchanged_and_a_lone_surrogate_is_escaped() -
 
 def test_parquet_has_escapes_and_says_how_many_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = [
-        Problem("a", f"1+1? {HALF}", ("2",), "s", "rl", extra={"messages": [{"role": "user", "content": HALF}]}),
+        Problem("a", f"1+1? {HALF}", ("2",), "s", "rl", control=Control(({"role": "user", "content": HALF},))),
         Problem("b", "2+2? 😀", ("4",), "s", "rl"),
         Problem("c", "3+3?", ("6", HALF), "s", "rl"),
     ]

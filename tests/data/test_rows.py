@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
@@ -90,8 +91,8 @@ def test_rlinf_rows() -> None:
     }
     problem = read(row, format="rlinf")
     assert (problem.id, problem.answers) == ("q1", ("1/2", "0.5"))
-    assert problem.extra == {"task": "math", "templated": True}
-    assert "templated" not in read({**row, "prompt": "Find x."}, format="rlinf").extra
+    assert problem.extra == {} and problem.control == Control(templated=True, task="math")
+    assert not read({**row, "prompt": "Find x."}, format="rlinf").control.templated
 
 
 def test_verl_rows_with_text_and_with_a_chat_list() -> None:
@@ -106,9 +107,9 @@ def test_verl_rows_with_text_and_with_a_chat_list() -> None:
     problem = read(row, format="verl")
     assert (problem.question, problem.answers, problem.subject) == ("Q?", ("72",), "math")
     assert problem.id == "openai/gsm8k/train/3"
-    assert problem.extra["messages"] == row["prompt"] and problem.extra["data_source"] == "openai/gsm8k"
+    assert problem.control == Control(tuple(row["prompt"]), data_source="openai/gsm8k")
     plain = read({**row, "prompt": "Q?"}, format="verl")
-    assert plain.question == "Q?" and "messages" not in plain.extra
+    assert plain.question == "Q?" and not plain.control.messages
 
 
 def test_multiple_choice_is_shuffled_by_the_seed_and_the_letter_follows() -> None:
