@@ -21,6 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.data.registry import newer_than
 from mathrl.params import Params, load_params
 from mathrl.params.ignored import warnings
 from mathrl.params.learning_rates import check_learning_rates
@@ -67,7 +68,7 @@ def run(
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
     folder = Path(call_flow(stage, **options, **({"controls": True} if controls else {})))
     if stage == "pipeline":
-        _print_results(folder, controls, time.time() - began)
+        _print_results(folder, params, controls, time.time() - began)
     elif stage == "mix":
         _print_mixture(folder, params)
 
@@ -152,12 +153,14 @@ def _model(params: Params) -> str:
     return f"{base.path}@{base.revision} ({where})"
 
 
-def _print_results(folder: Path, controls: bool, seconds: float) -> None:
+def _print_results(folder: Path, params: Params, controls: bool, seconds: float) -> None:
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
     models = dict(summary.models)
     if controls:
         models |= EvaluationSummary.read(folder / "reports" / "controls" / "summary.json").models
-    title = f"{summary.benchmark}: {summary.models['rl'].samples} samples per problem"
+    base = params.model.base
+    newer = newer_than(summary.benchmark, base.released if base.type == "pretrained" else None)
+    title = f"{summary.benchmark}{f' ({newer})' if newer else ''}: {summary.models['rl'].samples} samples per problem"
     print_table(title, results_table(models))
     registered = json.loads((folder / "reports" / "registered.json").read_text())
     where = os.path.relpath(folder / "reports", Path.cwd())

@@ -81,7 +81,7 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
         source=source,
         split=split,
         solution=parts.get("solution"),
-        subject=str(subject) if subject is not None else None,
+        subject=_joined(subject),
         level=_read(row, shape.level_key, level_of) if shape.level_key else None,
         pass_rate=_read(row, shape.pass_rate_key, pass_rate_of) if shape.pass_rate_key else None,
         extra={**extra, **parts.get("extra", {})},
@@ -230,6 +230,11 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
     if parts is None:
         raise BadRow(f"no way to make {target} from {numbers}")
     return {**parts, "used": ("nums", "target")}
+
+
+def _joined(subject: Any) -> str | None:
+    """A subject, or several (MathArena's problem_type) as one text."""
+    return ", ".join(map(str, subject)) or None if isinstance(subject, list | tuple) else subject and str(subject)
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:

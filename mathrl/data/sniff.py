@@ -236,7 +236,7 @@ def _working(
     """The field whose texts go on longer than the answers and have them in them."""
     answers = [[str(answer) for answer in _read_answers(look_up(row, answer_key))] for row in rows]
     for path, found in free.items():
-        if path == answer_key or not found.text or found.present < MOST or found.distinct < MOST:
+        if path == answer_key or not found.text or found.present < MOST or found.distinct < 0.1:
             continue
         pairs = [(look_up(row, path), given) for row, given in zip(rows, answers, strict=True)]
         texts = [(text, given[0]) for text, given in pairs if isinstance(text, str) and text and given]

@@ -21,6 +21,7 @@ from mathrl.params.load import parse_yaml
 FEWEST_TESTS, MOST_TESTS = 50, 500  # problems to measure on: fewer say little, more say hardly more
 DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 SFT_EPOCHS = 3
+PUBLISHED_WIDTH = 896  # of the smallest models that the rates of params/learning_rates.py were published for
 LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
 
 
@@ -79,7 +80,6 @@ def project_sections(
     sft_share = 0.0 if chat or worked < 0.95 else 0.25
     rows = len(inspection.problems) - inspection.duplicates
     trained = rows * (1 - curate.get("test_share", 0)) * (1 - curate["dev_share"])
-    scale = "large" if shape.parameters >= LARGE * 1e9 else "small"
     checkpointing = shape.parameters > 3e8
     rl_steps = max(10, min(sizes.rl_steps, ceil(2 * trained * (1 - sft_share) / sizes.prompts)))
     return {
@@ -92,7 +92,7 @@ def project_sections(
             "tokens_per_step": sizes.sft_tokens,
             "tokens_per_microbatch": sizes.microbatch,
             "terse_share": 0.0,
-            "lr": getattr(RATES["sft"], scale),
+            "lr": _learning_rate("sft", shape),
             "optimizer": {"type": "adamw", "warmup_steps": 5, "schedule": "cosine"},
             "gradient_checkpointing": checkpointing,
         },
@@ -103,7 +103,7 @@ def project_sections(
             "steps": rl_steps,
             "prompts_per_step": sizes.prompts,
             "group_size": sizes.group,
-            "lr": getattr(RATES["rl"], scale),
+            "lr": _learning_rate("rl", shape),
             "optimizer": {"type": "adamw", "beta2": 0.999, "warmup_steps": 5, "schedule": "constant"},
             "temperature": 1.0,
             "max_tokens": response,
@@ -123,6 +123,17 @@ def project_sections(
         "health": {"action": "warn", "lr": 1e-5, "kl": 0.3, "patience": 50},
         "register": {"name": name, "alias": "candidate"},
     }
+
+
+def _learning_rate(stage: str, shape: ModelShape) -> float:
+    """The published rate for a model of this size; below the width of 896 (0.5B) it grows as the width falls.
+
+    AdamW's rate for a matrix goes with one over its width (Yang et al., arXiv:2203.03466, table 3).
+    """
+    rates = RATES[stage]
+    if shape.parameters >= LARGE * 1e9:
+        return rates.large
+    return float(f"{rates.small * max(1.0, PUBLISHED_WIDTH / shape.width):.1g}")
 
 
 def _curate(inspection: Inspection, test: dict[str, Any] | None) -> dict[str, Any]:
