@@ -236,7 +236,8 @@ def _working(
     """The field whose texts go on longer than the answers and have them in them."""
     answers = [[str(answer) for answer in _read_answers(look_up(row, answer_key))] for row in rows]
     for path, found in free.items():
-        if path == answer_key or not found.text or found.present < MOST or found.distinct < 0.1:
+        holds_fields = any(other.startswith(f"{path}.") for other in free)  # an object as a text
+        if path == answer_key or holds_fields or not found.text or found.present < MOST or found.distinct < 0.1:
             continue
         pairs = [(look_up(row, path), given) for row, given in zip(rows, answers, strict=True)]
         texts = [(text, given[0]) for text, given in pairs if isinstance(text, str) and text and given]
