@@ -6,6 +6,7 @@ DuckDB's reservoir sample, where duckdb is installed (`uv pip install duckdb`). 
 machine lengthen the wall time.
 """
 
+import importlib
 import importlib.util
 import json
 import resource
@@ -45,8 +46,7 @@ def whole(file: Path) -> int:
 
 
 def duckdb(file: Path) -> int:
-    import duckdb
-
+    duckdb = importlib.import_module("duckdb")
     rows = f"FROM read_json('{file}', format='newline_delimited')"
     sample = f"SELECT * {rows} USING SAMPLE reservoir({LIMIT} ROWS) REPEATABLE (0)"
     assert len(duckdb.sql(sample).fetchall()) == LIMIT
