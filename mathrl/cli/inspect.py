@@ -156,7 +156,10 @@ def _answers(inspection: "Inspection") -> None:
 
 def _texts(inspection: "Inspection", model: str | None) -> None:
     total = len(inspection.problems)
-    print("languages: " + ", ".join(f"{name} {n / total:.1%}" for name, n in inspection.languages.most_common(6)))
+    spoken = [(name, n / total) for name, n in inspection.languages.most_common() if n >= 0.005 * total]
+    others = 1 - sum(share for _, share in spoken)
+    named = [f"{name} {share:.1%}" for name, share in spoken]
+    print("languages: " + ", ".join([*named, *([f"others {others:.1%}"] if others > 1e-9 else [])]))
     for name, lengths in (("prompts", inspection.prompts), ("solutions", inspection.solutions)):
         if lengths is not None:
             print(
@@ -170,13 +173,14 @@ def _texts(inspection: "Inspection", model: str | None) -> None:
             ordered = sorted(counts.items()) if name == "levels" else counts.most_common(8)
             print(f"{name}: " + ", ".join(f"{key} {count:,}" for key, count in ordered[:12]))
     for overlap in inspection.overlaps:
-        if overlap.equal or overlap.shared:
+        if overlap.equal or overlap.near:
             print(
                 f"overlap with {overlap.benchmark} ({overlap.questions:,} questions): {overlap.equal:,} rows equal "
-                f"one, {overlap.shared:,} more share 10 words in a row with one"
+                f"one, decontamination drops {overlap.near:,} more"
             )
-    clean = [o.benchmark for o in inspection.overlaps if not (o.equal or o.shared)]
-    print(f"no overlap with: {', '.join(clean) or 'none compared'}")
+    clean = [o.benchmark for o in inspection.overlaps if not (o.equal or o.near)]
+    if clean:
+        print(f"no overlap with: {', '.join(clean)}")
     if missing := inspection.missing_benchmarks:
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         print(f"not compared, since their files are not in --benchmarks or $MATHRL_DATA: {names}")

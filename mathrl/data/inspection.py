@@ -24,11 +24,12 @@ from mathrl.data.row_formats import RowShape
 from mathrl.data.sniff import SAMPLE, Sniffed, sniff
 from mathrl.data.sources import ResolvedSource, resolve_benchmark
 from mathrl.grading.readable import reading
-from mathrl.params.data import FileSource
+from mathrl.params.data import Decontaminate, FileSource
 from mathrl.params.load import dump_yaml, validated
 
-NGRAM = 10
+RULE = Decontaminate()
 EXAMPLES, SHOWN = 5, 20
+DIALECTS = {"yue": "zh"}  # which a short text does not tell apart
 _FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|[\d{}_^=+*/<>|-]+", re.DOTALL)
 _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W\d_]{2,}")
 
@@ -62,12 +63,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many rows are a question of a benchmark, and how many more share 10 consecutive words with one."""
+    """How many rows equal a question of a benchmark, and how many more decontamination would drop for it."""
 
     benchmark: str
     questions: int
     equal: int
-    shared: int
+    near: int
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def languages(texts: Iterable[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for text in texts:
         words = _WORD.findall(_FORMULA.sub(" ", text))
-        counts[classify(" ".join(words))[0] if len(words) >= 3 else "too short to tell"] += 1
+        name = classify(" ".join(words))[0] if len(words) >= 3 else "too short to tell"
+        counts[DIALECTS.get(name, name)] += 1
     return counts
 
 
@@ -263,13 +265,13 @@ def _overlaps(
             continue
         if own & {file.resolve() for file in resolved.files}:
             continue
-        index = EvaluationIndex(NGRAM)
+        index = EvaluationIndex(RULE.ngram, RULE.share)
         known = [item for item in read_source(resolved, seed) if isinstance(item, Problem)]
         for problem in known:
             index.add_problem(problem)
         questions = {exact_key(problem.question) for problem in known}
         equal = [key in questions for key in keys]
-        hits = [hit is not None and not hit.whole for _, hit in find_hits(trained, index)]
-        shared = sum(hit and not same for hit, same in zip(hits, equal, strict=True))
-        overlaps.append(Overlap(name, len(known), sum(equal), shared))
+        hits = (hit for _, hit in find_hits(trained, index, min_share=RULE.min_share))
+        near = sum(hit is not None and not same for hit, same in zip(hits, equal, strict=True))
+        overlaps.append(Overlap(name, len(known), sum(equal), near))
     return overlaps, missing

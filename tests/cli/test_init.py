@@ -78,7 +78,8 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert params.prompt.template == "boxed" and params.sft.steps > 0 and params.rl.max_tokens <= 256 - 64
     # The published 1e-6 of a width of 896, here for a width of 32.
     assert params.rl.lr == 3e-5 and params.sft.lr == 3e-4
-    assert params.model.base.type == "pretrained" and load_model(params.model.base.path, params.model, "cpu") is not None
+    assert params.model.base.type == "pretrained"
+    assert load_model(params.model.base.path, params.model, "cpu").config.model_type == "gpt_neox"
     with pytest.raises(UserError, match="sums: exists and is not empty"):
         init(Path("sums"), data=folder / "sums.jsonl", model=str(folder / "neox"))
 

@@ -50,7 +50,7 @@ def test_planted_faults_are_counted(tmp_path: Path) -> None:
     assert found.readings == {"mathematics": 33, "not parsed": 1, "option": 1, "words": 1}
     assert [answer for _, answer in found.unread] == ["it ends left of the upper corner"]
     assert found.languages == {"en": 35, "de": 1}
-    assert [(o.benchmark, o.questions, o.equal, o.shared) for o in found.overlaps] == [("gsm8k", 1, 1, 1)]
+    assert [(o.benchmark, o.questions, o.equal, o.near) for o in found.overlaps] == [("gsm8k", 1, 1, 1)]
     assert "math500" in found.missing_benchmarks
     assert found.prompts.longest == max(len(p.question) for p in found.problems) + 3
     assert len(found.examples) == 5 and all(example.prompt.startswith("Q: ") for example in found.examples)
