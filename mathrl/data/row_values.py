@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+HIGHEST = 10**6  # a level; what is larger is an id or a mistake
 DEEPEST = 64  # levels of nesting that a payload may have
 ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant",
          "chatbot": "assistant", "ai": "assistant"}  # fmt: skip
@@ -111,7 +112,7 @@ def level_of(value: Any) -> int | None:
         BadRow: a share such as 0.35 or 3/8, which is a pass rate and no level.
     """
     number = _number(value)
-    if number is not None and not math.isfinite(number):
+    if number is not None and not abs(number) <= HIGHEST:  # NaN is not
         return None
     share = isinstance(value, str) and re.fullmatch(r"\s*[\d.]+\s*(%|/\s*\d+)\s*", value)
     if share or (number is not None and 0 < abs(number) < 1):

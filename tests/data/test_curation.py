@@ -232,6 +232,22 @@ def test_what_keep_and_limit_leave_out_is_counted_with_the_step(tmp_path: Path) 
     assert step.reasons["left out by keep"] <= 2 and step.reasons["bad row"] <= 1
 
 
+def test_keep_looks_inside_fields_and_test_share_holds_rows_out(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "meta": json.dumps({"lang": ["en", "de", "zh"][i % 3]})}
+        for i in range(60)
+    ]
+    source = file_source(write(tmp_path, "a.jsonl", rows), "rl", keep={"meta.lang": ["en", "de"]})
+    found = curation.run(curate(sources=[source], test_share=0.25, dev_share=0.1), seed=0)
+    assert found.steps[0].reasons == {"left out by keep": 20}
+    assert {split: len(problems) for split, problems in found.splits.items()} == {
+        "sft": 0,
+        "rl": 27,
+        "dev": 3,
+        "test": 10,
+    }
+
+
 def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> None:
     """Both sets have an id "1"."""
     other = LONG.replace("farmer", "baker").replace("cows", "loaves")

@@ -367,7 +367,16 @@ def test_a_pass_rate_of_the_source(value: Any, rate: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("value", "level"),
-    [(5.5, 5), ("5", 5), ("Level 3", 3), ("Level ?", None), (float("inf"), None), (float("nan"), None), (0, 0)],
+    [
+        (5.5, 5),
+        ("5", 5),
+        ("Level 3", 3),
+        ("Level ?", None),
+        (float("inf"), None),
+        (float("nan"), None),
+        (1e300, None),
+        (0, 0),
+    ],
 )
 def test_levels_of_any_type(value: Any, level: int | None) -> None:
     assert read({"question": "Q", "answer": 1, "l": value}, level_key="l").level == level
