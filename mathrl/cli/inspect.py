@@ -6,6 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from mathrl.cli.tables import print_table
 from mathrl.core.environment import Variable
@@ -75,7 +76,8 @@ def given_keys(fields: Sequence[str]) -> dict[str, str]:
 
 
 def prompting_of(model: str | None, template: str | None) -> "Prompting":
-    """How the rows are prompted: by the model's chat template if it has one, else by the template boxed.
+    """How the rows are prompted: by the model's chat template if it has one, else by the template boxed. Chat
+    lists without a model, and so without its chat template, are shown by their question.
 
     Raises:
         UserError: no such template, or a model without a tokenizer.
@@ -87,13 +89,7 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
 
     if model is None:
         prompt = validated(Prompt, {"template": template or "boxed"}, "--template")
-        return Prompting(
-            lambda problem: (
-                f"(chat template of the model){chr(10)}{problem.question}"
-                if is_chat(problem, prompt)
-                else prompt_text(problem, prompt)
-            )
-        )
+        return Prompting(lambda problem: problem.question if is_chat(problem, prompt) else prompt_text(problem, prompt))
     from mathrl.models.load import load_tokenizer  # torch
     from mathrl.planning.project import suited_prompt
 
@@ -113,7 +109,7 @@ def show(inspection: "Inspection", model: str | None) -> None:
     part = "" if looked == inspection.rows else f"; {looked:,} of them, chosen by a seed, were looked at"
     print(f"{files}: {inspection.rows:,} rows{part}\n")
     keys: Mapping[str, Any] = {key: getattr(found.shape, key) for key in KEYS if key in found.reasons}
-    rows = [{"key": key, "field": str(value), "why": found.reasons[key]} for key, value in keys.items()]
+    rows = [{"key": key, "field": escape(str(value)), "why": escape(found.reasons[key])} for key, value in keys.items()]
     print_table("What was taken for what (change it with --field KEY=NAME)", rows, ("key", "field", "why"))
     for doubt in found.doubts:
         print(f"note: {doubt}")

@@ -16,8 +16,9 @@ from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.deduplicate import agree, exact_clusters
+from mathrl.data.draw import Draw
 from mathrl.data.grams import exact_key
-from mathrl.data.reading import Draw, Read, Rejected, read_source
+from mathrl.data.reading import Read, Rejected, read_source
 from mathrl.data.registry import REGISTRY
 from mathrl.data.row_files import list_files, read_rows
 from mathrl.data.row_formats import RowShape
@@ -28,6 +29,7 @@ from mathrl.params.data import Decontaminate, FileSource
 from mathrl.params.load import dump_yaml, validated
 
 RULE = Decontaminate()
+LOOKED_AT = 50_000  # rows of a file, unless a person asks for more
 EXAMPLES, SHOWN = 5, 20
 DIALECTS = {"yue": "zh"}  # which a short text does not tell apart
 _FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|[\d{}_^=+*/<>|-]+", re.DOTALL)
@@ -99,6 +101,11 @@ class Inspection:
     def looked_at(self) -> int:
         return len(self.problems) + self.bad.total()
 
+    @property
+    def usable(self) -> int:
+        """The different good problems of the whole file: counted, or estimated from the part that was looked at."""
+        return round((len(self.problems) - self.duplicates) * self.rows / self.looked_at)
+
 
 @dataclass(frozen=True)
 class Prompting:
@@ -125,7 +132,7 @@ def inspect_rows(
     prompting: Prompting,
     *,
     name: str | None = None,
-    limit: int | None = None,
+    limit: int | None = LOOKED_AT,
     data_folder: str | None = None,
     seed: int = 0,
 ) -> Inspection:

@@ -78,8 +78,7 @@ def project_sections(
     curate = _curate(inspection, test)
     worked = inspection.solutions.texts / len(inspection.problems) if inspection.solutions else 0.0
     sft_share = 0.0 if chat or worked < 0.95 else 0.25
-    rows = len(inspection.problems) - inspection.duplicates
-    trained = rows * (1 - curate.get("test_share", 0)) * (1 - curate["dev_share"])
+    trained = inspection.usable * (1 - curate.get("test_share", 0)) * (1 - curate["dev_share"])
     checkpointing = shape.parameters > 3e8
     rl_steps = max(10, min(sizes.rl_steps, ceil(2 * trained * (1 - sft_share) / sizes.prompts)))
     return {
@@ -139,7 +138,7 @@ def _learning_rate(stage: str, shape: ModelShape) -> float:
 def _curate(inspection: Inspection, test: dict[str, Any] | None) -> dict[str, Any]:
     """The section that the inspection proposes, with held-out shares by the number of rows."""
     section: dict[str, Any] = parse_yaml(inspection.section, "the inspection")["curate"]
-    rows = max(1, len(inspection.problems) - inspection.duplicates)
+    rows = max(1, inspection.usable)
     if test is not None:
         section["sources"].append(test)
         del section["test_share"]

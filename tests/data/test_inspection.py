@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from mathrl.data.draw import Draw
 from mathrl.data.inspection import Inspection, Prompting, inspect_rows, languages
-from mathrl.data.reading import Draw, Read, read_source
+from mathrl.data.reading import Read, read_source
 from mathrl.data.row_formats import RowShape
 from mathrl.data.sources import ResolvedSource
 from mathrl.grading.readable import reading
