@@ -1,28 +1,38 @@
 """`mathrl decontaminate`: drop training rows that share n-grams with evaluation rows."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from mathrl.data.decontaminate_files import decontaminate_files
+from mathrl.data.decontaminate_files import Keys, decontaminate_files
+from mathrl.params.data import Decontaminate
 
 
 def decontaminate(
     train: Annotated[Path, typer.Option(help="File of training rows.")],
     against: Annotated[list[Path], typer.Option(help="File of evaluation rows; more files may follow.")],
-    output: Annotated[Path, typer.Option(help="File for the clean rows.")],
+    output: Annotated[Path, typer.Option(help="File for the clean rows: .jsonl, .jsonl.gz or .parquet.")],
     report: Annotated[Path, typer.Option(help="File for the hits, the strongest first.")],
     ngram: Annotated[int, typer.Option(min=3, help="Length of a shared n-gram that counts as a hit, in words.")] = 10,
+    share: Annotated[
+        Literal["coverage", "words"],
+        typer.Option(help="Share of a hit: the part of either text in shared n-grams, or distinct words in common."),
+    ] = "coverage",
     min_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Minimum share of the shorter text's distinct words that both have.")
-    ] = 0.0,
+        float, typer.Option(min=0, max=1, help="Share from which a hit is dropped; 0: any shared n-gram.")
+    ] = 0.5,
+    prompt_key: Annotated[str | None, typer.Option(help="Field with the question; a dot descends into one.")] = None,
+    solution_key: Annotated[str | None, typer.Option(help="Field with the worked solution.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Field with the answer.")] = None,
+    id_key: Annotated[str | None, typer.Option(help="Field with the row's id.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More files of evaluation rows.")] = None,
 ) -> None:
     """Drop the training rows that share n-grams with evaluation rows, and report each hit."""
-    figures = decontaminate_files(
-        train, [*against, *(more or [])], ngram=ngram, min_share=min_share, output=output, report=report
-    )
+    rule = Decontaminate(ngram=ngram, share=share, min_share=min_share)
+    keys = Keys(prompt_key, solution_key, answer_key, id_key)
+    files = [*against, *(more or [])]
+    figures = decontaminate_files(train, files, rule=rule, output=output, report=report, keys=keys)
     print(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
     for file, hits in sorted(figures["hits_by_file"].items()):
         print(f"  {file}: {hits}")

@@ -10,7 +10,9 @@ from mathrl.cli.options import Overrides, Preset
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
+from mathrl.data.registry import newer_than
 from mathrl.params import load_params
+from mathrl.params.evaluate import TEST
 from mathrl.reports.evaluation import evaluate_once
 
 
@@ -35,8 +37,13 @@ def evaluate(
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
     figures = evaluate_once(local if local.exists() else model, benchmark, params, target)
+    base = params.model.base
     (row,) = results_table({name: figures})
     print("  ".join(f"{column} {cell}" for column, cell in row.items()))
+    if newer := newer_than(benchmark, base.released if base.type == "pretrained" else None):
+        print(f"{benchmark} is {newer}: its problems cannot have been in the model's training data")
     if figures.prompts_too_long:
         print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
     print(f"figures, responses and pictures: {target}")
+    if benchmark == TEST and base.type == "pretrained" and base.path in (model, str(local)):
+        print("next: mathrl plan    (memory, time and learning rates of the run, from the speed that was measured)")

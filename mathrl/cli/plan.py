@@ -9,10 +9,12 @@ import typer
 from mathrl.cli.options import Overrides, Preset
 from mathrl.cli.simulate import show_simulation
 from mathrl.core.errors import UserError
+from mathrl.core.paths import main_checkout
 from mathrl.params.load import load_params
 from mathrl.params.schema import Params
 
 if TYPE_CHECKING:
+    from mathrl.models.model_shape import ModelShape
     from mathrl.planning.memory_states import MemoryPlan, Stage
 
 GIB = 1 << 30
@@ -93,6 +95,54 @@ def plan(
             print(f"  fits {gpu_memory}; {share:.0%} of it is left")
     if not fits:
         raise SystemExit(1)
+    show_time(params, shape)
+
+
+def show_time(params: Params, shape: "ModelShape") -> None:
+    """Print the learning rates and the time of each stage, if an evaluation has measured the model's speed here."""
+    import torch
+
+    from mathrl.models.load import plain_dtype
+    from mathrl.planning.run_time import measured_speed, planned_time, product_rate
+
+    base, root = params.model.base, main_checkout()
+    if base.type == "fresh":
+        return
+    rates = {"sft.lr": params.sft.lr} if params.sft.steps else {}
+    print("\nlearning rates: " + ", ".join(f"{key} {lr:g}" for key, lr in {**rates, "rl.lr": params.rl.lr}.items()))
+    speed = measured_speed(base.path, root / "reports" / "evaluations")
+    if speed is None:
+        print(f"time: not known; measure the model's speed first: mathrl evaluate --model {base.path} --benchmark test")
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() and params.run.device != "cpu" else "cpu")
+    operations = product_rate(shape, device, plain_dtype(params.model))
+    files = {split: root / "data" / "curated" / f"{split}.jsonl" for split in ("rl", "test")}
+    problems = {split: file.read_bytes().count(b"\n") for split, file in files.items() if file.exists()}
+    print(
+        f"time on this machine, at {speed.tokens_per_second:,.0f} tokens/s and {speed.response_tokens:,.0f} tokens per "
+        f"response as evaluated, and {operations / 1e9:,.0f} GFLOP/s:"
+    )
+    total = 0.0
+    for planned in planned_time(params, shape, speed, operations, problems):
+        total += planned.seconds
+        print(f"  {planned.part:<12} {duration(planned.seconds):>8}   {planned.account}")
+    print(f"  {'together':<12} {duration(total):>8}   without start-up, grading and weight sync")
+    print("next: mathrl run pipeline")
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -> None:

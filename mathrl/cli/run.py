@@ -18,8 +18,10 @@ from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.data.registry import newer_than
 from mathrl.params import Params, load_params
 from mathrl.params.ignored import warnings
 from mathrl.params.learning_rates import check_learning_rates
@@ -66,7 +68,28 @@ def run(
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
     folder = Path(call_flow(stage, **options, **({"controls": True} if controls else {})))
     if stage == "pipeline":
-        _print_results(folder, controls, time.time() - began)
+        _print_results(folder, params, controls, time.time() - began)
+    elif stage == "mix":
+        _print_mixture(folder, params)
+
+
+def _print_mixture(folder: Path, params: Params) -> None:
+    """What was curated and mixed, and for a pretrained model the evaluation that comes next."""
+    curated = read_json(folder / "data/curated/manifest.json")
+    splits = ", ".join(f"{split} {row['problems']:,}" for split, row in curated["splits"].items())
+    gone = ", ".join(f"{reason} {count:,}" for reason, count in curated["dropped"].items()) or "none"
+    print(f"curated: {splits} problems; dropped: {gone}; rejected: {curated['rejected']:,} (reports/curate/report.md)")
+    measured = read_json(folder / "data/difficulty/summary.json")
+    print(
+        f"difficulty: {measured['problems']:,} problems measured, pass@1 {measured['pass_at_1']:.3f}, never solved "
+        f"{measured['never_solved']:.1%}, always solved {measured['always_solved']:.1%}"
+    )
+    mixture = read_json(folder / "data/mixture/manifest.json")
+    where = os.path.relpath(folder / "data/mixture")
+    print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
+    base = params.model.base
+    if base.type == "pretrained" and folder == main_checkout():
+        print(f"next: mathrl evaluate --model {base.path} --benchmark test    (the model before any training)")
 
 
 def call_flow(name: str, **options: Any) -> str:
@@ -130,12 +153,14 @@ def _model(params: Params) -> str:
     return f"{base.path}@{base.revision} ({where})"
 
 
-def _print_results(folder: Path, controls: bool, seconds: float) -> None:
+def _print_results(folder: Path, params: Params, controls: bool, seconds: float) -> None:
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
     models = dict(summary.models)
     if controls:
         models |= EvaluationSummary.read(folder / "reports" / "controls" / "summary.json").models
-    title = f"{summary.benchmark}: {summary.models['rl'].samples} samples per problem"
+    base = params.model.base
+    newer = newer_than(summary.benchmark, base.released if base.type == "pretrained" else None)
+    title = f"{summary.benchmark}{f' ({newer})' if newer else ''}: {summary.models['rl'].samples} samples per problem"
     print_table(title, results_table(models))
     registered = json.loads((folder / "reports" / "registered.json").read_text())
     where = os.path.relpath(folder / "reports", Path.cwd())

@@ -1,12 +1,13 @@
 """Data types: what flows from a source to the registry."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from mathrl.core.control import NO_CONTROL, Control
 from mathrl.core.errors import UserError
 
 FinishReason = Literal["stop", "length"]
@@ -24,7 +25,8 @@ class Problem:
                 level=3, solution="7+5=12;12-3=9;9*4=36")
 
     `answers` holds every accepted answer; `pass_rate` is a policy's measured share of correct samples;
-    `extra` keeps whatever else the row had (subject, task, subset, …) for routing and breakdowns.
+    `extra` keeps whatever else the row had (lang, unit, …), for breakdowns and user functions; `control` is what
+    mathrl notes itself about prompt, routes and demonstration.
     """
 
     id: str
@@ -37,12 +39,13 @@ class Problem:
     subject: str | None = None
     pass_rate: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    control: Control = NO_CONTROL
 
     def to_row(self) -> dict[str, Any]:
         """The JSON object on disk: `answers` a list, empty fields left out."""
-        row = {name: value for name, value in asdict(self).items() if value is not None and value != {}}
-        row["answers"] = list(self.answers)
-        return row
+        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        row |= {"answers": list(self.answers), "control": self.control.to_row()}
+        return {name: value for name, value in row.items() if value is not None and value != {}}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], where: str = "row") -> "Problem":
@@ -59,7 +62,8 @@ class Problem:
                 f"{where}: not a curated problem (missing: {', '.join(missing) or 'none'}; "
                 f"unknown: {', '.join(unknown) or 'none'}); run the curate stage to make such rows"
             )
-        return cls(**{**row, "answers": tuple(row["answers"])})
+        control = Control.from_row(row.get("control", {}), where)
+        return cls(**{**row, "answers": tuple(row["answers"]), "control": control})
 
     def with_(self, **changes: Any) -> "Problem":
         return replace(self, **changes)

@@ -4,24 +4,20 @@ Nothing is dropped silently: every row read ends in a split, in `dropped` or in 
 out by the `keep` and `limit` of its source.
 """
 
-import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
-from mathrl.data.deduplicate import Dropped, deduplicate
+from mathrl.data.clean_splits import decontaminate_splits, share_out, share_out_sft
+from mathrl.data.curated import SPLITS, Curated, CurationStep, account
+from mathrl.data.deduplicate import BENCHMARK, Dropped, deduplicate
 from mathrl.data.grams import exact_key
-from mathrl.data.reading import Read, Rejected, input_row, read_source, taken
+from mathrl.data.reading import Read, input_row, read_source, taken
 from mathrl.data.sources import ResolvedSource, resolve_evaluation, resolve_source
-from mathrl.params.data import Curate, Decontaminate
-
-SPLITS = ("sft", "rl", "dev", "test")
-TRAINED = ("sft", "rl")
+from mathrl.params.data import Curate
 
 
 @dataclass(frozen=True)
@@ -33,33 +29,6 @@ class CurationPlan:
 
     def describe(self) -> list[str]:
         return [r.describe() for r in self.sources] + [f"against {r.describe()}" for r in self.evaluation]
-
-
-@dataclass
-class CurationStep:
-    """The number of rows before and after one step, and why rows went."""
-
-    name: str
-    rows_in: int
-    rows_out: int
-    reasons: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class Curated:
-    """Disjoint splits, and an account of every row that is not in them."""
-
-    splits: dict[str, list[Problem]]
-    dropped: list[Dropped]
-    rejected: list[Rejected]
-    hits: list[Hit]
-    steps: list[CurationStep]
-    too_short: list[str]
-    evaluation_sizes: dict[str, int]
-    generated: frozenset[str]
-    evaluation_homes: dict[str, str] = field(default_factory=dict)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    evaluation_inputs: list[dict[str, Any]] = field(default_factory=list)
 
 
 def plan(curate: Curate) -> CurationPlan:
@@ -87,11 +56,13 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
     problems = _read(planned.sources, seed, remedy, curated)
     if not problems:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
-    kept, dropped = deduplicate(problems, curate.deduplicate)
-    _account(curated, "deduplicate", problems, kept, dropped)
+    kept, dropped, curated.variants = deduplicate(problems, curate.deduplicate)
+    account(curated, "deduplicate", problems, kept, dropped)
+    kept, _ = share_out(kept, "test", curate.test_share, seed)
     held_out = [p for p in kept if p.split in ("dev", "test")]
+    against: list[Problem] = []
     if curate.decontaminate:
-        against = [p for p in held_out if p.split in curate.decontaminate.against]
+        against += [p for p in held_out if p.split in curate.decontaminate.against]
         for resolved in planned.evaluation:
             read = Read()
             problems_of_set, bad = taken(read_source(resolved, seed, read), remedy)
@@ -100,26 +71,19 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
             curated.evaluation_sizes[resolved.name] = len(problems_of_set)
             ids = {p.id for p in against}
             against += [p.with_(id=f"{p.source}/{p.id}") if p.id in ids else p for p in problems_of_set]
-        kept = _decontaminate(kept, against, curate.decontaminate, "decontaminate", curated)
+        kept = decontaminate_splits(kept, against, curate.decontaminate, "decontaminate", curated)
     kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
     if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
         dev = [p for p in kept if p.split == "dev"]
-        kept = _decontaminate(kept, dev, curate.decontaminate, "decontaminate against the shared-out dev", curated)
-    kept, _ = share_out(kept, "sft", curate.sft_share, seed)
+        name = "decontaminate against the shared-out dev"
+        kept = decontaminate_splits(kept, dev, curate.decontaminate, name, curated)
+        against += dev
+    kept = share_out_sft(kept, against, curate, seed, curated)
     curated.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
     check_disjoint(curated.splits)
     if not any(curated.splits.values()):
         _nothing_left(curated.dropped)
     return curated
-
-
-def share_out(problems: Sequence[Problem], target: str, share: float, seed: int) -> tuple[list[Problem], int]:
-    """Move a seeded share of the rl rows to `target` if that is empty; all rows, and the number moved."""
-    if not share or any(p.split == target for p in problems):
-        return list(problems), 0
-    at = [i for i, p in enumerate(problems) if p.split == "rl"]
-    moved = set(random.Random(derive_seed(seed, "share_out", target)).sample(at, round(share * len(at))))
-    return [p.with_(split=target) if i in moved else p for i, p in enumerate(problems)], len(moved)
 
 
 def _nothing_left(dropped: list[Dropped]) -> NoReturn:
@@ -132,7 +96,9 @@ def _nothing_left(dropped: list[Dropped]) -> NoReturn:
 
 
 def check_disjoint(splits: dict[str, list[Problem]]) -> None:
-    """Check that no question and no id occurs twice, in one split or in two.
+    """Check that no id occurs twice, and no question, in one split or in two.
+
+    A benchmark may ask a question twice, since it is measured as it was published.
 
     Raises:
         UserError: names both problems.
@@ -141,7 +107,7 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
     ids: dict[str, Problem] = {}
     for problem in (p for rows in splits.values() for p in rows):
         twin = questions.setdefault(exact_key(problem.question), problem)
-        if twin is not problem:
+        if twin is not problem and not twin.split == problem.split == BENCHMARK:
             raise UserError(
                 f"curate: {twin.id} ({twin.split}) and {problem.id} ({problem.split}) ask the same question; "
                 "set deduplicate.exact to true"
@@ -157,6 +123,8 @@ def _read(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, cura
         read = Read()
         source_problems, bad = taken(read_source(resolved, seed, read), remedy)
         curated.inputs.append(input_row(resolved, read))
+        if cut := sum(problem.control.cut_turns for problem in source_problems):
+            curated.cut_turns[resolved.name] = curated.cut_turns.get(resolved.name, 0) + cut
         # Rows that two sources share get distinct ids.
         source_problems = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in source_problems]
         ids.update(p.id for p in source_problems)
@@ -166,40 +134,3 @@ def _read(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, cura
         reasons = +Counter({"bad row": len(bad), **read.left_out})
         curated.steps.append(CurationStep(name, len(source_problems) + reasons.total(), len(source_problems), reasons))
     return problems
-
-
-def _decontaminate(
-    problems: Sequence[Problem], against: Sequence[Problem], params: Decontaminate, name: str, curated: Curated
-) -> list[Problem]:
-    index = EvaluationIndex(params.ngram)
-    own_generator: dict[str, frozenset[str]] = {}
-    for problem in against:
-        index.add_problem(problem)
-        curated.evaluation_homes[problem.id] = problem.source
-    if not params.within_generator:
-        own_generator = {s: frozenset(p.id for p in against if p.source == s) for s in curated.generated}
-    kept: list[Problem] = []
-    dropped: list[Dropped] = []
-    for problem in problems:
-        if problem.split not in TRAINED:
-            kept.append(problem)
-            continue
-        ((_, hit),) = find_hits([problem], index, skip=own_generator.get(problem.source, frozenset()))
-        if hit is None:
-            kept.append(problem)
-        elif hit.share < params.min_share:
-            curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
-            kept.append(problem)
-        else:
-            curated.hits.append(hit)
-            kind = "evaluation text whole" if hit.whole else f"{params.ngram}-gram"
-            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}: {hit.ngram}"
-            dropped.append(Dropped(problem, "contaminated", hit.eval_id, detail))
-    curated.too_short += index.too_short
-    _account(curated, name, problems, kept, dropped)
-    return kept
-
-
-def _account(curated: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]) -> None:
-    curated.steps.append(CurationStep(name, len(before), len(after), Counter(row.reason for row in dropped)))
-    curated.dropped += dropped

@@ -9,11 +9,16 @@ from typing import Any
 from mathrl.core.figures import BLUE, GREEN, ORANGE, PURPLE, picture
 from mathrl.core.files import write_text
 from mathrl.core.types import Problem
-from mathrl.data.curation import SPLITS, TRAINED, Curated, CurationPlan
+from mathrl.data.curated import SPLITS, TRAINED, Curated
+from mathrl.data.curation import CurationPlan
 from mathrl.data.markdown import cell, table
 from mathrl.params.data import Curate, Decontaminate
 
 EXAMPLES = 3
+SHARES = {
+    "coverage": "the part of the training or evaluation text, the larger, that lies in shared n-grams",
+    "words": "the shared distinct words over those of the text with fewer",
+}
 CHANCE_SHARE = 0.1  # of a source, from which hits of short texts are pointed out
 COLOURS = {"sft": BLUE, "rl": ORANGE, "dev": PURPLE, "test": GREEN}
 
@@ -37,6 +42,9 @@ def manifest(
             for split, rows in curated.splits.items()
         },
         "dropped": dict(Counter(row.reason for row in curated.dropped)),
+        "variants": dict(Counter(group.difference for group in curated.variants)),
+        "assistant_turns_cut": curated.cut_turns,
+        "solutions_barred_from_sft": curated.solutions_barred,
         "rejected": len(curated.rejected),
         "licences": {r.name: r.licence for r in (*planned.sources, *planned.evaluation)},
         "deduplicate": curate.deduplicate.model_dump(mode="json"),
@@ -79,6 +87,9 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
     parts += ["", "![levels](levels.png)", ""]
     parts += ["## Sources and licences", ""]
     parts += table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
+    for source, turns in curated.cut_turns.items():
+        cut = f"{turns:,} prompts of {source} ended with the assistant's turn, which is the solution: it was cut."
+        parts += ["", cut]
     parts += ["", *_duplicates(curated, curate), *_overlap(curated, curate), *_dropped_examples(curated, seed)]
     if curated.rejected:
         parts += ["## Bad rows", "", *table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20]))]
@@ -106,10 +117,10 @@ def _duplicates(curated: Curated, curate: Curate) -> list[str]:
     settings = curate.deduplicate
     rules = ["equal after NFKC and case folding with white space left out"] if settings.exact else []
     if near := settings.near:
-        numbers = ", the same numbers in both" if near.same_numbers else ""
+        numbers = ", the same numbers and operators in both" if near.same_numbers else ""
         rules.append(
             f"Jaccard similarity of {near.ngram}-gram shingles of at least {near.threshold:g} (MinHash LSH, "
-            f"{near.permutations} permutations, verified exactly{numbers})"
+            f"{near.permutations} permutations, verified exactly{numbers}, an answer in common)"
         )
     if not rules:
         return ["## Duplicates", "", "Deduplication is switched off.", ""]
@@ -119,12 +130,27 @@ def _duplicates(curated: Curated, curate: Curate) -> list[str]:
         "## Duplicates",
         "",
         f"Two rows are one when they are {'; or have a '.join(rules)}. Test rows win over dev rows, those "
-        "over training rows, then the first. Where answers contradict each other no training row stays.",
+        "over training rows, then the first; no test row is dropped. Where answers to one question contradict each "
+        "other no training row stays.",
         "",
         f"{len(gone):,} rows went; {clusters:,} rows won over others. `data/curated/dropped.jsonl` names the "
         "winner of each.",
         "",
+        *_variants(curated),
     ]
+
+
+def _variants(curated: Curated) -> list[str]:
+    """Groups of similar rows that stay, with an example of each kind."""
+    parts = []
+    for difference in dict.fromkeys(group.difference for group in curated.variants):
+        groups = [group for group in curated.variants if group.difference == difference]
+        rows = sum(len(group.problems) for group in groups)
+        parts += [f"{len(groups):,} groups of similar questions stay, {rows:,} rows: they differ in {difference}.", ""]
+        for problem in groups[0].problems[:2]:
+            parts += [f"- `{problem.id}`: {cell(problem.question)[:200]}"]
+        parts += [""]
+    return [*parts, *(["`data/curated/variants.jsonl` lists all groups.", ""] if parts else [])]
 
 
 def _overlap(curated: Curated, curate: Curate) -> list[str]:
@@ -139,7 +165,8 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     rule = (
         f"A row of sft or rl goes when it shares {settings.ngram} grams in a row with an evaluation question or "
         "answer text (evaluation texts of 3 to "
-        f"{settings.ngram - 1} grams: as a whole), and the share of its grams is at least {settings.min_share:g}. "
+        f"{settings.ngram - 1} grams: as a whole), and the share of the hit ({SHARES[settings.share]}) is at least "
+        f"{settings.min_share:g}. "
         "Every hit stands in `data/curated/hits.jsonl`, by falling share, those too that let the row stay "
         "(`dropped: false`): low shares are often boilerplate, which `decontaminate.min_share` lets stay."
     )
@@ -165,6 +192,11 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     if curated.too_short:
         short = len(curated.too_short)
         parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]
+    if barred := curated.solutions_barred:
+        parts += [
+            "",
+            f"{barred:,} rows are barred from `sft_share` and stay in rl: an evaluation text has their solution.",
+        ]
     return [*parts, ""]
 
 

@@ -1,15 +1,19 @@
-r"""DeepSeekMath's rule (arXiv:2402.03300, section 2.1): texts that share an n-gram with an evaluation text go.
+r"""Training texts that share n-grams with an evaluation text, and how much of either text they share.
 
-A training text with any n-gram (10 by default) that stands in an evaluation question or answer text is a
-hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones would match by chance and are left to
-exact deduplication. A bare answer of fewer than n grams is a text only when three of them are words:
-matched whole, \frac{1}{2} or 1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
+By DeepSeekMath's rule (arXiv:2402.03300, section 2.1) a training text with any n-gram (10 by default) that stands in
+an evaluation question or answer text is a hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones
+would match by chance and are left to exact deduplication. Most such hits share boilerplate alone, so a hit has a
+share, and curation drops those with a large one: `coverage` is the part of the training or evaluation text, whichever
+is larger, that lies in shared n-grams; `words` counts distinct grams without their order.
+
+A bare answer of fewer than n grams is a text only when three of them are words: matched whole, \frac{1}{2} or
+1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mathrl.core.types import Problem
 from mathrl.data.grams import grams
@@ -25,7 +29,7 @@ class Hit:
         Hit(train_id="dapo/00012", eval_id="math/test/00734", part="question", ngram="what is the sum of",
             whole=False, share=0.91, ngrams_shared=14, others=("math500/…",))
 
-    `share` is the shared distinct grams over those of the text with fewer; `ngrams_shared` counts the
+    `share` is the part of a text that is shared (0 to 1, see EvaluationIndex); `ngrams_shared` counts the
     shared n-grams; `others` are further evaluation texts hit (at most 20).
     """
 
@@ -45,11 +49,16 @@ class Hit:
 
 
 class EvaluationIndex:
-    """The n-grams of evaluation texts."""
+    """The n-grams of evaluation texts.
 
-    def __init__(self, ngram: int) -> None:
-        self.ngram = ngram
-        self.texts: list[tuple[str, str, frozenset[int]]] = []  # id, part, distinct grams
+    `share` says what the share of a hit is: coverage (the grams of a text that lie in shared n-grams over all its
+    grams, for the text where this is more) or words (the shared distinct grams, wherever they stand, over those of the
+    text with fewer).
+    """
+
+    def __init__(self, ngram: int, share: Literal["coverage", "words"] = "coverage") -> None:
+        self.ngram, self.share = ngram, share
+        self.texts: list[tuple[str, str, tuple[int, ...]]] = []  # id, part, grams
         self.too_short: list[str] = []
         self._vocabulary: dict[str, int] = {}
         self._where: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -64,7 +73,7 @@ class EvaluationIndex:
         size = min(self.ngram, len(ids))
         if size < self.ngram:
             self._whole_lengths.add(size)
-        self.texts.append((id, part, frozenset(ids)))
+        self.texts.append((id, part, tuple(ids)))
         for window in {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)}:
             self._where[window].append(len(self.texts) - 1)
 
@@ -92,9 +101,8 @@ class EvaluationIndex:
                             shared[text_index].append((i, size))
         if not shared:
             return None
-        distinct = len(set(words))
-        indexed = set(ids) - {-1}
-        shares = {t: len(indexed & self.texts[t][2]) / min(distinct, len(self.texts[t][2])) for t in shared}
+        share = self._coverage if self.share == "coverage" else self._common_words
+        shares = {text: share(ids, len(set(words)), text, windows) for text, windows in shared.items()}
         best = max(shared, key=lambda t: (shares[t], len(shared[t]), -t))
         first, size = shared[best][0]
         others = [self.texts[t][0] for t in sorted(shared, key=lambda t: -shares[t]) if t != best]
@@ -109,6 +117,19 @@ class EvaluationIndex:
             ngrams_shared=len({tuple(ids[i : i + s]) for i, s in shared[best]}),
             others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
         )
+
+    def _coverage(self, ids: Sequence[int], _: int, text: int, windows: Sequence[tuple[int, int]]) -> float:
+        of_training = len({place for i, size in windows for place in range(i, i + size)}) / len(ids)
+        grams_of_text = self.texts[text][2]
+        size = min(self.ngram, len(grams_of_text))
+        shared = {tuple(ids[i : i + size]) for i, _ in windows}
+        starts = (i for i in range(len(grams_of_text) - size + 1) if grams_of_text[i : i + size] in shared)
+        of_text = len({place for i in starts for place in range(i, i + size)}) / len(grams_of_text)
+        return max(of_training, of_text)
+
+    def _common_words(self, ids: Sequence[int], distinct: int, text: int, _: Sequence[tuple[int, int]]) -> float:
+        grams_of_text = set(self.texts[text][2])
+        return len(grams_of_text.intersection(ids)) / min(distinct, len(grams_of_text))
 
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:

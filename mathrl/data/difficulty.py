@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from mathrl.core.control import NO_CONTROL
 from mathrl.core.hashing import digest
 from mathrl.core.seeding import derive_seed
 from mathrl.core.statistics import wilson
@@ -85,7 +86,8 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
 
 def problem_key(problem: Problem) -> str:
     """Digest of what the prompt and the verdict depend on: neither id nor split nor level."""
-    return digest([problem.question, problem.answers, problem.source, problem.extra])
+    control = [problem.control.to_row()] if problem.control != NO_CONTROL else []
+    return digest([problem.question, problem.answers, problem.source, problem.extra, *control])
 
 
 def cache_file(root: Path, policy: str, *settings: Any, few_shot: Sequence[Problem] = ()) -> Path:

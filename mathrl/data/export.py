@@ -21,9 +21,9 @@ def to_verl(problem: Problem, index: int) -> dict[str, Any]:
          "reward_model": {"style": "rule", "ground_truth": "72"},
          "extra_info": {"split": "rl", "index": 0, "id": "gsm8k/train/00000", "answers": ["72"]}}
     """
-    messages = problem.extra.get("messages") or [{"role": "user", "content": problem.question}]
+    messages = [dict(turn) for turn in problem.control.messages] or [{"role": "user", "content": problem.question}]
     return {
-        "data_source": str(problem.extra.get("data_source", problem.source)),
+        "data_source": problem.control.data_source or problem.source,
         "prompt": messages,
         "ability": problem.subject or "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answers[0]},
@@ -39,7 +39,7 @@ def to_rlinf(problem: Problem) -> dict[str, Any]:
     """
     return {
         "prompt": problem.question,
-        "task": str(problem.extra.get("task", "math")),
+        "task": problem.control.task or "math",
         "query_id": problem.id,
         "solutions": list(problem.answers),
     }
@@ -61,13 +61,26 @@ def export(problems: Sequence[Problem], format: Format, output: Path) -> int:
     rows = [to_verl(problem, index) for index, problem in enumerate(problems)]
     if not parquet:
         return write_jsonl(output, rows)
+    return write_parquet(output, rows)
+
+
+def write_parquet(output: Path, rows: Sequence[dict[str, Any]]) -> int:
+    """Write the rows as parquet and return their number; escaped lone surrogates are counted on stderr.
+
+    Raises:
+        UserError: a column's values have several types.
+    """
     import pyarrow  # 0.3 s, and only parquet needs it
     import pyarrow.parquet
 
     valid = [_valid(row) for row in rows]
     escaped = sum(row != valid_row for row, valid_row in zip(rows, valid, strict=True))
+    try:
+        table = pyarrow.Table.from_pylist(valid)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{output}: the rows do not fit into columns ({error}); name the output .jsonl") from None
     with written_aside(output) as aside:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(valid), aside)
+        pyarrow.parquet.write_table(table, aside)
     if escaped:
         print(f"{output}: lone surrogates, which parquet does not hold, are escaped in {escaped} rows", file=sys.stderr)
     return len(rows)

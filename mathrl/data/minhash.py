@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from mathrl.core.types import Problem
-from mathrl.data.grams import grams, numbers
+from mathrl.data.question_tokens import question_tokens, signature
 from mathrl.params.data import NearDuplicates
 
 _CHUNK = 4096
@@ -21,18 +21,32 @@ _CHUNK = 4096
 _HEADS = 64
 
 
-def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[list[int]]:
-    """Clusters of two or more indices of rows that are near-duplicates of one another."""
-    shingled = [shingles(problem.question, params.ngram) for problem in problems]
-    signatures = sign(shingled, params.permutations)
-    salt = np.zeros(len(problems), dtype=np.uint64)
-    if params.same_numbers:
-        texts = (" ".join(numbers(grams(problem.question))) for problem in problems)
-        salt = np.fromiter((xxhash.xxh3_64_intdigest(t.encode()) for t in texts), np.uint64, len(problems))
+def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> tuple[list[list[int]], list[list[int]]]:
+    """Clusters of two or more indices: of near-duplicates, and of rows that are as similar but differ in a sign.
+
+    The first are of the same numbers and operators in the same order (unless `same_numbers` is false: then every
+    similar row is one of them). The second, the variants, hold rows of which at least two differ there.
+    """
+    tokens = [question_tokens(problem.question) for problem in problems]
+    shingled = [shingles(row, params.ngram) for row in tokens]
+    sketches = sign(shingled, params.permutations)
+    unsalted = np.zeros(len(problems), dtype=np.uint64)
+    if not params.same_numbers:
+        return _clusters(shingled, sketches, unsalted, params), []
+    texts = (" ".join(signature(problem.question, row)) for problem, row in zip(problems, tokens, strict=True))
+    salt = np.fromiter((xxhash.xxh3_64_intdigest(t.encode()) for t in texts), np.uint64, len(problems))
+    similar = _clusters(shingled, sketches, unsalted, params)
+    return _clusters(shingled, sketches, salt, params), [g for g in similar if len({int(salt[i]) for i in g}) > 1]
+
+
+def _clusters(
+    shingled: Sequence[np.ndarray], sketches: np.ndarray, salt: np.ndarray, params: NearDuplicates
+) -> list[list[int]]:
+    """The connected rows whose similarity reaches the threshold, among rows of equal salt."""
     bands, rows = band_shape(params.threshold, params.permutations)
     edges: list[tuple[int, int]] = []
     for band in range(bands):
-        keys = _band_keys(signatures[:, band * rows : (band + 1) * rows], salt)
+        keys = _band_keys(sketches[:, band * rows : (band + 1) * rows], salt)
         for bucket in _buckets(keys):
             heads: list[int] = []
             for index in bucket:
@@ -43,19 +57,18 @@ def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> list[l
                 else:
                     edges.append((matched, index))
     groups: dict[int, list[int]] = {}
-    graph = coo_array((np.ones(len(edges)), np.array(edges, int).reshape(-1, 2).T), shape=(len(problems),) * 2)
+    graph = coo_array((np.ones(len(edges)), np.array(edges, int).reshape(-1, 2).T), shape=(len(shingled),) * 2)
     for index, label in enumerate(connected_components(graph, directed=False)[1]):
         groups.setdefault(label, []).append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def shingles(text: str, ngram: int) -> np.ndarray:
-    """Sorted distinct 64-bit hashes of the n-grams (of the whole text if it has fewer grams)."""
-    text_grams = grams(text)
-    if not text_grams:
+def shingles(tokens: Sequence[str], ngram: int) -> np.ndarray:
+    """Sorted distinct 64-bit hashes of the n-grams (of the whole text if it has fewer tokens)."""
+    if not tokens:
         return np.empty(0, dtype=np.uint64)
-    size = min(ngram, len(text_grams))
-    windows = {" ".join(text_grams[i : i + size]) for i in range(len(text_grams) - size + 1)}
+    size = min(ngram, len(tokens))
+    windows = {" ".join(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
     return np.sort(np.fromiter((xxhash.xxh3_64_intdigest(w.encode()) for w in windows), np.uint64, len(windows)))
 
 

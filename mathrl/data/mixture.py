@@ -57,7 +57,10 @@ def mix(
                 f"mix.order easy_to_hard: {unmeasured[0]} has neither a pass rate nor a level; measure it "
                 "(difficulty.max_problems) or set mix.order to shuffled"
             )
-        chosen.sort(key=lambda p: (-(p.pass_rate if p.pass_rate is not None else 0.5), p.level or 0, p.id))
+        # One curriculum per pass: repetitions side by side would put a problem into one step several times.
+        repetition = _repetitions(chosen)
+        order = sorted(range(len(chosen)), key=lambda i: (repetition[i], *_easiness(chosen[i])))
+        chosen = [chosen[i] for i in order]
     else:
         random.Random(derive_seed(seed, "mix", "order")).shuffle(chosen)
     measured = sum(problem.id in rates for problem in problems)
@@ -75,12 +78,27 @@ def mix(
     }
 
 
+def _repetitions(chosen: Sequence[Problem]) -> list[int]:
+    """How many earlier rows have the same problem, per row."""
+    seen: Counter[str] = Counter()
+    repetitions = []
+    for problem in chosen:
+        repetitions.append(seen[problem.id])
+        seen[problem.id] += 1
+    return repetitions
+
+
+def _easiness(problem: Problem) -> tuple[float, int, str]:
+    rate = problem.pass_rate if problem.pass_rate is not None else 0.5
+    return -rate, problem.level or 0, problem.id
+
+
 def _pools(
     problems: Sequence[Problem], rates: Mapping[str, float], components: Sequence[Component], seed: int
 ) -> list[list[Problem]]:
     pools: list[list[Problem]] = [[] for _ in components]
     for problem in problems:
-        rate = rates.get(problem.id)
+        rate = rates.get(problem.id, problem.pass_rate)  # that of the source, where it was not measured here
         for pool, component in zip(pools, components, strict=True):
             if _fits(problem, rate, component):
                 pool.append(problem.with_(pass_rate=rate) if rate is not None else problem)

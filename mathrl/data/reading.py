@@ -5,7 +5,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,11 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import sha256_file
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
+from mathrl.data.draw import Draw
 from mathrl.data.generators import VERSIONS, generate
 from mathrl.data.row_files import Row, read_rows
-from mathrl.data.row_formats import BadRow, RowShape, to_problem
+from mathrl.data.row_formats import RowShape, to_problem
+from mathrl.data.row_values import BadRow, look_up
 from mathrl.data.sources import ResolvedSource
 
 
@@ -64,16 +66,31 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
             read.rows[generated.generator] += 1
             yield problem
         return
-    items: list[Problem | Rejected] = list(_problems(resolved, seed, read))
-    good = [index for index, item in enumerate(items) if isinstance(item, Problem)]
-    if resolved.limit is not None and resolved.limit < len(good):
-        rng = random.Random(derive_seed(seed, "limit", resolved.name, resolved.split))
-        left_out = set(good) - set(rng.sample(good, resolved.limit))
-        read.left_out["above the limit"] = len(left_out)
-        items = [item for index, item in enumerate(items) if index not in left_out]
-    if not items:
+    items = _problems(resolved, seed, read) if resolved.limit is None else _drawn(resolved, seed, read)
+    first = next(items, None)
+    if first is None:
         raise UserError(f"{resolved.describe()}: no row in it")
+    yield first
     yield from items
+
+
+def _drawn(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem | Rejected]:
+    """A seeded choice of `limit` good rows, and the bad rows that were met on the way."""
+    assert resolved.limit is not None
+    draw = Draw(resolved.limit, random.Random(derive_seed(seed, "limit", resolved.name, resolved.split)))
+    bad, taken_rows = 0, 0
+    for item in _problems(resolved, seed, read, draw):
+        if isinstance(item, Rejected):
+            draw.skip()
+            bad += 1
+            yield item
+        else:
+            draw.add(item)
+    for problem in draw.chosen():
+        taken_rows += 1
+        yield problem
+    above = draw.rows - bad - taken_rows - read.left_out["left out by keep"]
+    read.left_out.update({"above the limit": above} if above else {})
 
 
 def taken(items: Iterable[Problem | Rejected], remedy: str | None) -> tuple[list[Problem], list[Rejected]]:
@@ -120,43 +137,54 @@ def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
     return row | {"files": files}
 
 
-def _problems(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem | Rejected]:
+def _problems(
+    resolved: ResolvedSource, seed: int, read: Read, draw: Draw | None = None
+) -> Iterator[Problem | Rejected]:
     seen: set[str] = set()
     shape: RowShape | None = None
-    for row in _rows(resolved, read):
+    for row in _rows(resolved, read, draw.wanted if draw else None):
         if row.problem:
             yield Rejected(row.where, row.shown, resolved.name, row.problem)
             continue
         if shape is None or not shape.fits(row.values):
             shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
-        if any(row.values.get(key) not in _listed(accepted) for key, accepted in shape.keep.items()):
+        if any(look_up(row.values, key) not in _listed(accepted) for key, accepted in shape.keep.items()):
             read.left_out["left out by keep"] += 1
+            if draw:
+                draw.skip()
             continue
-        try:
-            problem = to_problem(
-                row.values, shape, name=row.name, source=resolved.name, split=resolved.split, seed=seed
-            )
-        except BadRow as error:
-            yield Rejected(row.where, row.shown, resolved.name, str(error))
-            continue
-        if problem.id in seen:
+        problem = _problem(row, shape, resolved, seed)
+        if isinstance(problem, Problem) and problem.id in seen:
             reason = f"id {problem.id!r} occurs in an earlier row too"
-            yield Rejected(row.where, row.shown, resolved.name, reason)
-            continue
-        seen.add(problem.id)
+            problem = Rejected(row.where, row.shown, resolved.name, reason)
+        elif isinstance(problem, Problem):
+            seen.add(problem.id)
         yield problem
 
 
-def _rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
+def _problem(row: Row, shape: RowShape, resolved: ResolvedSource, seed: int) -> Problem | Rejected:
+    try:
+        return to_problem(row.values, shape, name=row.name, source=resolved.name, split=resolved.split, seed=seed)
+    except BadRow as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "a field is nested too deeply"
+    return Rejected(row.where, row.shown, resolved.name, reason)
+
+
+def _rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | None) -> Iterator[Row]:
     for file, label in resolved.labels.items():
-        for row in read_rows(file, label):
+
+        def counted(label: str = label) -> bool:
             read.rows[label] += 1
-            yield row
+            return wanted is None or wanted()
+
+        yield from read_rows(file, label, counted)
     if resolved.hub:
-        yield from _hub_rows(resolved, read)
+        yield from _hub_rows(resolved, read, wanted)
 
 
-def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
+def _hub_rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | None) -> Iterator[Row]:
     import datasets  # seconds to import, and only the hub needs it
 
     try:
@@ -175,6 +203,8 @@ def _hub_rows(resolved: ResolvedSource, read: Read) -> Iterator[Row]:
     for number, values in enumerate(rows, start=1):
         read.rows["hub"] += 1
         read.hub_rows.update(json.dumps(values, sort_keys=True, default=str).encode() + b"\n")
+        if wanted and not wanted():
+            continue
         place = f"{resolved.hub}, {stem}, row {number}"
         yield Row(place, f"{stem}:{number}", dict(values), shown=place)
 

@@ -8,7 +8,7 @@ and a wrong response to the same problem.
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mathrl.core.seeding import derive_seed
@@ -35,7 +35,7 @@ class Filters:
 
 
 def rejection_sample(groups: Groups, filters: Filters, seed: int) -> tuple[list[Problem], Counter[str]]:
-    """Problems of the sft split with a response to imitate in `extra.response`, and the number of samples by reason.
+    """Problems of the sft split with a response to imitate in `control.response`, and the number of samples by reason.
 
     Every sample is counted once: kept, wrong, truncated, too long, mixed language, repetitive, duplicate, or
     above per_problem. The seed decides which of the fitting samples are kept.
@@ -59,7 +59,9 @@ def rejection_sample(groups: Groups, filters: Filters, seed: int) -> tuple[list[
         counts["above per_problem"] += len(responses) - len(taken)
         counts["kept"] += len(taken)
         kept += [
-            problem.with_(id=f"{problem.id}#{number}", split="sft", extra={**problem.extra, "response": responses[i]})
+            problem.with_(
+                id=f"{problem.id}#{number}", split="sft", control=replace(problem.control, response=responses[i])
+            )
             for number, i in enumerate(taken)
         ]
     return kept, +counts

@@ -3,14 +3,26 @@
 import random
 import re
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mathrl.core.control import Control
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
 from mathrl.data.generators.countdown import problem_parts
+from mathrl.data.row_values import (
+    BadRow,
+    accepted_answers,
+    as_text,
+    conversation,
+    level_of,
+    look_up,
+    pass_rate_of,
+    payload,
+    question_and_reply,
+)
 
 RULES: dict[str, tuple[Callable[[str], str | None], str]] = {
     "hash": (after_hashes, "no text after ####"),
@@ -20,13 +32,12 @@ RULES: dict[str, tuple[Callable[[str], str | None], str]] = {
 _TEMPLATED = re.compile(r"<\|im_start\|>|<｜(?:User|Assistant)｜>|<\|start_header_id\|>|\[INST\]|<think>\s*$")
 
 
-class BadRow(ValueError):
-    """A row without a problem; the message names the field."""
-
-
 @dataclass(frozen=True)
 class RowShape:
-    """The fields of a row; `prompt_key` may join fields (Body+Question), a dot descends into one (0.value)."""
+    """The fields of a row; `prompt_key` may join fields (Body+Question), a dot descends into one (0.value).
+
+    A prompt may be a chat list of one question; its reply is the solution where `solution_key` names none.
+    """
 
     format: str = "fields"
     prompt_key: str = "question"
@@ -35,29 +46,16 @@ class RowShape:
     id_key: str | None = None
     level_key: str | None = None
     subject_key: str | None = None
+    pass_rate_key: str | None = None
+    task_key: str | None = None
     answer_rule: str = "field"
     keep: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether the row has the fields that a problem needs, and the id field if one is named."""
-        keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or "answer"]
+        keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or self.prompt_key]
         keys += [self.id_key] if self.id_key else []
         return all(look_up(row, key) is not None for key in keys)
-
-
-def look_up(row: Mapping[str, Any], key: str) -> Any:
-    """The value under a key, or inside it: reward_model.ground_truth, 0.value."""
-    if key in row:
-        return row[key]
-    value: Any = row
-    for part in key.split("."):
-        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            value = value[int(part)]
-        elif isinstance(value, Mapping) and part in value:
-            value = value[part]
-        else:
-            return None
-    return value
 
 
 def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: str, split: str, seed: int) -> Problem:
@@ -71,9 +69,10 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     answers = tuple(dict.fromkeys(parts["answers"]))
     row_id = look_up(row, shape.id_key) if shape.id_key else None
     row_id = parts.get("id") if row_id is None else row_id
-    keys = (shape.answer_key, shape.solution_key, shape.id_key, shape.level_key, shape.subject_key)
-    used = {*shape.prompt_key.split("+"), *keys, *parts.get("used", ()), "source", "split"}
-    extra = {key: value for key, value in row.items() if key not in used and value not in (None, "", [], {})}
+    keys = (shape.answer_key, shape.solution_key, shape.id_key, shape.level_key, shape.subject_key, shape.pass_rate_key)
+    used = {*_prompt_fields(row, shape), *keys, *parts.get("used", ()), "source", "split"}
+    further = {key: _read(row, key, payload) for key, value in row.items() if key not in used and value is not None}
+    extra = {str(key): value for key, value in further.items() if value not in (None, "", [], {})}
     subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
     return Problem(
         id=f"{source}/{name}" if row_id is None else str(row_id),
@@ -82,56 +81,92 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
         source=source,
         split=split,
         solution=parts.get("solution"),
-        subject=str(subject) if subject is not None else None,
-        level=_level(look_up(row, shape.level_key)) if shape.level_key else None,
+        subject=_joined(subject),
+        level=_read(row, shape.level_key, level_of) if shape.level_key else None,
+        pass_rate=_read(row, shape.pass_rate_key, pass_rate_of) if shape.pass_rate_key else None,
         extra={**extra, **parts.get("extra", {})},
+        control=_control(row, shape, parts.get("control", Control())),
     )
 
 
+def _control(row: Mapping[str, Any], shape: RowShape, control: Control) -> Control:
+    """What the format says, and the task in the column that `task_key` names."""
+    task = as_text(look_up(row, shape.task_key)) if shape.task_key else None
+    return control if task is None else replace(control, task=task)
+
+
 def _fields(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
-    question = " ".join(_ended(_text(row, key)) for key in shape.prompt_key.split("+")[:-1])
-    question = (question + " " + _text(row, shape.prompt_key.split("+")[-1])).strip()
-    solution = look_up(row, shape.solution_key) if shape.solution_key else None
+    turns = conversation(look_up(row, shape.prompt_key))
+    if turns is not None:
+        question, reply = _read(row, shape.prompt_key, lambda _: question_and_reply(turns))
+        if not question.strip():
+            raise BadRow(f"field {shape.prompt_key!r}: its user turn is empty")
+    else:
+        *parts, last = (_text(row, key) for key in _prompt_keys(row, shape))
+        question, reply = " ".join([*map(_ended, parts), last]).strip(), None
+    solution = look_up(row, shape.solution_key) if shape.solution_key else reply
+    if (reasoned := conversation(solution)) is not None:
+        solution = "\n\n".join(turn["content"] for turn in reasoned if turn["role"] != "user")
     if isinstance(solution, list):
         solution = "\n\n".join(str(part) for part in solution)
-    return {"question": question, "answers": _answers(row, shape), "solution": solution or None}
+    solution = None if solution is None else str(solution)
+    return {"question": question, "answers": _answers(row, shape, reply), "solution": solution or None}
 
 
-def _answers(row: Mapping[str, Any], shape: RowShape) -> list[str]:
+def _prompt_keys(row: Mapping[str, Any], shape: RowShape) -> list[str]:
+    return [shape.prompt_key] if shape.prompt_key in row else shape.prompt_key.split("+")
+
+
+def _prompt_fields(row: Mapping[str, Any], shape: RowShape) -> set[str]:
+    """The columns that the prompt is taken from, whole."""
+    keys = _prompt_keys(row, shape)
+    return {*keys, *(key.split(".")[0] for key in keys if key not in row)}
+
+
+def _answers(row: Mapping[str, Any], shape: RowShape, reply: str | None = None) -> list[str]:
     key = shape.answer_key or shape.solution_key
-    if key is None:
+    if key is None and reply is None:
         raise BadRow("neither answer_key nor solution_key is given")
     if shape.answer_rule != "field":
         rule, missing = RULES[shape.answer_rule]
-        answer = rule(_text(row, key))
+        answer = rule(_text(row, key) if key else str(reply))
         if answer is None:
-            raise BadRow(f"field {key!r}: {missing}, so no answer (answer_rule {shape.answer_rule})")
+            field = key or shape.prompt_key
+            raise BadRow(f"field {field!r}: {missing}, so no answer (answer_rule {shape.answer_rule})")
         return [answer]
-    value = look_up(row, key)
-    values = value if isinstance(value, list | tuple) else [value]
-    answers = [text for item in values if (text := _as_text(item))]
+    answers = _read(row, key, accepted_answers) if key else [str(reply).strip()]
     if not answers:
-        raise BadRow(f"field {key!r}: no answer (found {_shown(row, key)})")
+        raise BadRow(f"field {key!r}: no answer (found {_shown(row, str(key))})")
     return answers
+
+
+def _read(row: Mapping[str, Any], key: str, read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of a field; its error names the field."""
+    try:
+        return read(look_up(row, key))
+    except BadRow as error:
+        raise BadRow(f"field {key!r}: {error}") from None
 
 
 def _rlinf(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="solutions"))
-    extra = {"templated": True} if _TEMPLATED.search(question) else {}
-    used = ("prompt", "solutions", "query_id")
-    return {"question": question, "answers": answers, "id": row.get("query_id"), "extra": extra, "used": used}
+    control = Control(templated=bool(_TEMPLATED.search(question)), task=as_text(row.get("task")))
+    used = ("prompt", "solutions", "query_id", "task")
+    return {"question": question, "answers": answers, "id": row.get("query_id"), "control": control, "used": used}
 
 
 def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
-    prompt, extra = row.get("prompt"), {}
+    prompt, control, reply = row.get("prompt"), Control(data_source=as_text(row.get("data_source"))), None
     if isinstance(prompt, list):
         try:
             messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in prompt]
-            question = next(turn["content"] for turn in reversed(messages) if turn["role"] == "user")
-        except (KeyError, TypeError, StopIteration):
+            asked = max(index for index, turn in enumerate(messages) if turn["role"] == "user")
+        except (KeyError, TypeError, ValueError):
             raise BadRow("field 'prompt': a chat list needs role and content, and a user turn") from None
-        extra["messages"] = messages
+        question = messages[asked]["content"]
+        kept, reply = without_reply(messages)
+        control = replace(control, messages=kept, cut_turns=len(messages) - len(kept))
     else:
         question = _text(row, "prompt")
     answers = _answers(row, RowShape(answer_key="reward_model.ground_truth"))
@@ -141,8 +176,26 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
     further_answers, index = info.get("answers"), info.get("index")
     answers += [str(answer) for answer in further_answers] if isinstance(further_answers, list) else []
     place = f"{row.get('data_source')}/{info.get('split', 'row')}/{index}" if index is not None else None
-    row_id, subject, used = info.get("id") or place, row.get("ability"), ("prompt", "ability")
-    return {"question": question, "answers": answers, "id": row_id, "subject": subject, "extra": extra, "used": used}
+    return {
+        "question": question,
+        "answers": answers,
+        "id": info.get("id") or place,
+        "subject": row.get("ability"),
+        "solution": reply,
+        "control": control,
+        "used": ("prompt", "ability", "data_source"),
+    }
+
+
+def without_reply(turns: Sequence[Mapping[str, str]]) -> tuple[tuple[Mapping[str, str], ...], str | None]:
+    """A conversation without the assistant's turns at its end, and the text of the last of them.
+
+    Example: [user "2+2?", assistant "4"] → ([user "2+2?"], "4")
+    """
+    kept = list(turns)
+    while kept and kept[-1]["role"] == "assistant":
+        kept.pop()
+    return tuple(kept), turns[-1]["content"] if len(kept) < len(turns) else None
 
 
 def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
@@ -163,7 +216,8 @@ def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
         "solution": row.get("Explanation") or None,
         "answers": [string.ascii_uppercase[options.index(right)]],
         "id": row.get("Record ID"),
-        "extra": {"options": options, "task": "multiple_choice"},
+        "extra": {"options": options},
+        "control": Control(task="multiple_choice"),
         "used": tuple(row),
     }
 
@@ -176,6 +230,11 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
     if parts is None:
         raise BadRow(f"no way to make {target} from {numbers}")
     return {**parts, "used": ("nums", "target")}
+
+
+def _joined(subject: Any) -> str | None:
+    """A subject, or several (MathArena's problem_type) as one text."""
+    return ", ".join(map(str, subject)) or None if isinstance(subject, list | tuple) else subject and str(subject)
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:
@@ -194,19 +253,3 @@ def _shown(row: Mapping[str, Any], key: str) -> str:
 def _ended(text: str) -> str:
     text = text.strip()
     return text if text[-1] in ".?!" else text + "."
-
-
-def _as_text(value: Any) -> str | None:
-    if value is None or isinstance(value, bool | Mapping):
-        return None
-    if isinstance(value, float):
-        return None if value != value else str(int(value)) if value.is_integer() else repr(value)
-    return str(value).strip() or None
-
-
-def _level(value: Any) -> int | None:
-    """The level as an integer: 5, "5" and MATH's "Level 5" give 5; "Level ?" gives None."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return int(value)
-    match = re.search(r"\d+", value) if isinstance(value, str) else None
-    return int(match.group()) if match else None

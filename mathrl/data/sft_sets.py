@@ -30,10 +30,11 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
 
 
 def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
-    if "response" in problem.extra:  # of a policy, kept by rejection sampling
-        return str(problem.extra["response"])
+    if problem.control.response is not None:  # of a policy, kept by rejection sampling
+        return problem.control.response
     tags = prompt.template in ("plain", "r1_zero")
-    answer = str(problem.extra.get("demonstrated_answer", problem.answers[0]))
+    shown = problem.control.demonstrated_answer
+    answer = problem.answers[0] if shown is None else shown
     if terse:
         return f"<answer>{answer}</answer>" if tags else rf"\boxed{{{answer}}}"
     solution = worked_solution(problem)
@@ -47,13 +48,13 @@ def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
 def routed(prompt: Prompt, problem: Problem) -> Prompt:
     """The prompt section for this problem: the route of its task or source overrides the rest (R7).
 
-    The first of `extra.task`, `extra.data_source` and the name of the source that has a route counts, as in the
+    The first of `control.task`, `control.data_source` and the name of the source that has a route counts, as in the
     reward. The result has no routes, so that worked examples are written like the problem itself.
     """
     if not prompt.routes:
         return prompt
-    names = (problem.extra.get("task"), problem.extra.get("data_source"), problem.source)
-    routes = [prompt.routes[str(name)] for name in names if str(name) in prompt.routes]
+    names = (*problem.control.routes, problem.source)
+    routes = [prompt.routes[name] for name in names if name in prompt.routes]
     overrides = routes[0].model_dump(exclude_none=True) if routes else {}
     return prompt.model_copy(update={**overrides, "routes": {}})
 

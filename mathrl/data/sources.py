@@ -7,8 +7,9 @@ from pathlib import Path
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
+from mathrl.data.file_formats import PACKED, SUFFIXES, kind_of
 from mathrl.data.registry import REGISTRY, NamedSource, benchmark, find
-from mathrl.data.row_files import SUFFIXES, labels, list_files
+from mathrl.data.row_files import labels, list_files
 from mathrl.data.row_formats import RowShape
 from mathrl.params.data import FileSource, HubSource, RowSource, Source
 from mathrl.params.generators import GeneratedSource
@@ -72,7 +73,7 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
         name=source.name,
         split=source.split,
         limit=source.limit,
-        shapes=tuple(replace(shape, keep=source.keep) for shape in shapes),
+        shapes=tuple(replace(shape, keep=source.keep, **_further_keys(source)) for shape in shapes),
         licence=source.licence or resolved.licence,
         subset=source.subset or resolved.subset,
     )
@@ -126,13 +127,13 @@ def data_root(data_folder: str | None) -> Path | None:
 def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
     for stem in named.stems:
         for suffix in SUFFIXES:
-            for gz in ("", ".gz"):
-                file = folder / f"{stem}_{split}{suffix}{gz}"
-                if file.is_file():
+            for packed in ("", *PACKED):
+                file = folder / f"{stem}_{split}{suffix}{packed}"
+                if file.is_file() and kind_of(file):
                     return [file]
         for inside in (folder / stem / split, folder / stem):
             matches = sorted(inside.glob(f"{split}*")) if inside == folder / stem else sorted(inside.glob("*"))
-            files = [m for m in matches if m.is_file() and Path(m.name.removesuffix(".gz")).suffix in SUFFIXES]
+            files = [m for m in matches if m.is_file() and kind_of(m)]
             if files:
                 return files
     return []
@@ -147,6 +148,12 @@ def _says_fields(source: HubSource) -> bool:
     """Whether the source names fields; a default that is written out, as in the params/ of a run, does not count."""
     keys = ("format", "prompt_key", "answer_key", "solution_key", "answer_rule")
     return any(getattr(source, key) != HubSource.model_fields[key].default for key in keys)
+
+
+def _further_keys(source: HubSource) -> dict[str, str]:
+    """The keys beside prompt, answer and solution that the source names: they go over those of the registry."""
+    keys = ("id_key", "level_key", "subject_key", "pass_rate_key")
+    return {key: value for key in keys if (value := getattr(source, key)) is not None}
 
 
 def _shape(source: RowSource) -> RowShape:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from functools import lru_cache
 from typing import Any
@@ -47,7 +48,7 @@ def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[
 
 
 def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()) -> str:
-    """The prompt as text. Rows that arrive templated (`extra.templated`) are taken as they are.
+    """The prompt as text. Rows that arrive templated (`control.templated`) are taken as they are.
 
     Lone surrogates, which no tokenizer takes, are written as escapes (`core.files.encodable`). Control tokens that a
     problem spells stay text (`quoted`).
@@ -56,7 +57,7 @@ def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_sho
 
 
 def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem]) -> str:
-    if problem.extra.get("templated"):
+    if problem.control.templated:
         return problem.question
     problem, *few_shot = [_quoted(row, tokenizer) for row in (problem, *few_shot)]
     if is_chat(problem, prompt):
@@ -71,14 +72,14 @@ def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Seq
 
 def is_chat(problem: Problem, prompt: Prompt) -> bool:
     """Whether the problem's prompt is made by the tokenizer's chat template."""
-    if problem.extra.get("templated"):
+    if problem.control.templated:
         return False
-    return routed(prompt, problem).template == "chat" or bool(problem.extra.get("messages"))
+    return routed(prompt, problem).template == "chat" or bool(problem.control.messages)
 
 
 def response_end(problem: Problem, prompt: Prompt, tokenizer: Any) -> int:
     """The token that a response to the problem is trained to end with: the chat template's, else the tokenizer's."""
-    end = turn_end(tokenizer) if problem.extra.get("templated") or is_chat(problem, prompt) else None
+    end = turn_end(tokenizer) if problem.control.templated or is_chat(problem, prompt) else None
     return int(tokenizer.eos_token_id if end is None else end)
 
 
@@ -101,13 +102,10 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def _quoted(problem: Problem, tokenizer: Any) -> Problem:
-    extra = dict(problem.extra)
-    if "messages" in extra:
-        extra["messages"] = [
-            {**message, "content": quoted(message["content"], tokenizer)} for message in extra["messages"]
-        ]
+    turns = tuple({**turn, "content": quoted(turn["content"], tokenizer)} for turn in problem.control.messages)
+    control = replace(problem.control, messages=turns)
     solution = problem.solution and quoted(problem.solution, tokenizer)
-    return problem.with_(question=quoted(problem.question, tokenizer), solution=solution, extra=extra)
+    return problem.with_(question=quoted(problem.question, tokenizer), solution=solution, control=control)
 
 
 def prompt_gap(prompt: Prompt) -> str:
@@ -135,7 +133,7 @@ def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[P
             "prompt.template is chat, but the model's tokenizer has no chat template; "
             "set prompt.template to boxed or r1_zero, or take an instruction-tuned model"
         )
-    messages = [dict(message) for message in problem.extra.get("messages", ())]
+    messages = [dict(message) for message in problem.control.messages]
     if not messages:
         for shot in few_shot:
             messages.append({"role": "user", "content": _asked(shot, prompt)})

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.errors import UserError
 from mathrl.core.paths import CURATED_TEST
 from mathrl.core.problems import read_problems
 from mathrl.core.seeding import derive_seed
@@ -47,6 +48,8 @@ def benchmark_problems(name: str, params: Params, test: Path = CURATED_TEST) -> 
     """
     settings = params.evaluate
     if name == TEST:
+        if not test.exists():
+            raise UserError(f"{test}: no such file; make the curated splits first: mathrl run curate")
         problems = read_problems(test)
     else:
         rows = read_source(resolve_benchmark(name, settings.data_folder), params.run.seed)

@@ -17,30 +17,39 @@ class RowSource(Section):
         description="fields: the keys below name the columns; rlinf, verl, multiple_choice: rows in that format.",
     )
     prompt_key: str = Field(
-        "question", description="Field with the question; Body+Question joins two fields, 0.value reads inside one."
+        "question",
+        description="Field with the question, as text or as a chat list; Body+Question joins two fields, 0.value and "
+        "messages.-1.content read inside one.",
     )
     answer_key: str | None = Field("answer", description="Field with the answer; null: taken from the solution.")
     solution_key: str | None = Field(None, description="Field with the worked solution.")
     id_key: str | None = Field(None, description="Field with the row's id; null: file name and row number.")
     level_key: str | None = Field(None, description="Field with the difficulty level.")
     subject_key: str | None = Field(None, description="Field with the subject.")
+    pass_rate_key: str | None = Field(
+        None, description="Field with a pass rate that the source measured: 0.625, 62.5% or 5/8."
+    )
+    task_key: str | None = Field(
+        None, description="Field with the task, which chooses a route of prompt.routes and reward.routes."
+    )
     answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
         "field",
         description="field: the answer as it is; hash, boxed, answer_tag: extracted from the answer or solution text.",
     )
     keep: dict[str, Any] = Field(
-        default_factory=dict, description="Keep only rows with these values, such as has_image: false."
+        default_factory=dict,
+        description="Keep only rows with these values, such as has_image: false or meta.lang: [en, de].",
     )
     limit: int | None = Field(None, ge=1, description="Maximum number of rows (seeded choice).")
     licence: str | None = Field(None, description="Licence, for the curation report.")
 
 
 class FileSource(RowSource):
-    """Rows from local files: jsonl, json, csv, parquet, and .gz of the first three."""
+    """Rows from local files: jsonl, ndjson, json, csv, tsv, parquet, arrow; text files also as .gz, .zst, .bz2, .xz."""
 
     type: Literal["file"] = "file"
     split: SplitName = Field(description="Split that the rows go to.")
-    path: str = Field(min_length=1, description="A file, or a folder of files, in these formats.")
+    path: str = Field(min_length=1, description="A file, a folder of files, or a pattern such as shards/*.parquet.")
 
 
 class HubSource(RowSource):
@@ -65,7 +74,9 @@ class NearDuplicates(Section):
     threshold: float = Field(
         0.8, gt=0, le=1, description="Jaccard similarity from which two questions are near-duplicates."
     )
-    same_numbers: bool = Field(True, description="Questions with different numbers are never near-duplicates.")
+    same_numbers: bool = Field(
+        True, description="Similar questions with different numbers or operators are reported as variants, not dropped."
+    )
 
 
 class Deduplicate(Section):
@@ -76,14 +87,22 @@ class Deduplicate(Section):
 
 
 class Decontaminate(Section):
-    """DeepSeekMath's rule: a training text that shares an n-gram with an evaluation text is dropped."""
+    """Training texts that share n-grams with an evaluation text are dropped.
+
+    DeepSeekMath's literal rule, by which one shared n-gram is enough, is `min_share: 0`.
+    """
 
     against: tuple[SplitName, ...] = Field(("dev", "test"), description="Splits that training texts are compared with.")
     benchmarks: tuple[str, ...] = Field((), description="Benchmarks to compare with as well, by name: math, aime24, ….")
     files: tuple[str, ...] = Field((), description="Evaluation files to compare with as well (question, answer).")
     ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")
+    share: Literal["coverage", "words"] = Field(
+        "coverage",
+        description="Share of a hit. coverage: part of the training or evaluation text, the larger, in shared n-grams; "
+        "words: shared distinct words over those of the text with fewer.",
+    )
     min_share: float = Field(
-        0.0, ge=0, le=1, description="Drop a hit only if the texts share this part of the shorter one's distinct words."
+        0.5, ge=0, le=1, description="Drop a hit whose share is at least this; 0: any shared n-gram (DeepSeekMath)."
     )
     within_generator: bool = Field(
         False, description="Also compare problems of one generator, which share phrases and are all different."
@@ -101,6 +120,9 @@ class Curate(Section):
     deduplicate: Deduplicate = Deduplicate()
     decontaminate: Decontaminate | None = Field(
         Decontaminate(), description="Drop training texts that share n-grams with evaluation texts; null: keep all."
+    )
+    test_share: float = Field(
+        0.0, ge=0, lt=1, description="Share of the rl rows moved to test when no source fills test."
     )
     dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when no source fills dev.")
     sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when no source fills sft.")
@@ -158,5 +180,6 @@ class Mix(Section):
     components: tuple[Component, ...] = Field(min_length=1, description="Components of the mixture.")
     size: int | None = Field(None, ge=1, description="Number of rows; null: as many as the weights allow.")
     order: Literal["shuffled", "easy_to_hard"] = Field(
-        "shuffled", description="Order of the rows; easy_to_hard: by pass rate, else by level."
+        "shuffled",
+        description="Order of the rows; easy_to_hard: by pass rate, else by level; per pass over the problems.",
     )

@@ -53,6 +53,11 @@ class PretrainedModel(Section):
     path: str = Field(min_length=1, description="Local folder, or hub id such as Qwen/Qwen2.5-0.5B-Instruct.")
     revision: str = Field("main", description="Branch, tag or commit on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    released: str | None = Field(
+        None,
+        pattern=r"^\d{4}-\d{2}(-\d{2})?$",
+        description="Date of the model, such as 2024-09: tables then say which benchmarks are newer than the model.",
+    )
 
 
 Base = Annotated[FreshModel | PretrainedModel, Field(discriminator="type")]

@@ -118,7 +118,7 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     if not files or None in files:
         return None
     clean = settings.decontaminate or Decontaminate()
-    index = EvaluationIndex(clean.ngram)
+    index = EvaluationIndex(clean.ngram, clean.share)
     for problem in problems:
         index.add_problem(problem)
     questions = {" ".join(problem.question.split()) for problem in problems}

@@ -26,7 +26,8 @@ def evaluate_once(
     problems: Sequence[Problem] | None = None,
     examples: Path = CURATED_SFT,
 ) -> ModelFigures:
-    """Evaluate any Hugging Face model folder; writes summary.json, responses.jsonl and pictures to `output`.
+    """Evaluate any Hugging Face model folder; writes summary.json, responses.jsonl, speed.json (seconds of
+    this machine) and pictures to `output`.
 
     Args:
         problems: Those of the benchmark, if they are known already.
@@ -36,20 +37,27 @@ def evaluate_once(
         UserError: no such benchmark, no model in the folder, or every prompt is too long.
     """
     from mathrl.evaluation.evaluate_model import evaluate_model  # torch
+    from mathrl.planning.run_time import SamplingClock, Speed, write_speed
 
     problems = benchmark_problems(benchmark, params) if problems is None else problems
     few_shot = few_shot_examples(params.prompt, examples)
     label = Path(str(model)).name
+    clock = SamplingClock()
     with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
-        result = evaluate_model(
-            model, benchmark, problems, params, label=label, few_shot=few_shot, on_progress=bar.advance
-        )
+
+        def advance(responses: int) -> None:
+            bar.advance(responses)
+            clock.tick(responses)
+
+        result = evaluate_model(model, benchmark, problems, params, label=label, few_shot=few_shot, on_progress=advance)
     assert result is not None, "evaluate_once runs in one process"
     figures = figures_of(result, params)
     summary = EvaluationSummary(benchmark, {benchmark: BenchmarkResults({label: figures})})
     with written_aside(output) as folder:
         folder.mkdir()
         summary.write(folder / "summary.json")
+        length = figures.response_length
+        write_speed(folder, Speed(str(model), clock.per_second() * length, length))
         write_jsonl(folder / "responses.jsonl", result.responses)
         rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
         write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))

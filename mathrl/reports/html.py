@@ -16,6 +16,7 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.data.registry import newer_than
 from mathrl.evaluation.compare import compare_models, leading, pairs, verdict_of
 from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
@@ -133,6 +134,13 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     return page | {"sections": [(place, name) for place, name, there in names if there]}
 
 
+def titled(benchmark: str, params: Params) -> str:
+    """The benchmark's name, with a word if its problems are newer than the model."""
+    base = params.model.base
+    newer = newer_than(benchmark, base.released if base.type == "pretrained" else None)
+    return f"{benchmark} ({newer})" if newer else benchmark
+
+
 def evaluation(summary: EvaluationSummary, material: Material, params: Params) -> dict[str, Any]:
     """The part of the page about responses to the benchmark."""
     benchmark, models = summary.benchmark, summary.models
@@ -141,7 +149,7 @@ def evaluation(summary: EvaluationSummary, material: Material, params: Params) -
     names = [name for name in dict.fromkeys(row["model"] for row in rows) if name in models] or list(models)
     table = results_table({name: models[name] for name in names})
     page: dict[str, Any] = {
-        "benchmark": benchmark,
+        "benchmark": titled(benchmark, params),
         "columns": list(table[0]),
         "models": table,
         "breakdowns": breakdowns(models, names),

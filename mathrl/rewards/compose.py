@@ -50,7 +50,8 @@ class RewardInput:
     Example:
         RewardInput(response="<answer>2</answer>", ground_truth=("2",), length=9, max_length=64)
 
-    `length` and `max_length` are in tokens; `row` is the row of the problem, for routing and for user functions.
+    `length` and `max_length` are in tokens; `row` has the source and the user's columns, for user functions. The
+    first of `routes` (the problem's task, data source and source) that has a route chooses the parts.
     """
 
     response: str
@@ -60,6 +61,7 @@ class RewardInput:
     max_length: int = 0
     truncated: bool = False
     row: Mapping[str, Any] = field(default_factory=dict)
+    routes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +239,9 @@ class RewardFunction:
         self._timeouts, self._seconds = 0, 0.0
         return metrics
 
-    def parts_for(self, row: Mapping[str, Any]) -> list[Part]:
-        """The parts that a row's `task` or `data_source` selects, else the default ones (R7)."""
-        for name in ("task", "data_source", "source"):
-            route = self.routes.get(str(row.get(name, "")))
-            if route is not None:
-                return route
-        return self.parts
+    def parts_for(self, names: Sequence[str]) -> list[Part]:
+        """The parts of the first name (task, data source, source) that has a route, else the default ones (R7)."""
+        return next((self.routes[name] for name in names if name in self.routes), self.parts)
 
     def _reward(self, item: RewardInput, verdict: Verdict) -> RewardResult:
         self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
@@ -253,7 +251,7 @@ class RewardFunction:
             self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)
         values: dict[str, float] = {}
         overall = 0.0
-        for part in self.parts_for(item.row):
+        for part in self.parts_for(item.routes):
             value, extra = part.value(item, verdict)
             values[part.name] = value
             values |= {f"{part.name}/{name}": number for name, number in extra.items()}
@@ -266,7 +264,9 @@ def _part(params: RewardPart, reward: Reward) -> Part:
 
 
 def _truths(item: RewardInput) -> str | tuple[str, ...]:
-    """The accepted answers; a Countdown row without a JSON truth gets one from its numbers and target."""
+    """The accepted answers; a Countdown row without a truth gets one from its numbers and target."""
+    if item.ground_truth:
+        return tuple(item.ground_truth)
     numbers, target = item.row.get("nums", item.row.get("numbers")), item.row.get("target")
     if numbers is not None and target is not None:
         return json.dumps({"numbers": [int(n) for n in numbers], "target": int(target)})

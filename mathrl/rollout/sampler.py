@@ -27,12 +27,12 @@ class Sampler:
     def prompt_tokens(self, problem: Problem) -> list[int] | None:
         """The tokens of the rendered problem and of the response prefix; None if the problem is too long.
 
-        The tokens of `extra.begun` follow, where a response is to be continued.
+        The tokens of `control.begun` follow, where a response is to be continued.
         """
         tokens = render(problem, self.prompt, self.tokenizer, self.few_shot)
         if len(tokens) > self.prompt.max_tokens:
             return None
-        return [*tokens, *self.prefix, *problem.extra.get("begun", ())]
+        return [*tokens, *self.prefix, *problem.control.begun]
 
     def sample(
         self,
@@ -76,7 +76,7 @@ class Sampler:
         return graded_groups
 
     def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
-        text, begun = completion.text, problem.extra.get("begun", ())
+        text, begun = completion.text, problem.control.begun
         if begun:  # decoded as one: a character, or a space between words, may lie across the two
             text = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)
         return RewardInput(
@@ -86,5 +86,6 @@ class Sampler:
             length=len(completion.tokens),
             max_length=sampling.max_tokens,
             truncated=completion.finish_reason == "length",
-            row={"source": problem.source, **problem.extra},
+            row={**problem.extra, "source": problem.source},
+            routes=(*problem.control.routes, problem.source),
         )

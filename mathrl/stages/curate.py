@@ -1,7 +1,7 @@
 """curate: from sources to disjoint splits. `python -m mathrl.stages.curate`.
 
-Writes data/curated/{sft,rl,dev,test}.jsonl, manifest.json, dropped.jsonl, rejected.jsonl, hits.jsonl, and
-the report in reports/curate/.
+Writes data/curated/{sft,rl,dev,test}.jsonl, manifest.json, dropped.jsonl, variants.jsonl, rejected.jsonl, hits.jsonl,
+and the report in reports/curate/.
 """
 
 import shutil
@@ -52,6 +52,7 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
         for split, problems in curated.splits.items():
             write_problems(folder / f"{split}.jsonl", problems)
         write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
+        write_jsonl(folder / "variants.jsonl", (group.to_row() for group in curated.variants))
         write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))
         clean = params.curate.decontaminate
         hits = (hit.to_row(clean.min_share if clean else 0) for hit in sorted(curated.hits, key=lambda h: -h.share))

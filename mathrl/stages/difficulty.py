@@ -27,6 +27,7 @@ from mathrl.data.difficulty import (
     seeded_subset,
     summarise,
 )
+from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
 from mathrl.params.rollout import Rollout
@@ -64,6 +65,7 @@ def work(
     device, longest = choose_device(params.run.device), stage_longest(params, "difficulty")
     engine, tokenizer = open_engine(start, params.model, params.rollout, device, longest)
     run.resolved(engine.rollout)
+    check_prompts(problems, params.prompt, tokenizer)
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens)

@@ -95,29 +95,27 @@ def _evaluate_all(
     """Every model on one benchmark; folders with the same bytes are sampled once."""
     from mathrl.evaluation.evaluate_model import evaluate_model  # torch
 
-    done: dict[str, EvaluatedModel] = {}
+    done: dict[str, EvaluatedModel | None] = {}  # None at ranks other than 0, which skip a repeated model all the same
     results: list[EvaluatedModel] = []
     for model, folder in models.items():
         if not folder.is_dir():
             raise UserError(f"{folder}: it has no model; run the stage that writes it (mathrl run pipeline)")
         key = digest_path(folder)
-        if key in done:
-            results.append(done[key].relabelled(model))
-            continue
-        with progress(f"evaluate {model} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
-            result = evaluate_model(
-                folder,
-                benchmark,
-                problems,
-                params,
-                label=model,
-                few_shot=few_shot,
-                state=state,
-                on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
-            )
+        if key not in done:
+            with progress(f"evaluate {model} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
+                done[key] = evaluate_model(
+                    folder,
+                    benchmark,
+                    problems,
+                    params,
+                    label=model,
+                    few_shot=few_shot,
+                    state=state,
+                    on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
+                )
+        result = done[key]
         if result is not None:
-            done[key] = result
-            results.append(result)
+            results.append(result.relabelled(model))
     return results
 
 

@@ -16,6 +16,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
+from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
@@ -90,7 +91,8 @@ def work(
     network = load_to_train(load_model, start, params.model, ranks)
     engine = training_engine(network, start, tokenizer, params.model, rollout, rl.prefetch)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
-    problems = [problem for file in data for problem in read_problems(file)]
+    problems, dev_problems = [problem for file in data for problem in read_problems(file)], read_problems(dev)
+    check_prompts([*problems, *dev_problems], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:
         rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(others["critic"])})})
     frozen = {
@@ -102,7 +104,7 @@ def work(
     health = HealthMonitor(params.health, rl, run.health)
     training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
     reward = build_reward(params.reward)
-    result = train_rl(network, sampler, problems, read_problems(dev), reward, rl, training, helpers)
+    result = train_rl(network, sampler, problems, dev_problems, reward, rl, training, helpers)
     measured = result.dev_accuracy is not None
     accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
     card = (

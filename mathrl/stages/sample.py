@@ -7,6 +7,7 @@ summary.json. An interrupted run resumes from the chunks that it has finished.
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mathrl.core.progress import progress
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
+from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.data.templates import response_end
@@ -46,6 +48,7 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     device, longest = choose_device(params.run.device), stage_longest(params, "sample")
     engine, tokenizer = open_engine(start, params.model, params.rollout, device, longest)
     run.resolved(engine.rollout)
+    check_prompts(problems, params.prompt, tokenizer)
     sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
     reward = build_reward(params.reward)
 
@@ -169,7 +172,7 @@ def _prefixes(row: Row) -> list[Problem]:
     """The problem once per step but the last, with the response up to the step's end as its beginning."""
     problem = Problem.from_row(row["problem"])
     return [
-        problem.with_(id=f"{problem.id}@{number}", extra={**problem.extra, "begun": tokens})
+        problem.with_(id=f"{problem.id}@{number}", control=replace(problem.control, begun=tuple(tokens)))
         for number, tokens in enumerate(row["prefixes"])
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
+from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import is_chat, quoted, render, response_end
 from mathrl.models.packing import Group
@@ -25,17 +26,18 @@ def tokenize_demonstrations(
 
     Raises:
         UserError: there is no problem, or a problem whose worked solution is to be learned has none, or the chat
-            template opens a reasoning block that the solution does not close.
+            template opens a reasoning block that the solution does not close, or a prompt holds its own answer.
     """
     if not problems:
         raise UserError("sft: there is no demonstration; give the sft split problems in params/curate.yaml")
+    check_prompts(problems, prompt, tokenizer)
     order = list(range(len(problems)))
     random.Random(derive_seed(seed, "terse")).shuffle(order)
     terse = set(order[: round(terse_share * len(problems))])
     groups = []
     for index, problem in enumerate(problems):
         text = demonstration(problem, prompt, terse=index in terse)
-        if "response" not in problem.extra:  # the words of a data set, not of a model
+        if problem.control.response is None:  # the words of a data set, not of a model
             text = quoted(text, tokenizer)
         prompt_ids = render(problem, prompt, tokenizer)
         if is_chat(problem, prompt) and tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK):
@@ -47,7 +49,7 @@ def tokenize_demonstrations(
 
 def _continued(text: str, problem: Problem) -> str:
     """The response after a prompt that ends in an open <think>."""
-    if "response" not in problem.extra and "</think>" not in text:
+    if problem.control.response is None and "</think>" not in text:
         raise UserError(
             f"problem {problem.id}: the model's chat template opens <think>, which the solution does not close: turn "
             "thinking off with prompt.chat_template_kwargs={enable_thinking: false} if the template reads it, write "

@@ -94,7 +94,7 @@ def continuations_judge(
 
 def with_start(problem: Problem, tokens: Tokens) -> Problem:
     """The problem with a response to continue."""
-    return problem.with_(extra={**problem.extra, "begun": tuple(tokens.tolist())})
+    return problem.with_(control=replace(problem.control, begun=tuple(tokens.tolist())))
 
 
 def step_ends_of(groups: Sequence[RolloutGroup], tokenizer: Any, rule: str) -> list[list[tuple[int, ...]]]:

@@ -1,13 +1,19 @@
 """Problems of any text that json.loads gives, lone surrogates and NULs too, from source to prompt and export."""
 
+import datetime
+import decimal
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mathrl.core.control import Control
 from mathrl.core.hashing import digest
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.types import Problem
@@ -83,7 +89,7 @@ def test_a_prompt_of_valid_text_is_unchanged_and_a_lone_surrogate_is_escaped() -
 
 def test_parquet_has_escapes_and_says_how_many_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = [
-        Problem("a", f"1+1? {HALF}", ("2",), "s", "rl", extra={"messages": [{"role": "user", "content": HALF}]}),
+        Problem("a", f"1+1? {HALF}", ("2",), "s", "rl", control=Control(({"role": "user", "content": HALF},))),
         Problem("b", "2+2? 😀", ("4",), "s", "rl"),
         Problem("c", "3+3?", ("6", HALF), "s", "rl"),
     ]
@@ -127,3 +133,40 @@ def test_a_host_name_with_a_lone_surrogate_can_be_drawn() -> None:
 
 def test_digests_differ_where_texts_differ() -> None:
     assert len({digest(text) for text in ("a", "a\ud83d", "a\udc80")}) == 3
+
+
+def test_rows_that_nobody_expects_end_in_a_split_or_in_the_rejected_rows(tmp_path: Path) -> None:
+    """Dates, decimals, bytes, NaN, lone surrogates anywhere, huge integers, deep nesting: never a crash at the end."""
+    deep = '{"question": "Deep?", "answer": 1, "note": ' + "[" * 400 + "]" * 400 + "}"
+    deeper = '{"question": "Deeper?", "answer": 1, "note": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    huge = '{"question": "Huge?", "answer": ' + "9" * 5000 + "}"
+    lone = r'{"question": "Lone \ud83d?", "answer": "\udc80 1", "id": "\ud83d", "t": "\udc80", "\ud83d": "\udc80"}'
+    more = [
+        '{"question": "Level?", "answer": 1e400, "l": 1}',
+        '{"question": "L?", "answer": 2, "l": Infinity, "n": NaN}',
+    ]
+    big = (
+        '{"question": "Big?", "answer": 123456789012345678901234567890, "id": 1e22, "l": 1e300, "n": [NaN, -Infinity]}'
+    )
+    (tmp_path / "a.jsonl").write_text("\n".join([lone, deep, deeper, huge, *more, big]))
+    columns = {
+        "question": ["When?", "Who?"],
+        "answer": [decimal.Decimal("1.50"), decimal.Decimal(2)],
+        "l": [1, None],
+        "day": [datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), None],
+        "raw": [b"\xff\x00", b"text"],
+        "rate": [math.nan, math.inf],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "b.parquet")
+    source = {"type": "file", "name": "odd", "path": str(tmp_path / "*.*"), "split": "rl", "level_key": "l"}
+    curate = Curate.model_validate({"sources": [{**source, "subject_key": "t"}], "on_bad_row": "reject"})
+    curated = run(curate, 0, plan(curate))
+    problems = curated.splits["rl"]
+    assert {problem.question[:3] for problem in problems} == {"Lon", "L?", "Big", "Whe", "Who"}
+    reasons = [rejected.reason for rejected in curated.rejected]
+    assert [reason[:8] for reason in reasons] == ["field 'n", "not JSON", "not JSON", "field 'a"], reasons
+    write_problems(tmp_path / "out" / "rl.jsonl", problems)
+    write_report(tmp_path / "out" / "report", curated, plan(curate), curate, 0)
+    assert read_problems(tmp_path / "out" / "rl.jsonl") == problems
+    for line in (tmp_path / "out" / "rl.jsonl").read_text(errors="surrogatepass").splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

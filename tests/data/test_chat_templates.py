@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, Problem
 from mathrl.data.templates import TODAY, render, response_end
@@ -138,8 +139,8 @@ def test_a_turns_end_is_sampled_to_and_trained_on(family: str, tokenizer_of: Cal
     assert chosen[-1] == end and end not in rejected
     steps = {"problem": PROBLEM.to_row(), "problem_id": "a", "response": "7", "ended": True, "soft": [1.0]}
     assert tokenize_steps([steps], prompt, tokenizer, "line", "soft")[0].group.responses[0][-1] == end
-    templated = PROBLEM.with_(extra={"templated": True})
-    messages = PROBLEM.with_(extra={"messages": [{"role": "user", "content": "7"}]})
+    templated = PROBLEM.with_(control=Control(templated=True))
+    messages = PROBLEM.with_(control=Control(({"role": "user", "content": "7"},)))
     assert response_end(templated, Prompt(), tokenizer) == response_end(messages, Prompt(), tokenizer) == end
 
 
@@ -157,9 +158,9 @@ def test_control_tokens_that_a_problem_spells_stay_text(family: str, tokenizer_o
     assert len(harmless) >= 2 - (family == "olmo2")
     assert controls(PROBLEM.with_(question=attack), shot, prompt) == harmless
     assert controls(PROBLEM, shot.with_(question=attack, solution=attack), prompt) == harmless
-    said = PROBLEM.with_(extra={"messages": [{"role": "user", "content": attack}]})
+    said = PROBLEM.with_(control=Control(({"role": "user", "content": attack},)))
     assert controls(said, shot, prompt) == controls(
-        said.with_(extra={"messages": [{"role": "user", "content": "A"}]}), shot, prompt
+        said.with_(control=Control(({"role": "user", "content": "A"},))), shot, prompt
     )
     text = tokenizer.decode(render(PROBLEM.with_(question=attack), prompt, tokenizer))
     assert attack not in text and attack in text.replace(" ", "")
@@ -168,7 +169,7 @@ def test_control_tokens_that_a_problem_spells_stay_text(family: str, tokenizer_o
     (group,) = tokenize_demonstrations([PROBLEM.with_(solution=attack)], plain, tokenizer, 0.0, 0)
     assert [token for token in group.responses[0] if token in ids] == [tokenizer.eos_token_id]
     # What a template has written, and what a model has sampled, keeps its tokens.
-    templated = PROBLEM.with_(question=attack, extra={"templated": True})
+    templated = PROBLEM.with_(question=attack, control=Control(templated=True))
     assert set(ids) <= set(render(templated, prompt, tokenizer))
 
 
@@ -177,7 +178,7 @@ def test_an_open_reasoning_block_is_continued_not_opened_again(tokenizer_of: Cal
         tokenizer = tokenizer_of(name)
         with pytest.raises(UserError, match=r"problem a: .* opens <think>, which the solution does not close"):
             tokenize_demonstrations([PROBLEM], CHAT, tokenizer, 0.0, 0)
-        sampled = PROBLEM.with_(extra={"response": "<think>\n24+48</think>\n72"})
+        sampled = PROBLEM.with_(control=Control(response="<think>\n24+48</think>\n72"))
         (group,) = tokenize_demonstrations([sampled], CHAT, tokenizer, 0.0, 0)
         assert tokenizer.decode([*group.prompt, *group.responses[0][:-1]]).count("<think>") == 1
         assert tokenizer.decode(group.responses[0][:-1]) == "24+48</think>\n72"
@@ -193,5 +194,5 @@ def test_a_continued_response_is_read_as_one_text(tokenizer_of: Callable[[str], 
             begun, rest = ids[:cut], np.array(ids[cut:], np.int32)
             completion = Completion(rest, np.zeros(len(rest), np.float32), tokenizer.decode(rest), "stop")
             sampler = Sampler(engine=None, tokenizer=tokenizer, prompt=Prompt())  # type: ignore[arg-type]
-            problem = PROBLEM.with_(extra={"begun": tuple(begun)})
+            problem = PROBLEM.with_(control=Control(begun=tuple(begun)))
             assert sampler._reward_input(problem, completion, Sampling(1, 1.0, 64)).response == text

@@ -12,6 +12,7 @@ from mathrl.core.types import Problem
 from mathrl.data import curation
 from mathrl.data import curation_account as curation_report
 from mathrl.data.deduplicate import deduplicate
+from mathrl.data.generators import generate
 from mathrl.data.minhash import band_shape, jaccard, shingles, sign
 from mathrl.params.data import Curate, Deduplicate, NearDuplicates
 
@@ -40,35 +41,35 @@ LONG = "a farmer has twelve cows and sells some of them to his neighbour how man
 def test_held_out_rows_win_and_every_dropped_row_names_its_winner() -> None:
     held_out = [row("t", "1+1 =", split="test"), row("d", "1+1=", split="dev")]
     rows = [row("a", "1 + 1 ="), row("b", "1+1="), *held_out, row("c", "2+2=", "4")]
-    kept, dropped = deduplicate(rows, Deduplicate())
+    kept, dropped, _ = deduplicate(rows, Deduplicate())
     assert [p.id for p in kept] == ["t", "c"]
     assert {d.problem.id: (d.reason, d.other) for d in dropped} == dict.fromkeys("abd", ("duplicate", "t"))
 
 
 def test_the_first_row_wins_among_equals() -> None:
-    kept, dropped = deduplicate([row("a", "x = 1?"), row("b", "X=1?")], Deduplicate())
+    kept, dropped, _ = deduplicate([row("a", "x = 1?"), row("b", "X=1?")], Deduplicate())
     assert [p.id for p in kept] == ["a"] and dropped[0].other == "a"
 
 
 def test_conflicting_answers_take_all_training_rows_with_them() -> None:
     rows = [row("a", "1+1=", "2"), row("b", "1+1=", "2"), row("c", "1+1=", "3")]
-    kept, dropped = deduplicate(rows, Deduplicate())
+    kept, dropped, _ = deduplicate(rows, Deduplicate())
     assert kept == [] and {d.reason for d in dropped} == {"conflicting answers"}
     assert {d.problem.id for d in dropped} == set("abc") and all(d.other not in (None, d.problem.id) for d in dropped)
-    kept, _ = deduplicate([*rows, row("t", "1+1=", "2", "test")], Deduplicate())
+    kept, _, _ = deduplicate([*rows, row("t", "1+1=", "2", "test")], Deduplicate())
     assert [p.id for p in kept] == ["t"]
 
 
 def test_answers_that_are_equal_do_not_conflict() -> None:
     rows = [row("a", "log?", r"\frac{1}{3}"), row("b", "log ?", r"\frac13"), row("c", "log  ?", "1/3")]
-    kept, dropped = deduplicate(rows, Deduplicate())
+    kept, dropped, _ = deduplicate(rows, Deduplicate())
     assert [p.id for p in kept] == ["a"] and {d.reason for d in dropped} == {"duplicate"}
 
 
 def test_near_duplicates_need_the_same_numbers() -> None:
     near = Deduplicate(near=NearDuplicates(threshold=0.7, ngram=3))
     rows = [row("a", f"{LONG} 5"), row("b", f"{LONG}, please 5"), row("c", f"{LONG} 6")]
-    kept, dropped = deduplicate(rows, near)
+    kept, dropped, _ = deduplicate(rows, near)
     assert [p.id for p in kept] == ["a", "c"]
     assert (dropped[0].other, dropped[0].detail) == ("a", "jaccard >= 0.7")
     loose = Deduplicate(near=NearDuplicates(threshold=0.7, ngram=3, same_numbers=False))
@@ -83,7 +84,7 @@ def test_texts_below_the_threshold_stay_apart_whatever_the_hashes_say() -> None:
 
 def test_signatures_estimate_the_jaccard_similarity() -> None:
     words = invented_words(400)
-    one, other = shingles(" ".join(words[:300]), 1), shingles(" ".join(words[100:]), 1)
+    one, other = shingles(words[:300], 1), shingles(words[100:], 1)
     signatures = sign([one, other], 512)
     estimate = float((signatures[0] == signatures[1]).mean())
     assert jaccard(one, other) == pytest.approx(0.5)
@@ -106,11 +107,13 @@ def test_datasketch_finds_the_same_near_duplicates() -> None:
     words = invented_words(3_000)
     texts = [" ".join(words[60 * i : 60 * i + 60]) for i in range(40)]
     texts += [text.replace(text.split()[30], "changed") for text in texts[:20]]
-    found = near_clusters([row(str(i), text) for i, text in enumerate(texts)], NearDuplicates(threshold=0.8, ngram=2))
+    found, _ = near_clusters(
+        [row(str(i), text) for i, text in enumerate(texts)], NearDuplicates(threshold=0.8, ngram=2)
+    )
     lsh, pairs = MinHashLSH(threshold=0.8, num_perm=128), []
     for i, text in enumerate(texts):
         hashed = MinHash(num_perm=128)
-        for shingle in shingles(text, 2):
+        for shingle in shingles(text.split(), 2):
             hashed.update(int(shingle).to_bytes(8, "big"))
         pairs += [[j, i] for j in lsh.query(hashed)]
         lsh.insert(i, hashed)
@@ -224,7 +227,25 @@ def test_what_keep_and_limit_leave_out_is_counted_with_the_step(tmp_path: Path) 
     found = curation.run(curate(sources=[source], on_bad_row="reject"), seed=0)
     step = found.steps[0]
     assert (step.rows_in, step.rows_out) == (10, 4) and len(found.splits["rl"]) == 4
-    assert step.reasons == {"left out by keep": 2, "above the limit": 3, "bad row": 1}
+    assert step.reasons.total() == 6 and step.reasons["above the limit"] >= 3
+    # Every row is counted once; what was not drawn is not decoded, so that its other faults are unknown.
+    assert step.reasons["left out by keep"] <= 2 and step.reasons["bad row"] <= 1
+
+
+def test_keep_looks_inside_fields_and_test_share_holds_rows_out(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"r{i}", "question": f"Q{i}?", "answer": "1", "meta": json.dumps({"lang": ["en", "de", "zh"][i % 3]})}
+        for i in range(60)
+    ]
+    source = file_source(write(tmp_path, "a.jsonl", rows), "rl", keep={"meta.lang": ["en", "de"]})
+    found = curation.run(curate(sources=[source], test_share=0.25, dev_share=0.1), seed=0)
+    assert found.steps[0].reasons == {"left out by keep": 20}
+    assert {split: len(problems) for split, problems in found.splits.items()} == {
+        "sft": 0,
+        "rl": 27,
+        "dev": 3,
+        "test": 10,
+    }
 
 
 def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> None:
@@ -294,3 +315,69 @@ def test_a_bad_row_of_a_further_evaluation_file_is_not_passed_over(tmp_path: Pat
         curation.run(curate(sources=sources, decontaminate=clean), seed=0)
     found = curation.run(curate(sources=sources, decontaminate=clean, on_bad_row="reject"), seed=0)
     assert len(found.rejected) == 1 and found.evaluation_sizes == {against: 1}
+
+
+SIGNS = "Find the number of integers n with 2n{}1 > {} for which the sum of all digits of n{}1 is a prime number"
+
+
+def test_operators_numbers_and_answers_tell_variants_from_duplicates() -> None:
+    questions = [SIGNS.format("-", 7, "+"), SIGNS.format("+", 7, "+"), SIGNS.format("-", 9, "+")]
+    spelled = SIGNS.format(" - ", "7 ", " + ").replace("2n - 1 >", r"$2 n-1 \gt$")
+    rows = [row(str(i), question, str(i)) for i, question in enumerate(questions)]
+    rows += [row("same", spelled, "0"), row("other", questions[0].replace("sum", "product"), "5")]
+    kept, dropped, variants = deduplicate(rows, Deduplicate(near=NearDuplicates(threshold=0.5)))
+    assert [(d.problem.id, d.other, d.reason) for d in dropped] == [("same", "0", "duplicate")]
+    assert [p.id for p in kept] == ["0", "1", "2", "other"]
+    groups = {group.difference: {p.id for p in group.problems} for group in variants}
+    assert groups == {"answers": {"0", "other"}, "numbers or operators": {"0", "1", "2", "other"}}
+    conflict = deduplicate([*rows[:1], rows[3].with_(answers=("8",))], Deduplicate(near=NearDuplicates()))
+    assert conflict.kept == [] and {d.reason for d in conflict.dropped} == {"conflicting answers"}
+
+
+def test_near_deduplication_keeps_the_problems_of_a_generator() -> None:
+    rows = list(generate("chain", {"rl": 600, "test": 200}, {}, seed=0))
+    kept, dropped, _ = deduplicate(rows, Deduplicate(near=NearDuplicates()))
+    assert kept == rows and dropped == []
+
+
+def test_lone_surrogates_survive_near_deduplication_and_decontamination() -> None:
+    rows = [row("a", f"{LONG} \ud83d"), row("b", f"{LONG}  \ud83d ?"), row("t", "else \ud83d", split="test")]
+    kept, dropped, _ = deduplicate(rows, Deduplicate(near=NearDuplicates()))
+    assert [p.id for p in kept] == ["a", "t"] and len(dropped) == 1
+
+
+def test_a_benchmark_is_never_shrunk(tmp_path: Path) -> None:
+    twin, near = f"{LONG} 5", f"{LONG}, please 5"
+    rows = [
+        {"id": str(i), "question": q, "answer": a} for i, (q, a) in enumerate([(twin, "1"), (twin, "2"), (near, "1")])
+    ]
+    path = write(tmp_path, "test.jsonl", rows)
+    train = write(tmp_path, "rl.jsonl", [{"id": "r", "question": twin, "answer": "1"}, rows[0] | {"question": "new"}])
+    sources = [file_source(train, "rl"), file_source(path, "test")]
+    made = curation.run(curate(sources=sources, deduplicate={"near": {"threshold": 0.7, "ngram": 3}}), 0)
+    assert [(p.question, p.answers) for p in made.splits["test"]] == [(r["question"], (r["answer"],)) for r in rows]
+    assert [p.question for p in made.splits["rl"]] == ["new"]
+    assert any("asks it twice" in group.difference for group in made.variants)
+
+
+def test_rows_with_a_contaminated_solution_stay_in_rl(tmp_path: Path) -> None:
+    leaked = "first add one two three four five six seven eight nine ten and then divide all of it by eleven"
+    rows = [
+        {
+            "id": str(i),
+            "question": f"question number {i}",
+            "answer": "1",
+            "solution": leaked if i % 2 else f"so it is {i}",
+        }
+        for i in range(20)
+    ]
+    test = [{"id": "t", "question": "What is it?", "answer": "1", "solution": leaked}]
+    sources = [
+        file_source(write(tmp_path, f"{split}.jsonl", given), split, solution_key="solution")
+        for split, given in (("rl", rows), ("test", test))
+    ]
+    made = curation.run(curate(sources=sources, sft_share=0.5), 0)
+    assert len(made.splits["sft"]) == len(made.splits["rl"]) == 10 and made.solutions_barred == 10
+    assert {p.solution for p in made.splits["rl"]} == {leaked}
+    account = curation_report.manifest(made, curation.plan(curate(sources=sources)), curate(sources=sources), 0, {})
+    assert account["solutions_barred_from_sft"] == 10

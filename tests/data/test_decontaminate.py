@@ -99,8 +99,23 @@ def test_other_n() -> None:
     assert hits(row("t", TEN), index(row("e", TEN + " x y z"), ngram=13)) == []
 
 
-def test_the_share_is_of_the_smaller_texts_distinct_grams() -> None:
-    against = index(row("e", f"{TEN} a b c d e f g h i j"))  # 20 distinct
+def test_coverage_counts_places_in_shared_ngrams_of_either_text() -> None:
+    against = index(row("e", f"{TEN} a b c d e f g h i j"))  # half of its 20 grams are shared
+    train = row("t", f"a b {TEN} one two zero c d e")
+    ((_, hit),) = find_hits([train], against)
+    assert hit is not None and hit.share == pytest.approx(10 / 18)  # more than 10 / 20; a to e stand apart
+    longer = row("t", f"a b {TEN} one two zero c d e f g h i j")
+    ((_, hit),) = find_hits([longer], against)
+    assert hit is not None and hit.share == pytest.approx(10 / 20)
+    words = EvaluationIndex(10, "words")
+    words.add_problem(row("e", f"{TEN} a b c d e f g h i j"))
+    ((_, hit),) = find_hits([longer], words)
+    assert hit is not None and hit.share == 1.0  # each of the 20 words occurs somewhere
+
+
+def test_the_share_by_words_is_of_the_smaller_texts_distinct_grams() -> None:
+    against = EvaluationIndex(10, "words")
+    against.add_problem(row("e", f"{TEN} a b c d e f g h i j"))  # 20 distinct
     train = row("t", f"{TEN} one two zero")  # 11 distinct, 10 of them shared
     ((_, hit),) = find_hits([train], against)
     assert hit is not None and hit.share == pytest.approx(10 / 11) and hit.ngrams_shared == 1

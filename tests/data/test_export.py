@@ -1,3 +1,4 @@
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -6,16 +7,18 @@ import pytest
 from typer.testing import CliRunner
 
 from mathrl.cli.main import app
+from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate_files import decontaminate_files
+from mathrl.data.decontaminate_files import Keys, decontaminate_files
 from mathrl.data.export import Format, export
 from mathrl.data.row_files import read_rows
 from mathrl.data.row_formats import RowShape, to_problem
+from mathrl.params.data import Decontaminate
 
 PROBLEMS = [
     Problem("g/0", "How many?", ("72",), "gsm8k", "rl", subject="Algebra"),
-    Problem("g/1", "还剩多少？", ("1/2", "0.5"), "cmath", "rl", extra={"task": "math"}),
+    Problem("g/1", "还剩多少？", ("1/2", "0.5"), "cmath", "rl", control=Control(task="math")),
 ]
 
 
@@ -61,7 +64,7 @@ def test_a_file_is_cleaned_against_others_and_every_hit_reported(tmp_path: Path)
     one = write(tmp_path / "one.jsonl", [{"id": "e", "question": TEN, "answer": "1"}])
     two = write(tmp_path / "two.jsonl", [{"question": "unrelated words here"}])
     found = decontaminate_files(
-        train, [one, two], ngram=10, min_share=0.5, output=tmp_path / "clean.jsonl", report=tmp_path / "hits.jsonl"
+        train, [one, two], rule=Decontaminate(), output=tmp_path / "clean.jsonl", report=tmp_path / "hits.jsonl"
     )
     assert (found["rows"], found["kept"], found["dropped"]) == (3, 1, 2)
     assert found["hits_by_file"] == {"one.jsonl": 2}
@@ -100,7 +103,7 @@ def test_hits_of_a_small_share_are_reported_and_their_rows_stay(tmp_path: Path) 
     train = write(tmp_path / "a.jsonl", [{"id": "low", "question": long("x")}, {"id": "high", "question": long("y")}])
     against = write(tmp_path / "b.jsonl", [{"id": "e", "question": long("y")}])
     found = decontaminate_files(
-        train, [against], ngram=10, min_share=0.5, output=tmp_path / "clean.jsonl", report=tmp_path / "hits.jsonl"
+        train, [against], rule=Decontaminate(), output=tmp_path / "clean.jsonl", report=tmp_path / "hits.jsonl"
     )
     assert (found["kept"], found["dropped"], found["hits"]) == (1, 1, 2)
     assert found["hits_by_file"] == {"b.jsonl": 1}
@@ -116,5 +119,43 @@ def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"text": "x"}])
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: no question \(.*found text"):
-        decontaminate_files(train, [against], ngram=10, min_share=0, output=tmp_path / "o", report=tmp_path / "r")
-    assert not (tmp_path / "o").exists() and not (tmp_path / "r").exists()
+        decontaminate_files(train, [against], rule=Decontaminate(), output=tmp_path / "o.jsonl", report=tmp_path / "r")
+    assert not (tmp_path / "o.jsonl").exists() and not (tmp_path / "r").exists()
+
+
+def test_columns_are_named_and_parquet_stays_parquet_with_its_types(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    days = [datetime.datetime(2026, 1, day) for day in (1, 2)]
+    columns = {"text": [f"{TEN} more", "fine"], "meta": [{"n": "a"}, {"n": "b"}], "day": days, "raw": [b"\xff", b"x"]}
+    train, clean, report = (tmp_path / name for name in ("train.parquet", "clean.parquet", "hits.jsonl"))
+    parquet.write_table(pyarrow.table(columns), train)
+    against = write(tmp_path / "e.jsonl", [{"question": TEN}])
+    words = ["--train", train, "--against", against, "--output", clean, "--report", report]
+    named = [*map(str, words), "--prompt-key", "text", "--id-key", "meta.n"]
+    done = CliRunner().invoke(app, ["decontaminate", *named])
+    assert done.exit_code == 0, done.output
+    table = parquet.read_table(clean)
+    assert table.schema == parquet.read_table(train).schema and table.to_pylist()[0]["day"] == days[1]
+    assert json.loads(report.read_text())["train_id"] == "a"
+
+    rows = decontaminate_files(
+        train, [against], rule=Decontaminate(), output=tmp_path / "c.jsonl", report=report, keys=Keys(prompt="text")
+    )
+    kept = json.loads((tmp_path / "c.jsonl").read_text())
+    assert rows["kept"] == 1 and kept == {"text": "fine", "meta": {"n": "b"}, "day": "2026-01-02T00:00:00", "raw": "x"}
+
+    for output, key, message in (("c.csv", "text", "written as .jsonl"), ("c.jsonl", "txt", "row 1: no field 'txt'")):
+        with pytest.raises(UserError, match=message):
+            decontaminate_files(
+                train, [against], rule=Decontaminate(), output=tmp_path / output, report=report, keys=Keys(prompt=key)
+            )
+
+
+def test_json_lines_become_parquet_if_the_output_is_named_so(tmp_path: Path) -> None:
+    train = write(tmp_path / "t.jsonl", [{"question": f"{TEN}"}, {"question": "fine", "emoji": "\ud83d"}])
+    against = write(tmp_path / "e.jsonl", [{"question": TEN}])
+    clean = tmp_path / "clean.parquet"
+    decontaminate_files(train, [against], rule=Decontaminate(), output=clean, report=tmp_path / "r.jsonl")
+    assert [row.values for row in read_rows(clean)] == [{"question": "fine", "emoji": "\\ud83d"}]

@@ -40,7 +40,7 @@ def test_more_training_problems_leave_the_test_split_as_it_is(name: str) -> None
 
 GOLDEN = {
     "chain": (1, "9c06dfd9cf627981"),
-    "countdown": (1, "d5b3b8903d115932"),
+    "countdown": (2, "94bd7748b2fd6876"),
     "fractions": (1, "5472f4d7c7124f23"),
     "linear_equation": (1, "aa33f47886e2f364"),
     "number_theory": (1, "4b98f06562493a0f"),
@@ -96,7 +96,7 @@ def test_every_countdown_expression_passes_the_reward() -> None:
         truth = read_truth(problem.answers[0])
         assert truth is not None
         numbers, target = truth
-        correct, reason = countdown_correct(problem.extra["demonstrated_answer"], numbers, target)
+        correct, reason = countdown_correct(str(problem.control.demonstrated_answer), numbers, target)
         assert correct, (problem, reason)
 
 

@@ -100,6 +100,14 @@ def test_the_order_is_seeded_or_from_easy_to_hard() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+def test_easy_to_hard_repeats_no_problem_within_a_pass() -> None:
+    twice, _ = mix(POOL[:-1], RATES, how({"source": "a", "epochs": 2}, order="easy_to_hard"), 0)
+    half = len(twice) // 2
+    assert [p.id for p in twice[:half]] == [p.id for p in twice[half:]] and len({p.id for p in twice}) == half
+    rates = [p.pass_rate or 0.0 for p in twice[:half]]
+    assert rates == sorted(rates, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("mixture", "said"),
     [

@@ -41,7 +41,7 @@ def test_every_sample_is_kept_or_counted_with_its_reason() -> None:
     assert sum(counts.values()) == len(samples)
     assert [p.id for p in kept] == ["p#0", "p#1"] and {p.split for p in kept} == {"sft"}
     assert rejection_sample([(PROBLEM, samples)], filters, seed=0)[0] == kept
-    assert demonstration(kept[0], Prompt(), terse=False) == kept[0].extra["response"]
+    assert demonstration(kept[0], Prompt(), terse=False) == kept[0].control.response
 
 
 def test_no_correct_sample_gives_no_demonstration() -> None:

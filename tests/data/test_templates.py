@@ -2,6 +2,7 @@ from typing import ClassVar
 
 import pytest
 
+from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration
@@ -64,9 +65,9 @@ def test_a_rows_task_or_source_selects_its_template() -> None:
     assert prompt_text(MATH, prompt) == f"Find $x$.\n{BOXED_INSTRUCTION}\n"
     assert prompt_text(CHAIN, prompt) == "7+5-3="
     assert prompt_text(GSM8K, prompt) == "How many clips?\nGive a number.\n"
-    choice = GSM8K.with_(extra={"task": "multiple_choice"})
+    choice = GSM8K.with_(control=Control(task="multiple_choice"))
     assert prompt_text(choice, prompt) == "How many clips?\nGive a letter.\n"
-    assert prompt_text(CHAIN.with_(extra={"data_source": "gsm8k"}), prompt) == "7+5-3=\nGive a number.\n"
+    assert prompt_text(CHAIN.with_(control=Control(data_source="gsm8k")), prompt) == "7+5-3=\nGive a number.\n"
     assert demonstration(CHAIN, prompt, terse=True) == "<answer>9</answer>"
     assert demonstration(MATH, prompt, terse=True) == r"\boxed{9}".replace("9", "3")
     # A worked example is written like the problem that it stands before.
@@ -94,9 +95,9 @@ def test_a_chat_prompt_without_a_chat_template_says_what_to_do() -> None:
 def test_a_row_with_its_own_messages_keeps_them_and_a_templated_one_is_left_alone() -> None:
     tokenizer = Characters()
     tokenizer.chat_template = "yes"
-    chat = MATH.with_(extra={"messages": [{"role": "user", "content": "Hi"}]})
+    chat = MATH.with_(control=Control(({"role": "user", "content": "Hi"},)))
     assert prompt_text(chat, Prompt(), tokenizer) == "<user>Hi<assistant>"
-    done = MATH.with_(question="<|im_start|>user\nx<think>\n", extra={"templated": True})
+    done = MATH.with_(question="<|im_start|>user\nx<think>\n", control=Control(templated=True))
     assert prompt_text(done, Prompt(template="boxed"), tokenizer) == "<|im_start|>user\nx<think>\n"
 
 

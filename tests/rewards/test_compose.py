@@ -133,8 +133,8 @@ def test_every_part_under_its_own_name() -> None:
 
 def test_routes_by_task_and_source() -> None:
     params = {"routes": {"countdown": [{"type": "countdown"}], "gsm8k": [{"type": "accuracy", "weight": 3.0}]}}
-    game = RewardInput("<answer>1+2</answer>", (), row={"task": "countdown", "nums": [1, 2], "target": 3})
-    school = RewardInput("#### 4", ("4",), row={"data_source": "gsm8k"})
+    game = RewardInput("<answer>1+2</answer>", (), row={"nums": [1, 2], "target": 3}, routes=("countdown",))
+    school = RewardInput("#### 4", ("4",), routes=("gsm8k",))
     assert overall(params, game, school, RIGHT) == [1.0, 3.0, 1.0]
 
 

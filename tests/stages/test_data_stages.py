@@ -263,3 +263,15 @@ def test_a_dry_run_names_what_would_be_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[-1] == "benchmark math500 → test: hub HuggingFaceH4/MATH-500, split test"
     with pytest.raises(UserError, match="no benchmark 'gsm9k'"):
         curate.resolve(load_params(PARAMS, overrides=["evaluate.benchmarks=[gsm9k]"]))
+
+
+def test_every_rank_samples_equal_models_once(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank other than 0 gets no result; if it sampled the second folder, it would wait for rank 0 forever."""
+    models(params)
+    curate.work(start("curate", params))
+    sampled = []
+    monkeypatch.setattr("mathrl.evaluation.evaluate_model.evaluate_model", lambda f, *_, **__: sampled.append(f.name))
+    folders = {name: Path("models") / name for name in ("base", "sft", "rl")}
+    problems = read_problems(Path("data/curated/test.jsonl"))
+    assert evaluate._evaluate_all(folders, problems, "test", params, [], None) == []
+    assert sampled == ["base", "rl"]

@@ -76,9 +76,9 @@ def train(name: str, folder: Path, ranks: Ranks) -> tuple[torch.Tensor, torch.Te
         model = model.to(plain_dtype(params.model))
     before = torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
     sampler = Sampler(TorchEngine(model, tokenizer, Rollout()), tokenizer, params.prompt)
-    extra: dict[str, Any] = {"numbers": [1, 2, 3], "target": 6} if "countdown" in name else {}
+    game = '{"numbers": [1, 2, 3], "target": 6}' if "countdown" in name else None
     problems = [
-        Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="s", split="rl", extra=extra)
+        Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(game or str(2 * n),), source="s", split="rl")
         for n in range(1, 33)
     ]
     train_rl(

@@ -151,7 +151,7 @@ class Scripted(Sampler):
         self.outcomes, self.asked = list(outcomes), list[tuple[str, tuple[int, ...]]]()
 
     def sample(self, problems: Any, sampling: Any, reward: Any, seed: int, on_progress: Any = None) -> Any:
-        self.asked += [(problem.id, tuple(problem.extra["begun"])) for problem in problems]
+        self.asked += [(problem.id, problem.control.begun) for problem in problems]
         self.sampling = sampling
         return [
             [

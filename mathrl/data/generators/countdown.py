@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
+from mathrl.core.control import Control
 from mathrl.data.generators.draft import Draft
 from mathrl.params.generators import CountdownGameOptions
 
@@ -18,7 +19,7 @@ class Countdown(CountdownGameOptions):
     """Level: how many numbers are given.
 
     The accepted answer is the task itself as JSON, which the reward checks an expression against; the
-    expression that made it stands in `extra.demonstrated_answer`.
+    expression that made it stands in `control.demonstrated_answer`.
     """
 
     @property
@@ -43,7 +44,7 @@ class Countdown(CountdownGameOptions):
         if value > self.largest_target or value in numbers:
             return None
         parts = _parts(numbers, int(value), expression)
-        return Draft(parts["question"], parts["answers"][0], "; ".join(steps), extra=parts["extra"])
+        return Draft(parts["question"], parts["answers"][0], "; ".join(steps), control=parts["control"])
 
 
 def problem_parts(numbers: Sequence[int], target: int) -> dict[str, Any] | None:
@@ -109,5 +110,5 @@ def _parts(numbers: Sequence[int], target: int, expression: str) -> dict[str, An
         "Use + - * / and brackets, and each number exactly once."
     )
     truth = json.dumps({"numbers": list(numbers), "target": target})
-    extra = {"task": "countdown", "demonstrated_answer": expression}
-    return {"question": question, "answers": [truth], "extra": extra}
+    control = Control(task="countdown", demonstrated_answer=expression)
+    return {"question": question, "answers": [truth], "control": control}

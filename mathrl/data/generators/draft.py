@@ -1,9 +1,10 @@
 """What a generator is: levels, and one problem drawn at a level."""
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
+
+from mathrl.core.control import NO_CONTROL, Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Draft:
     answer: str
     solution: str
     subject: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    control: Control = NO_CONTROL
 
 
 class Generator(Protocol):

@@ -27,7 +27,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
 }
 
 # Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
-VERSIONS = dict.fromkeys(GENERATORS, 1)
+VERSIONS = dict.fromkeys(GENERATORS, 1) | {"countdown": 2}
 
 # Test first: adding training problems leaves the held-out ones as they are.
 SPLIT_ORDER = ("test", "dev", "rl", "sft")
@@ -88,7 +88,7 @@ def _draw_new(
                 level=level,
                 solution=draft.solution,
                 subject=draft.subject,
-                extra=draft.extra,
+                control=draft.control,
             )
     raise UserError(
         f"curate: source {name}: no new problem of level {level} in {TRIES} draws (after {len(seen)}); "

@@ -1,0 +1,142 @@
+"""`mathrl init`: a project of one's own from a file of problems and a model."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import mathrl
+from mathrl.cli.inspect import given_keys, prompting_of, show
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_text, written_aside
+from mathrl.params.learning_rates import check_learning_rates
+from mathrl.params.load import dump_yaml, load_params
+from mathrl.params.schema import TARGETS
+
+HEADINGS = {
+    "curate": "Your problems. Each row is trained on or tested on, never both.",
+    "model": "The model that training starts from.",
+    "prompt": "How a problem becomes the model's input. Longer prompts are left out and counted.",
+    "sft": "Supervised fine-tuning on your solutions; steps: 0 leaves it out (chat models, or no solutions).",
+    "difficulty": "Pass rates of the model on a choice of your problems.",
+    "mix": "RL trains on problems that the model solves sometimes, but not always.",
+    "reward": "1 for a right answer, else 0.",
+    "rl": "GRPO. The learning rate suits a pretrained model of this size.",
+    "evaluate": "Evaluation on the held-out problems.",
+}
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new project.")],
+    data: Annotated[Path, typer.Option(help="Your problems: a file, a folder of files, or a quoted pattern.")],
+    model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
+    test: Annotated[
+        Path | None, typer.Option(help="File of test problems; default: a share of the rows is held out.")
+    ] = None,
+    field: Annotated[
+        list[str] | None, typer.Option(help="A field by name instead of a guess, e.g. answer_key=gold; repeatable.")
+    ] = None,
+) -> None:
+    """Make a project of your own problems and model: look at both, choose the parameters, and say what comes next.
+
+    The project is a git repository with the code and the parameters of every run; nothing is trained yet.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not empty; name a new folder")
+    checkout = _checkout()
+    local = Path(model).expanduser().resolve()
+    model = str(local) if local.is_dir() else model
+    sections = _sections(folder, data, model, test, given_keys(field or ()))
+    with written_aside(folder.absolute()) as aside:
+        _git("clone", "--quiet", "--origin", "mathrl", str(checkout), str(aside))
+        for name, values in sections.items():
+            heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
+            write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
+        params = load_params(aside / "params")
+        check_learning_rates(params, TARGETS)
+        _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
+    _print_choices(sections)
+    print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
+    print(f"next: cd {folder} && mathrl run mix    (curates the problems, then measures the model's pass rates)")
+
+
+def _sections(
+    folder: Path, data: Path, model: str, test: Path | None, given: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    from mathrl.core.gpus import gpu_count  # and torch below: --help answers without them
+    from mathrl.core.hardware import CPU, Hardware
+    from mathrl.data.inspection import inspect_rows
+    from mathrl.models.load import load_tokenizer
+    from mathrl.models.model_shape import config_of, shape_of
+    from mathrl.params.run import PretrainedModel
+    from mathrl.planning.project import project_sections, test_source
+
+    config = config_of(PretrainedModel(path=model))
+    shape = shape_of(config)
+    prompting = prompting_of(model, None)
+    benchmarks = str(Path(known).expanduser().absolute()) if (known := Variable.DATA.get()) else None
+    name = folder.name.replace(" ", "-")
+    inspection = inspect_rows(data.expanduser().resolve(), given, prompting, name=name, data_folder=benchmarks)
+    show(inspection, model)
+    source = None
+    if test is not None:
+        path = test.expanduser().resolve()
+        held_out = inspect_rows(path, given, prompting, name=f"{name}_test", data_folder=benchmarks)
+        source = test_source(path, f"{name}_test", held_out)
+    gpus = gpu_count()
+    hardware = Hardware("cuda", count=gpus) if gpus else CPU
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 15
+    print(f"\nmodel: {shape.parameters / 1e6:,.1f} million parameters, {positions:,} positions, {config.model_type}")
+    return project_sections(
+        inspection,
+        name=name,
+        model=model,
+        shape=shape,
+        positions=positions,
+        tokenizer=load_tokenizer(model),
+        hardware=hardware,
+        test=source,
+    )
+
+
+def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """The parameters that were chosen, in the order in which a run meets them."""
+    curate, prompt, sft, rl = (sections[name] for name in ("curate", "prompt", "sft", "rl"))
+    held_out = f"{curate['test_share']:.1%} of the rows" if "test_share" in curate else "your file"
+    print(f"  test problems: {held_out}; dev problems: {curate['dev_share']:.1%}; bad rows: {curate['on_bad_row']}")
+    print(f"  prompts: template {prompt['template']}, at most {prompt['max_tokens']} tokens")
+    print(f"  responses: at most {rl['max_tokens']} tokens")
+    print(f"  SFT: {sft['steps']} steps" + (f" at lr {sft['lr']:g}" if sft["steps"] else " (the model as it is)"))
+    step = f"{rl['prompts_per_step']} prompts with {rl['group_size']} responses"
+    print(f"  RL: {rl['steps']} steps of {step} at lr {rl['lr']:g}")
+
+
+def _checkout() -> Path:
+    """The git checkout that this program comes from.
+
+    Raises:
+        UserError: the package was installed without one.
+    """
+    top = Path(mathrl.__file__).resolve().parents[1]
+    if not (top / ".git").exists():
+        raise UserError(
+            f"mathrl is installed in {top} without its git checkout, from which a project is made: git clone mathrl, "
+            "install it there with `make install`, and run its .venv/bin/mathrl init"
+        )
+    return top
+
+
+def _git(*arguments: str) -> None:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"git {arguments[0]} failed: {' '.join(done.stderr.split())[:300]}")
+
+
+def _commit(folder: Path, message: str) -> None:
+    """Commit the project's parameters, by the person's own identity where git knows it."""
+    known = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
+    identity = [] if known.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
+    _git("-C", str(folder), *identity, "commit", "--quiet", "--all", "--message", message)

@@ -1,0 +1,182 @@
+"""`mathrl inspect`: what a file of problems holds, before anything is made of it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from mathrl.cli.tables import print_table
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError
+from mathrl.core.files import encodable, write_text
+from mathrl.params.messages import did_you_mean
+
+if TYPE_CHECKING:
+    from mathrl.data.inspection import Inspection, Prompting
+
+KEYS = ("format", "prompt_key", "answer_key", "solution_key", "id_key", "level_key", "subject_key", "pass_rate_key",
+        "answer_rule")  # fmt: skip
+LINES = 12  # of a prompt on the screen
+
+
+def inspect(
+    file: Annotated[
+        Path, typer.Argument(help="A file, a folder of files, or a quoted pattern such as 'data/*.parquet'.")
+    ],
+    field: Annotated[
+        list[str] | None, typer.Option(help="A field by name instead of a guess, e.g. answer_key=gold; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub id: prompts by its chat template, lengths in its tokens.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="plain, boxed, r1_zero or chat; default: the one that suits the model.")
+    ] = None,
+    benchmarks: Annotated[
+        Path | None, typer.Option(help="Folder with files of benchmarks to compare with; default: $MATHRL_DATA.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of rows (seeded choice); 0: all.")] = 50_000,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page to this file.")] = None,
+) -> None:
+    """Show what a file of problems holds: fields, faults, answers, languages, lengths, overlaps, and how to use it."""
+    from mathrl.data.inspection import inspect_rows  # numpy and the grader: --help answers without them
+
+    given = given_keys(field or ())
+    prompting = prompting_of(model, template)
+    folder = benchmarks or (Path(known) if (known := Variable.DATA.get()) else None)
+    data_folder = str(folder.expanduser().absolute()) if folder else None
+    path = file.expanduser().resolve()
+    inspection = inspect_rows(path, given, prompting, limit=limit or None, data_folder=data_folder)
+    show(inspection, model)
+    print("\nThe section for params/curate.yaml or a preset:\n")
+    print(inspection.section, end="")
+    if html is not None:
+        from mathrl.reports.inspection import inspection_page
+
+        write_text(html, inspection_page(inspection, file.name))
+        print(f"\npage: {html}")
+
+
+def given_keys(fields: Sequence[str]) -> dict[str, str]:
+    """{"answer_key": "gold"} from ["answer_key=gold"].
+
+    Raises:
+        UserError: no "=", or an unknown key.
+    """
+    given = {}
+    for text in fields:
+        key, equals, value = text.partition("=")
+        if not equals or key not in KEYS:
+            raise UserError(f"--field {text}: write KEY=FIELD{did_you_mean(key, KEYS)}; keys: {', '.join(KEYS)}")
+        given[key] = value
+    return given
+
+
+def prompting_of(model: str | None, template: str | None) -> "Prompting":
+    """How the rows are prompted: by the model's chat template if it has one, else by the template boxed. Chat
+    lists without a model, and so without its chat template, are shown by their question.
+
+    Raises:
+        UserError: no such template, or a model without a tokenizer.
+    """
+    from mathrl.data.inspection import Prompting
+    from mathrl.data.templates import is_chat, prompt_text, render
+    from mathrl.params.load import validated
+    from mathrl.params.run import Prompt
+
+    if model is None:
+        prompt = validated(Prompt, {"template": template or "boxed"}, "--template")
+        return Prompting(lambda problem: problem.question if is_chat(problem, prompt) else prompt_text(problem, prompt))
+    from mathrl.models.load import load_tokenizer  # torch
+    from mathrl.planning.project import suited_prompt
+
+    tokenizer = load_tokenizer(model)
+    prompt = validated(Prompt, suited_prompt(tokenizer) | ({"template": template} if template else {}), "--template")
+    return Prompting(
+        lambda problem: prompt_text(problem, prompt, tokenizer),
+        lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+        lambda problem: len(render(problem, prompt, tokenizer)),
+    )
+
+
+def show(inspection: "Inspection", model: str | None) -> None:
+    """Print the inspection as one screen after the other: fields, faults, answers, texts and examples."""
+    found, looked = inspection.sniffed, inspection.looked_at
+    files = f"{len(inspection.files)} files" if len(inspection.files) > 1 else inspection.files[0].name
+    part = "" if looked == inspection.rows else f"; {looked:,} of them, chosen by a seed, were looked at"
+    print(f"{files}: {inspection.rows:,} rows{part}\n")
+    keys: Mapping[str, Any] = {key: getattr(found.shape, key) for key in KEYS if key in found.reasons}
+    rows = [{"key": key, "field": escape(str(value)), "why": escape(found.reasons[key])} for key, value in keys.items()]
+    print_table("What was taken for what (change it with --field KEY=NAME)", rows, ("key", "field", "why"))
+    for doubt in found.doubts:
+        print(f"note: {doubt}")
+    _faults(inspection)
+    _answers(inspection)
+    _texts(inspection, model)
+    for number, example in enumerate(inspection.examples, start=1):
+        prompt = [part for line in encodable(example.prompt).splitlines() for part in wrap(line, 150) or [""]]
+        print(f"\nprompt {number} of {len(inspection.examples)}: {encodable(example.id)}")
+        print("\n".join(f"  | {line}" for line in prompt[:LINES]))
+        if len(prompt) > LINES:
+            print(f"  | … {len(prompt) - LINES} more lines")
+        solution = f"; solution of {len(example.solution):,} characters" if example.solution else "; no solution"
+        print(f"  graded against: {encodable(' or '.join(example.answers))[:160]}{solution}")
+
+
+def _faults(inspection: "Inspection") -> None:
+    looked = inspection.looked_at
+    print(
+        f"\nfaults: unusable rows {inspection.bad.total():,}, repeated questions {inspection.duplicates:,}, questions "
+        f"with answers that contradict each other {len(inspection.conflicts):,}"
+    )
+    for reason, count in inspection.bad.most_common(8):
+        print(f"  {count:,} of {looked:,}: {encodable(reason)[:160]}")
+    for where, reason in inspection.bad_examples[:2]:
+        print(f"  for example {where}: {encodable(reason)[:160]}")
+    for question, answers, rows in inspection.conflicts[:3]:
+        print(f"  contradiction in {rows}: {encodable(' '.join(question.split()))[:80]} — {encodable(answers)[:120]}")
+
+
+def _answers(inspection: "Inspection") -> None:
+    total = inspection.readings.total()
+    shares = ", ".join(f"{kind} {count / total:.1%}" for kind, count in inspection.readings.most_common())
+    print(f"\nanswers as the grader reads them: {shares}")
+    for where, answer in inspection.unread[:8]:
+        print(f"  not parsed, {encodable(where)}: {encodable(' '.join(answer.split()))[:120]}")
+    if len(inspection.unread) > 8:
+        print(f"  … and {len(inspection.unread) - 8:,} more (--html FILE lists all)")
+
+
+def _texts(inspection: "Inspection", model: str | None) -> None:
+    total = len(inspection.problems)
+    spoken = [(name, n / total) for name, n in inspection.languages.most_common() if n >= 0.005 * total]
+    others = 1 - sum(share for _, share in spoken)
+    named = [f"{name} {share:.1%}" for name, share in spoken]
+    print("languages: " + ", ".join([*named, *([f"others {others:.1%}"] if others > 1e-9 else [])]))
+    for name, lengths in (("prompts", inspection.prompts), ("solutions", inspection.solutions)):
+        if lengths is not None:
+            print(
+                f"{name}: {lengths.median:,.0f} {lengths.unit} (median), 95% up to {lengths.p95:,.0f}, the longest "
+                f"{lengths.longest:,} ({lengths.texts:,} texts)"
+            )
+    if model is None:
+        print("  (--model FOLDER_OR_HUB_ID counts in its tokens and prompts by its chat template)")
+    for name, counts in (("levels", inspection.levels), ("subjects", inspection.subjects)):
+        if counts:
+            ordered = sorted(counts.items()) if name == "levels" else counts.most_common(8)
+            print(f"{name}: " + ", ".join(f"{key} {count:,}" for key, count in ordered[:12]))
+    for overlap in inspection.overlaps:
+        if overlap.equal or overlap.near:
+            print(
+                f"overlap with {overlap.benchmark} ({overlap.questions:,} questions): {overlap.equal:,} rows equal "
+                f"one, decontamination drops {overlap.near:,} more"
+            )
+    clean = [o.benchmark for o in inspection.overlaps if not (o.equal or o.near)]
+    if clean:
+        print(f"no overlap with: {', '.join(clean)}")
+    if missing := inspection.missing_benchmarks:
+        names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        print(f"not compared, since their files are not in --benchmarks or $MATHRL_DATA: {names}")

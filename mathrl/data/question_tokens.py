@@ -1,0 +1,78 @@
+r"""Tokens of a question, in which near-duplicates are measured: operators stay, spellings of LaTeX are folded.
+
+The grams of decontamination (grams.py) drop operators, for which `k>0` and `k<0` are one text. Here they are two, and
+`\dfrac{xy}{2}\times 3` is `\frac{x y}{2} \cdot 3`.
+"""
+
+import unicodedata
+
+import regex
+
+_SUPERSCRIPTS = {ord(sign): f"^{digit}" for sign, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789", strict=True)}
+_SIGNS = _SUPERSCRIPTS | {ord(sign): "-" for sign in "−–—‐‑‒"} | str.maketrans({"’": "'", "×": "*", "⋅": "*", "·": "*"})
+
+# Spellings without a meaning of their own: sizes of brackets, spaces, styles, the commands around a text.
+_NOTHING = regex.compile(
+    r"\\(?:left|right|bigg?[lrm]?|displaystyle|textstyle|limits|nolimits|quad|qquad|hspace\*?\{[^{}]*\}|"
+    r"text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|rm|operatorname\*?)(?![a-z])"
+    r"|\\[,;:!> ]|[_^]\{\s*\}|[{}](?!,\})|~"
+)
+_SAME = {
+    "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
+    "\\times": "*", "\\cdot": "*", "\\ast": "*", "\\div": "/", "÷": "/",
+    "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "≤": "<=", "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=",
+    "≥": ">=", "\\ne": "!=", "\\neq": "!=", "≠": "!=", "\\lt": "<", "\\gt": ">", "\\pm": "±", "π": "\\pi",
+    "√": "\\sqrt", "∞": "\\infty", "\\lvert": "|", "\\rvert": "|", "\\vert": "|", "\\mid": "|",
+    "\\ldots": "...", "\\cdots": "...", "\\dots": "...", "\\dotsb": "...", "\\dotsc": "...", "…": "...",
+    "\\circ": "degrees", "°": "degrees", "degree": "degrees", "\\%": "%", "percent": "%",
+}  # fmt: skip
+_MATH = regex.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", regex.DOTALL)
+_PROSE = regex.compile(r"(?<![\\a-z])[a-z]{4,}")  # a word between dollar signs: they are amounts of money
+_LETTERS = regex.compile(r"(?<!\\[a-z]*)[a-z]{2,}")
+_CAPITALS = regex.compile(r"\b[A-Z]{4,}\b")  # "arrange the letters of PROOF"
+_TOKEN = regex.compile(
+    r"""\\[a-z]+ | \\% | \p{Han}
+      | \d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d) | \d+(?:\.\d+)? | (?<!\d)\.\d+
+      | [\p{L}\p{M}--\p{Han}]+(?:'[\p{L}\p{M}--\p{Han}]+)*
+      | \.{3} | <= | >= | != | (?<=[\d\)\}])! | (?<=\d):(?=\d) | [-+*/=<>^|%±÷≤≥≠°√∞…()\[\]]
+    """,
+    regex.VERBOSE | regex.VERSION1,
+)
+_OPERATORS = frozenset("+ - * / = < > <= >= != ^ % ± ! : | \\cup \\cap \\in \\subset \\equiv".split())
+
+
+def question_tokens(text: str) -> list[str]:
+    r"""The tokens of a question, in order.
+
+    >>> question_tokens(r"Find $\dfrac{xy}{2}\times\left(3-k\right)$ if k≥1,000.")
+    ['find', '\\frac', 'x', 'y', '2', '*', '(', '3', '-', 'k', ')', 'if', 'k', '>=', '1000']
+    """
+    folded = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS).lower()
+    folded = folded.replace("\\$", " ").replace("{,}", ",").replace("^{\\circ}", "\\circ").replace("^\\circ", "\\circ")
+    folded = _MATH.sub(_formula, folded)
+    folded = _NOTHING.sub(" ", regex.sub(r"(?<=\p{L})-(?=\p{L})", " ", folded))
+    return [_SAME.get(token, token).replace(",", "") for token in _TOKEN.findall(folded)]
+
+
+def signature(text: str, tokens: list[str]) -> tuple[str, ...]:
+    """The numbers and operators among the tokens of a question, in order, and its words in capitals.
+
+    Questions that differ here are different questions.
+
+    >>> text = "For n>3, arrange 2n-1 letters of PROOF"
+    >>> signature(text, question_tokens(text))
+    ('>', '3', '2', '-', '1', 'PROOF')
+    """
+    marks = [token for token in tokens if token[0].isdigit() or token[0] == "." or token in _OPERATORS]
+    return (*marks, *_CAPITALS.findall(text))
+
+
+def _formula(match: regex.Match[str]) -> str:
+    """A formula with its variables apart: xy is x y. An amount of money is left as it is."""
+    inside = next(group for group in match.groups() if group is not None)
+    inside = regex.sub(r"\\(?:text|mbox|mathrm|operatorname)[a-z*]*\s*\{([^{}]*)\}", r" \1 ", inside)
+    if _PROSE.search(inside):
+        return f" {inside} "
+    spaced = regex.sub(r"(?<=[a-z])-(?=[a-z])", " - ", inside)
+    apart: str = _LETTERS.sub(lambda letters: " ".join(letters.group()), spaced)
+    return f" {apart} "

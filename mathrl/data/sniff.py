@@ -1,0 +1,339 @@
+"""Which fields of a file hold the prompt, the answer, the solution and the rest, guessed from its first rows.
+
+Names come first, then what the values look like; every guess has its reason, for a person to judge.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.data.row_formats import RULES, RowShape
+from mathrl.data.row_values import BadRow, accepted_answers, conversation, from_json, level_of, look_up, pass_rate_of
+from mathrl.grading.readable import reading
+
+SAMPLE = 500  # rows that a guess looks at
+MOST = 0.5  # share of the rows in which a form must be seen
+SHORT = 60  # characters of a bare answer, as the median
+DEEPEST = 3  # fields within fields
+
+# In the order in which they are tried; compared without case and underscores.
+PROMPTS = (
+    "question", "problem", "problem_statement", "prompt", "query", "instruction", "input", "q", "task", "exercise",
+    "text", "messages", "conversations", "conversation", "chat", "dialogue",
+)  # fmt: skip
+ANSWERS = (
+    "answer", "final_answer", "expected_answer", "ground_truth", "gt_answer", "gt", "gold", "golden", "answer_number",
+    "correct_answer", "target", "label", "truth", "result", "a", "solution", "solutions", "output", "response",
+    "completion",
+)  # fmt: skip
+SOLUTIONS = (
+    "solution", "worked_solution", "rationale", "reasoning", "explanation", "cot", "steps", "proof",
+    "generated_solution", "generation", "response", "completion", "output", "answer",
+)  # fmt: skip
+IDS = ("id", "uid", "uuid", "unique_id", "problem_id", "question_id", "qid", "key", "name")
+LEVELS = ("level", "difficulty", "grade", "stage")
+SUBJECTS = ("subject", "type", "topic", "category", "subfield", "domain", "field", "problem_type", "tag")
+RATES = re.compile(r"(pass|solve|success)_?rate|pass_?at_?1|_rate$", re.IGNORECASE)
+ASKS = re.compile(
+    r"[?？]\s*$|\b(find|compute|calculate|determine|evaluate|solve|simplify|how (many|much)|what (is|are)|prove|"
+    r"show that|berechne|bestimme|wie viele?|combien|calcul|calcula|cuántos?|quanti|trova|найдите|сколько)\b|"
+    r"求|多少|计算|=\s*$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """What the values of one field look like in the sample.
+
+    Example:
+        Field("answer", present=1.0, distinct=0.41, length=3, rule="field", ...)
+    """
+
+    path: str
+    values: Sequence[Any]
+    present: float
+    distinct: float
+    length: float
+    marked: str
+    chat: bool
+    text: bool
+
+    @property
+    def short(self) -> bool:
+        return self.length <= SHORT
+
+
+@dataclass(frozen=True)
+class Sniffed:
+    """The guess: the keys, a reason for each, and what a person should look at."""
+
+    shape: RowShape
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
+    fields: Sequence[str] = ()
+
+
+def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = None) -> Sniffed:
+    """The keys of `rows`; those in `given` are taken as they are.
+
+    Raises:
+        UserError: no field looks like a question, or none like an answer.
+    """
+    given = dict(given or {})
+    fields = {found.path: found for found in _fields(rows)}
+    listed = ", ".join(dict.fromkeys(name for row in rows for name in row)) or "none"
+    if known := _known_format(rows):
+        known_shape, reason = known
+        return Sniffed(replace(known_shape, **given), {"format": reason}, (), tuple(fields))
+    reasons: dict[str, str] = dict.fromkeys(given, "as given")
+    prompt = given.get("prompt_key") or _prompt(fields, reasons)
+    if prompt is None:
+        raise UserError(f"no field looks like a question (fields: {listed}); name it with --field prompt_key=NAME")
+    free = {path: found for path, found in fields.items() if path not in prompt.split("+")}
+    free = {path: found for path, found in free.items() if not path.startswith(f"{prompt}.")}
+    shape = RowShape(prompt_key=prompt, answer_key=None)
+    shape = replace(shape, **_answer(free, fields.get(prompt), given, reasons))
+    if shape.answer_key is None and shape.solution_key is None and not reasons.get("answer_rule"):
+        raise UserError(
+            f"no field looks like an answer (fields: {listed}); name it with --field answer_key=NAME, and if it stands "
+            "within a solution --field answer_rule=boxed"
+        )
+    if shape.solution_key is None and shape.answer_key and "solution_key" not in given:
+        shape = replace(shape, solution_key=_working(rows, free, shape.answer_key, reasons))
+    used = {prompt, shape.answer_key, shape.solution_key}
+    further = _further({path: found for path, found in free.items() if path not in used}, reasons)
+    doubts = _doubts(rows, fields.get(prompt), further)
+    return Sniffed(replace(shape, **{**further, **given}), reasons, doubts, tuple(fields))
+
+
+def _known_format(rows: Sequence[Mapping[str, Any]]) -> tuple[RowShape, str] | None:
+    def all_have(*keys: str) -> bool:
+        return all(look_up(row, key) is not None for row in rows for key in keys)
+
+    if all_have("prompt", "reward_model.ground_truth"):
+        return RowShape("verl", "prompt", "reward_model.ground_truth"), "veRL's fields: prompt, reward_model"
+    if all_have("prompt", "solutions", "query_id"):
+        return RowShape("rlinf", "prompt", "solutions"), "RLinf's fields: prompt, solutions, query_id"
+    if all_have("Question", "Correct Answer", "Incorrect Answer 1"):
+        return RowShape("multiple_choice", "Question", "Correct Answer"), "GPQA's fields: Correct Answer, Incorrect …"
+    return None
+
+
+def _fields(rows: Sequence[Mapping[str, Any]]) -> Iterator[Field]:
+    paths = dict.fromkeys(path for row in rows for path in _paths(row))
+    for path in paths:
+        values = [value for row in rows if (value := look_up(row, path)) not in (None, "", [], {})]
+        if not values:
+            continue
+        texts = [value if isinstance(value, str) else repr(value) for value in values]
+        lengths = sorted(map(len, texts))
+        marks = {rule: sum(bool(read(text)) for text in texts) for rule, (read, _) in RULES.items()}
+        marked = next((rule for rule, count in marks.items() if count > MOST * len(texts)), "")
+        yield Field(
+            path,
+            values,
+            present=len(values) / len(rows),
+            distinct=len(set(texts)) / len(texts),
+            length=lengths[len(lengths) // 2],
+            marked=marked,
+            chat=all(conversation(value) is not None for value in values[:20]),
+            text=all(isinstance(value, str) for value in values),
+        )
+
+
+def _paths(row: Mapping[str, Any], depth: int = 1) -> Iterator[str]:
+    """The paths of the values in a row; a chat list and a list of plain values are one value."""
+    for name, value in row.items():
+        yield str(name)
+        inside = value if conversation(value) is None else None
+        inside = from_json(inside) if isinstance(inside, str) else inside
+        if isinstance(inside, list) and inside and all(isinstance(item, Mapping) for item in inside[:4]):
+            inside = {str(index): item for index, item in enumerate(inside[:4])}
+        if isinstance(inside, Mapping) and depth < DEEPEST:
+            yield from (f"{name}.{path}" for path in _paths(inside, depth + 1))
+
+
+def _named(fields: Mapping[str, Field], names: Sequence[str]) -> list[Field]:
+    """The fields with one of these names, in the order of the names, the less deep first."""
+
+    def plain(name: str) -> str:
+        return name.lower().replace("_", "").replace("-", "").replace(" ", "")
+
+    ranks = {plain(name): rank for rank, name in enumerate(names)}
+    found = [(ranks[last], path.count("."), path) for path in fields if (last := plain(path.split(".")[-1])) in ranks]
+    return [fields[path] for _, _, path in sorted(found)]
+
+
+def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
+    by_name = {path.lower(): path for path in fields}
+    if "body" in by_name and "question" in by_name:
+        reasons["prompt_key"] = "a Body and its Question, joined"
+        return f"{by_name['body']}+{by_name['question']}"
+    texts = {path: found for path, found in fields.items() if (found.text or found.chat) and found.present > MOST}
+    named = _named(texts, PROMPTS)
+    # A chat list often repeats a question that has a column of its own, and adds the reply.
+    for candidate in sorted(named, key=lambda found: found.chat):
+        further = texts.get(by_name.get("input", "")) if candidate.path.lower() == "instruction" else None
+        if further is not None and further.present > 0.95 and further.distinct > 0.1:
+            reasons["prompt_key"] = "an instruction and its input, joined"
+            return f"{candidate.path}+{further.path}"
+        if candidate.distinct > 0.1 or len(candidate.values) < 20:
+            reasons["prompt_key"] = "by its name; " + ("chat lists" if candidate.chat else _looks(candidate))
+            return candidate.path
+    asking = {path: _share(found.values, lambda text: bool(ASKS.search(text))) for path, found in texts.items()}
+    best = max(asking, key=lambda path: (asking[path], texts[path].distinct), default=None)
+    if best is None or asking[best] < 0.3:
+        return None
+    reasons["prompt_key"] = f"{asking[best]:.0%} of its texts ask for something; {_looks(texts[best])}"
+    return best
+
+
+def _answer(
+    free: Mapping[str, Field], prompt: Field | None, given: Mapping[str, Any], reasons: dict[str, str]
+) -> dict[str, Any]:
+    """answer_key, solution_key and answer_rule."""
+    keys: dict[str, Any] = {key: given[key] for key in ("answer_key", "solution_key", "answer_rule") if key in given}
+    likely = [found for found in free.values() if found.present > 0.2]
+    named = _named({found.path: found for found in likely}, ANSWERS)
+    # A bare answer first, whatever its rank: a solution that ends in \boxed{} is read only where there is none.
+    bare = [found for found in named if found.short and not found.marked and not found.chat and _answers(found)]
+    marked = [found for found in (*named, *likely) if found.marked]
+    if "answer_key" not in keys and bare:
+        keys["answer_key"] = bare[0].path
+        reasons["answer_key"] = f"by its name; {_looks(bare[0])}"
+    elif "answer_key" not in keys and marked:
+        keys["answer_key"] = marked[0].path
+        keys.setdefault("answer_rule", marked[0].marked)
+        reasons["answer_key"] = "its texts end in an answer"
+        reasons["answer_rule"] = f"most of its texts have {MARKS[marked[0].marked]}"
+    elif "answer_key" not in keys and prompt is not None and prompt.chat and (mark := _mark_of_replies(prompt)):
+        keys.setdefault("answer_rule", mark)
+        reasons["answer_rule"] = f"most replies of the chat lists have {MARKS[mark]}"
+    elif "answer_key" not in keys and (alone := _unnamed(likely, prompt)):
+        keys["answer_key"] = alone.path
+        reasons["answer_key"] = f"the only field of such values left; {_looks(alone)}"
+    answer = free.get(keys.get("answer_key") or "")
+    if answer is not None and answer.marked and "answer_rule" not in keys and not answer.short:
+        keys["answer_rule"] = answer.marked
+        reasons["answer_rule"] = f"most of its texts have {MARKS[answer.marked]}"
+    if "solution_key" not in keys:
+        like = (found for path, found in free.items() if "solution" in path.lower())  # r1_solution_1
+        worked = [found for found in (*_named(free, SOLUTIONS), *like) if not found.short and found.present > 0.2]
+        worked = [found for found in worked if found.path != keys.get("answer_key") or found.marked]
+        if worked:
+            keys["solution_key"] = worked[0].path
+            reasons["solution_key"] = f"by its name; {_looks(worked[0])}"
+    return keys
+
+
+def _working(
+    rows: Sequence[Mapping[str, Any]], free: Mapping[str, Field], answer_key: str, reasons: dict[str, str]
+) -> str | None:
+    """The field whose texts go on longer than the answers and have them in them."""
+    answers = [[str(answer) for answer in _read_answers(look_up(row, answer_key))] for row in rows]
+    for path, found in free.items():
+        holds_fields = any(other.startswith(f"{path}.") for other in free)  # an object as a text
+        if path == answer_key or holds_fields or not found.text or found.present < MOST or found.distinct < 0.1:
+            continue
+        pairs = [(look_up(row, path), given) for row, given in zip(rows, answers, strict=True)]
+        texts = [(text, given[0]) for text, given in pairs if isinstance(text, str) and text and given]
+        share = fmean(answer in text and len(text) > len(answer) + 4 for text, answer in texts) if texts else 0.0
+        if share > 0.8:
+            reasons["solution_key"] = f"{share:.0%} of its texts hold the answer; {_looks(found)}"
+            return path
+    return None
+
+
+def _read_answers(value: Any) -> list[str]:
+    try:
+        return accepted_answers(value)
+    except BadRow:
+        return []
+
+
+MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag"}
+
+
+def _answers(found: Field) -> bool:
+    return any(_read_answers(value) for value in found.values)
+
+
+def _mark_of_replies(prompt: Field) -> str:
+    replies = [turns[-1]["content"] for value in prompt.values if (turns := conversation(value))]
+    counts = {rule: sum(bool(read(reply)) for reply in replies) for rule, (read, _) in RULES.items()}
+    return next((rule for rule, count in counts.items() if count > MOST * len(replies)), "")
+
+
+def _unnamed(likely: Sequence[Field], prompt: Field | None) -> Field | None:
+    named = {found.path for found in _named({f.path: f for f in likely}, (*IDS, *LEVELS, *SUBJECTS))}
+    left = [
+        found
+        for found in likely
+        if found.short and found is not prompt and found.path not in named and not RATES.search(found.path)
+        if found.present > 0.8 and "." not in found.path and not found.chat and _answers(found)
+        if not (found.distinct == 1 and all(re.fullmatch(r"\d+", str(value)) for value in found.values))  # a row number
+    ]
+    numbers = [found for found in left if _share_read(found) > 0.8]
+    return next((candidates[0] for candidates in (numbers, left) if len(candidates) == 1), None)
+
+
+def _share_read(found: Field) -> float:
+    """The share of the values that the grader reads as mathematics."""
+    answers = [_read_answers(value)[:1] for value in found.values[:100]]
+    return fmean(bool(answer) and reading(answer[0]) == "mathematics" for answer in answers)
+
+
+def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, str]:
+    """id_key, level_key, subject_key and pass_rate_key, where fields of such names hold such values."""
+    keys: dict[str, str] = {}
+    for found in _named(free, IDS):
+        if found.short and found.distinct == 1 and found.present == 1 and "." not in found.path:
+            keys["id_key"], reasons["id_key"] = found.path, "by its name; no value twice"
+            break
+    rates = [found for path, found in free.items() if RATES.search(path.split(".")[-1])]
+    for found in (*rates, *_named(free, LEVELS)):
+        try:
+            numbers = [number for value in found.values if (number := pass_rate_of(value)) is not None]
+        except BadRow:
+            numbers = []
+        if "pass_rate_key" not in keys and numbers and (found in rates or any(0 < rate < 1 for rate in numbers)):
+            keys["pass_rate_key"] = found.path
+            reasons["pass_rate_key"] = f"shares from {min(numbers):.2g} to {max(numbers):.2g}"
+    for found in _named(free, LEVELS):
+        try:
+            levels = {level for value in found.values if (level := level_of(value)) is not None}
+        except BadRow:
+            continue
+        if levels and found.path != keys.get("pass_rate_key"):
+            keys["level_key"], reasons["level_key"] = found.path, f"by its name; {min(levels)} to {max(levels)}"
+            break
+    for found in _named(free, SUBJECTS):
+        if found.text and found.short and found.distinct < 0.5:
+            keys["subject_key"] = found.path
+            reasons["subject_key"] = f"by its name; {len(set(found.values))} values"
+            break
+    return keys
+
+
+def _doubts(rows: Sequence[Mapping[str, Any]], prompt: Field | None, further: Mapping[str, str]) -> list[str]:
+    doubts = []
+    if prompt is not None and prompt.distinct < 0.5 and len(rows) >= 20:
+        doubts.append(f"{prompt.path}: half of its texts occur more than once")
+    if prompt is not None and prompt.marked and not prompt.chat:
+        doubts.append(f"{prompt.path}: most of its texts have {MARKS[prompt.marked]}, as solutions do")
+    if "id_key" not in further:
+        doubts.append("no field with an id of its own in each row: ids are file name and row number")
+    return doubts
+
+
+def _looks(found: Field) -> str:
+    kind = "chat lists" if found.chat else "text" if found.text else type(found.values[0]).__name__
+    return f"{kind} of {found.length:,.0f} characters (median), in {found.present:.0%} of the rows"
+
+
+def _share(values: Sequence[Any], test: Callable[[str], bool]) -> float:
+    return fmean(test(value) if isinstance(value, str) else False for value in values) if values else 0.0

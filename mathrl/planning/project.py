@@ -1,0 +1,173 @@
+"""The parameters of a project: what suits a person's own problems, model and machine.
+
+Each value is a start that works and that the person may change: learning rates by the model's size
+(params/learning_rates.py), lengths from the texts, group and batch sizes by the device.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from mathrl.core.hardware import Hardware
+from mathrl.data.inspection import Inspection
+from mathrl.data.templates import BOXED_INSTRUCTION
+from mathrl.models.model_shape import ModelShape
+from mathrl.params.learning_rates import LARGE, RATES
+from mathrl.params.load import parse_yaml
+
+FEWEST_TESTS, MOST_TESTS = 50, 500  # problems to measure on: fewer say little, more say hardly more
+DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+SFT_EPOCHS = 3
+PUBLISHED_WIDTH = 896  # of the smallest models that the rates of params/learning_rates.py were published for
+LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Sizes that depend on the device: those of the presets on a GPU, and what a step on a CPU can bear."""
+
+    prompts: int
+    group: int
+    sft_tokens: int
+    microbatch: int
+    measured: int
+    rl_steps: int
+
+
+BATCHES = {
+    "cpu": Batches(prompts=8, group=8, sft_tokens=4096, microbatch=4096, measured=256, rl_steps=50),
+    "cuda": Batches(prompts=128, group=8, sft_tokens=16384, microbatch=16384, measured=2048, rl_steps=100),
+}
+
+
+def suited_prompt(tokenizer: Any) -> dict[str, Any]:
+    """The section prompt for a model: its chat template where it has one, else the question with an instruction."""
+    if not getattr(tokenizer, "chat_template", None):
+        return {"template": "boxed"}
+    try:
+        tokenizer.apply_chat_template(DIALOGUE, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, ValueError):  # Gemma's, for one, takes no system message
+        return {"template": "chat", "instruction": BOXED_INSTRUCTION}
+    return {"template": "chat", "system": BOXED_INSTRUCTION}
+
+
+def project_sections(
+    inspection: Inspection,
+    *,
+    name: str,
+    model: str,
+    shape: ModelShape,
+    positions: int,
+    tokenizer: Any,
+    hardware: Hardware,
+    test: dict[str, Any] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The sections of params/ that a project sets, by name.
+
+    Args:
+        positions: Maximum length of prompt and response in tokens, from the model's configuration.
+        test: A source of test problems; None: a share of the rows is held out.
+    """
+    device = hardware.kind
+    sizes, chat = BATCHES[device], bool(getattr(tokenizer, "chat_template", None))
+    prompt_tokens = min(_rounded(inspection.prompts.longest), 2048, positions // 2)
+    response = min(_response_tokens(inspection, chat), LONGEST[device], positions - prompt_tokens)
+    curate = _curate(inspection, test)
+    worked = inspection.solutions.texts / len(inspection.problems) if inspection.solutions else 0.0
+    sft_share = 0.0 if chat or worked < 0.95 else 0.25
+    trained = inspection.usable * (1 - curate.get("test_share", 0)) * (1 - curate["dev_share"])
+    checkpointing = shape.parameters > 3e8
+    rl_steps = max(10, min(sizes.rl_steps, ceil(2 * trained * (1 - sft_share) / sizes.prompts)))
+    return {
+        "run": {"seed": 0, "device": "auto", "processes": max(1, hardware.count) if hardware.is_gpu else 2},
+        "curate": {**curate, **({"sft_share": sft_share} if sft_share else {})},
+        "model": {"base": {"type": "pretrained", "path": model}, "precision": "bfloat16"},
+        "prompt": {**suited_prompt(tokenizer), "max_tokens": prompt_tokens},
+        "sft": {
+            "steps": _sft_steps(inspection, trained * sft_share, sizes.sft_tokens) if sft_share else 0,
+            "tokens_per_step": sizes.sft_tokens,
+            "tokens_per_microbatch": sizes.microbatch,
+            "terse_share": 0.0,
+            "lr": _learning_rate("sft", shape),
+            "optimizer": {"type": "adamw", "warmup_steps": 5, "schedule": "cosine"},
+            "gradient_checkpointing": checkpointing,
+        },
+        "difficulty": {"samples": 8, "temperature": 1.0, "max_problems": sizes.measured, "max_tokens": response},
+        "mix": {"components": [{"source": "*", "weight": 1.0, "band": [0.05, 0.95]}], "order": "shuffled"},
+        "reward": {"extraction": "lenient", "parts": [{"type": "accuracy", "weight": 1.0}]},
+        "rl": {
+            "steps": rl_steps,
+            "prompts_per_step": sizes.prompts,
+            "group_size": sizes.group,
+            "lr": _learning_rate("rl", shape),
+            "optimizer": {"type": "adamw", "beta2": 0.999, "warmup_steps": 5, "schedule": "constant"},
+            "temperature": 1.0,
+            "max_tokens": response,
+            "tokens_per_microbatch": sizes.microbatch,
+            "gradient_checkpointing": checkpointing,
+            "eval_every": 10,
+            "checkpoint_every": 10,
+        },
+        "evaluate": {
+            "benchmarks": ["test"],
+            "samples": 4,
+            "ks": [1, 2, 4],
+            "temperature": 0.7,
+            "max_tokens": response,
+            "extraction": "lenient",
+        },
+        "health": {"action": "warn", "lr": 1e-5, "kl": 0.3, "patience": 50},
+        "register": {"name": name, "alias": "candidate"},
+    }
+
+
+def _learning_rate(stage: str, shape: ModelShape) -> float:
+    """The published rate for a model of this size; below the width of 896 (0.5B) it grows as the width falls.
+
+    AdamW's rate for a matrix goes with one over its width (Yang et al., arXiv:2203.03466, table 3).
+    """
+    rates = RATES[stage]
+    if shape.parameters >= LARGE * 1e9:
+        return rates.large
+    return float(f"{rates.small * max(1.0, PUBLISHED_WIDTH / shape.width):.1g}")
+
+
+def _curate(inspection: Inspection, test: dict[str, Any] | None) -> dict[str, Any]:
+    """The section that the inspection proposes, with held-out shares by the number of rows."""
+    section: dict[str, Any] = parse_yaml(inspection.section, "the inspection")["curate"]
+    rows = max(1, inspection.usable)
+    if test is not None:
+        section["sources"].append(test)
+        del section["test_share"]
+    else:
+        section["test_share"] = round(min(0.3, max(min(0.1, MOST_TESTS / rows), FEWEST_TESTS / rows)), 4)
+    section["dev_share"] = round(min(0.05, 200 / rows), 4)
+    return section
+
+
+def _response_tokens(inspection: Inspection, chat: bool) -> int:
+    """Room for a response: half as much again as nearly all solutions take; without solutions what is usual."""
+    usual = 512 if chat else 256
+    if inspection.solutions is None:
+        return usual
+    return max(usual if chat else 64, _rounded(1.5 * inspection.solutions.p95))
+
+
+def _sft_steps(inspection: Inspection, rows: float, tokens_per_step: int) -> int:
+    assert inspection.solutions is not None
+    per_row = inspection.prompts.median + inspection.solutions.median
+    return max(10, ceil(SFT_EPOCHS * rows * per_row / tokens_per_step))
+
+
+def _rounded(tokens: float) -> int:
+    """Up to the next multiple of 32."""
+    return 32 * max(1, ceil(tokens / 32))
+
+
+def test_source(path: Path, name: str, inspection: Inspection) -> dict[str, Any]:
+    """A file of test problems as a source with the fields that were guessed for it."""
+    (source,) = parse_yaml(inspection.section, str(path))["curate"]["sources"]
+    return {**source, "name": name, "split": "test"}

@@ -1,0 +1,137 @@
+"""`mathrl init` with a file and a model folder that nobody prepared: other fields, architecture and tokenizer."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+
+from mathrl.cli.init import init
+from mathrl.cli.inspect import given_keys, inspect
+from mathrl.core.errors import UserError
+from mathrl.data import curation
+from mathrl.models.load import load_model
+from mathrl.models.model_shape import config_of, shape_of
+from mathrl.params import Params, load_params
+from mathrl.planning.project import suited_prompt
+from mathrl.planning.run_time import Speed, measured_speed, planned_time, write_speed
+
+ROOT = Path(__file__).parents[2]
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a project is a clone, and this is no git checkout")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and a file of 300 sums, two of them broken."""
+    folder = tmp_path_factory.mktemp("own")
+    rows = [
+        {"ask": f"What is {a} + {b}?", "meta": json.dumps({"gold": a + b}), "working": f"{a} and {b} make {a + b}."}
+        for a in range(15)
+        for b in range(20)
+    ]
+    rows[7]["ask"], rows[8]["meta"] = "", "{}"
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        (row["working"] for row in rows), trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>")
+    config = GPTNeoXConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        max_position_embeddings=256, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    GPTNeoXForCausalLM(config).save_pretrained(folder / "neox")
+    tokenizer.save_pretrained(folder / "neox")
+    return folder
+
+
+def loaded(project: Path) -> Params:
+    return load_params(project / "params")
+
+
+@checkout
+def test_a_project_of_own_rows_and_an_own_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MATHRL_DATA", raising=False)
+    init(Path("sums"), data=folder / "sums.jsonl", model=str(folder / "neox"))
+    printed = capsys.readouterr().out
+    assert "next: cd sums && mathrl run mix" in printed.splitlines()[-1]
+    assert "unusable rows 2" in printed and "gpt_neox" in printed
+    git = ["git", "-C", "sums", "log", "-1", "--format=%s"]
+    assert subprocess.run(git, capture_output=True, text=True, check=True).stdout == "Project sums: sums.jsonl, neox\n"
+    params = loaded(Path("sums"))
+    (source,) = params.curate.sources
+    assert (source.prompt_key, source.answer_key, source.solution_key) == ("ask", "meta.gold", "working")  # type: ignore[union-attr]
+    curated = curation.run(params.curate, 0)
+    sizes = {split: len(rows) for split, rows in curated.splits.items()}
+    # 298 rows: 0.1678 of them for 50 tests, 0.05 of the rest to dev, a quarter of what is left to SFT.
+    assert sizes == {"test": 50, "dev": 12, "sft": 59, "rl": 177} and len(curated.rejected) == 2
+    assert params.prompt.template == "boxed" and params.sft.steps > 0 and params.rl.max_tokens <= 256 - 64
+    # The published 1e-6 of a width of 896, here for a width of 32.
+    assert params.rl.lr == 3e-5 and params.sft.lr == 3e-4
+    assert params.model.base.type == "pretrained"
+    assert load_model(params.model.base.path, params.model, "cpu").config.model_type == "gpt_neox"
+    with pytest.raises(UserError, match="sums: exists and is not empty"):
+        init(Path("sums"), data=folder / "sums.jsonl", model=str(folder / "neox"))
+
+
+@checkout
+def test_a_file_of_test_problems_takes_the_place_of_the_share(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exam.csv").write_text("ask,gold\n" + "".join(f"What is {n} - 1?,{n - 1}\n" for n in range(30)))
+    init(Path("p"), data=folder / "sums.jsonl", model=str(folder / "neox"), test=Path("exam.csv"))
+    curated = curation.run(loaded(Path("p")).curate, 0)
+    assert [problem.source for problem in curated.splits["test"]] == ["p_test"] * 30
+
+
+def test_a_field_can_be_named_and_the_page_is_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    inspect(folder / "sums.jsonl", field=["answer_key=working"], model=str(folder / "neox"), limit=100, html=page)
+    printed = capsys.readouterr().out
+    assert "answer_key: working" in printed and "tokens (median)" in printed and "of them, chosen by a seed" in printed
+    assert "what it holds" in page.read_text()
+    with pytest.raises(UserError, match=r"--field answer=x: write KEY=FIELD.*answer_key"):
+        given_keys(["answer=x"])
+
+
+def test_the_prompt_suits_the_tokenizer(folder: Path) -> None:
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder / "neox")
+    assert suited_prompt(tokenizer) == {"template": "boxed"}
+    tokenizer.chat_template = CHAT
+    assert suited_prompt(tokenizer).keys() == {"template", "system"}
+    tokenizer.chat_template = REFUSES_SYSTEM
+    assert suited_prompt(tokenizer).keys() == {"template", "instruction"}
+
+
+def test_the_time_of_a_run_by_hand(folder: Path, tmp_path: Path) -> None:
+    overrides = ["sft.steps=10", "sft.tokens_per_step=1000", "rl.steps=5", "rl.prompts_per_step=4", "rl.group_size=8",
+                 "rl.gradient_checkpointing=true", "prompt.max_tokens=10", "difficulty.samples=8",
+                 "difficulty.max_problems=100", "evaluate.samples=2", "evaluate.limit=30",
+                 "model.base={type: pretrained, path: m}"]  # fmt: skip
+    params = load_params(ROOT / "params", overrides=overrides)
+    shape = shape_of(config_of(params.model.base.model_copy(update={"path": str(folder / "neox")})))
+    weights = shape.matrices + shape.head
+    parts = {
+        part.part: part.seconds
+        for part in planned_time(params, shape, Speed("m", 100.0, 20.0), 1e6, {"rl": 50, "test": 40})
+    }
+    assert parts["sft"] == pytest.approx(10 * 1000 * 6 * weights / 1e6)
+    assert parts["difficulty"] == pytest.approx(50 * 8 * 20 / 100)
+    # 32 responses of 20 tokens at 100 tokens/s; 4 prompts of 10 tokens and 32 responses trained on, recomputed once.
+    assert parts["rl"] == pytest.approx(5 * (6.4 + (40 + 640) * 8 * weights / 1e6))
+    assert parts["evaluate"] == pytest.approx(2 * 30 * 2 * 20 / 100)
+    write_speed(tmp_path / "neox-test", Speed("m", 1.0, 2.0))
+    assert measured_speed("m", tmp_path) == Speed("m", 1.0, 2.0) and measured_speed("other", tmp_path) is None

@@ -1,0 +1,124 @@
+"""What `mathrl inspect` counts, on a file with planted faults."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from mathrl.data.draw import Draw
+from mathrl.data.inspection import Inspection, Prompting, inspect_rows, languages
+from mathrl.data.reading import Read, read_source
+from mathrl.data.row_formats import RowShape
+from mathrl.data.sources import ResolvedSource
+from mathrl.grading.readable import reading
+from mathrl.params.data import Curate
+from mathrl.params.load import parse_yaml
+from mathrl.reports.inspection import inspection_page
+
+GOOD = [
+    {"problem": f"Anna has {n} books and finds three more. How many books has she?", "answer": n + 3} for n in range(30)
+]
+BENCHMARK = "A farmer counts his sheep twice a day and finds the same number of them each time, why?"
+ROWS: list[dict[str, Any]] = [
+    *GOOD,
+    {"problem": "anna has 3 BOOKS and finds three more.  How many books has she?", "answer": "6"},  # repeats n = 3
+    {"problem": GOOD[4]["problem"], "answer": 99},  # contradicts n = 4
+    {"problem": " ", "answer": 1},
+    {"problem": "No answer?", "answer": None},
+    {"problem": "Where does the longest of the three lines end?", "answer": "it ends left of the upper corner"},
+    {"problem": "Wie viele Äpfel hat der Bauer nach der Ernte noch übrig?", "answer": r"\frac{1}{2}"},
+    {"problem": BENCHMARK, "answer": "(B)"},
+    {"problem": f"Read this. {BENCHMARK} Explain it <b>well</b>.", "answer": "no solution"},
+]
+
+
+def inspection(folder: Path, **options: Any) -> Inspection:
+    file = folder / "own set.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "not json\n")
+    (folder / "gsm8k_test.jsonl").write_text(json.dumps({"question": BENCHMARK, "answer": "#### 1"}) + "\n")
+    return inspect_rows(file, {}, Prompting(lambda problem: f"Q: {problem.question}"), **options)
+
+
+def test_planted_faults_are_counted(tmp_path: Path) -> None:
+    found = inspection(tmp_path, data_folder=str(tmp_path))
+    assert (found.rows, found.looked_at, len(found.problems)) == (39, 39, 36)
+    assert found.bad == {"field 'problem': expected text": 1, "field 'answer': no answer": 1,
+                         "not JSON (Expecting value at column 1)": 1}  # fmt: skip
+    assert found.duplicates == 2 and [answers for _, answers, _ in found.conflicts] == [
+        "own_set/own set:5: 7; own_set/own set:32: 99"
+    ]
+    assert found.readings == {"mathematics": 33, "not parsed": 1, "option": 1, "words": 1}
+    assert [answer for _, answer in found.unread] == ["it ends left of the upper corner"]
+    assert found.languages == {"en": 35, "de": 1}
+    assert [(o.benchmark, o.questions, o.equal, o.near) for o in found.overlaps] == [("gsm8k", 1, 1, 1)]
+    assert "math500" in found.missing_benchmarks
+    assert found.prompts.longest == max(len(p.question) for p in found.problems) + 3
+    assert len(found.examples) == 5 and all(example.prompt.startswith("Q: ") for example in found.examples)
+
+
+def test_the_section_to_paste_gives_the_same_problems(tmp_path: Path) -> None:
+    found = inspection(tmp_path)
+    section = parse_yaml(found.section, "section")["curate"]
+    curate = Curate.model_validate(section)
+    assert curate.on_bad_row == "reject" and curate.sources[0].type == "file"
+    resolved = ResolvedSource("own_set", "rl", "", found.files, shapes=(RowShape(prompt_key="problem"),))
+    again = [item for item in read_source(resolved, 0) if item in found.problems]
+    assert curate.sources[0].prompt_key == "problem" and len(again) == len(found.problems)
+
+
+def test_a_part_of_a_large_file_is_said_to_be_a_part(tmp_path: Path) -> None:
+    found = inspection(tmp_path, limit=10)
+    assert found.rows == 39 and len(found.problems) == 10
+
+
+def test_the_page_has_every_part_and_escapes_what_the_rows_say(tmp_path: Path) -> None:
+    page = inspection_page(inspection(tmp_path, data_folder=str(tmp_path)), "own set.jsonl")
+    for text in ("it ends left of the upper corner", "prompt_key", "gsm8k", "on_bad_row: reject", "99"):
+        assert text in page
+    assert "<b>well</b>" not in page and "script" not in page and "http" not in page.replace("http-equiv", "")
+
+
+def test_languages_leave_formulas_out() -> None:
+    texts = ["小明有三个苹果，又买了五个", r"$x+y=3$ and $\frac{1}{2}$", "Combien de pommes Anne a-t-elle maintenant ?"]
+    assert languages(texts) == Counter({"zh": 1, "too short to tell": 1, "fr": 1})
+
+
+def test_how_the_grader_reads_an_answer() -> None:
+    kinds = {
+        "mathematics": ["1/2", r"x^2+1", "forty two", "n", "(1, 2]", "3 cm"],
+        "option": ["(B)", r"\text{C}"],
+        "words": ["Friday", "no solution"],
+        "not parsed": ["", "np.arcsin(10/13)", "see the figure on the left"],
+    }
+    for kind, answers in kinds.items():
+        assert [reading(answer) for answer in answers] == [kind] * len(answers)
+
+
+def test_a_draw_is_uniform_keeps_the_order_and_decodes_few_rows() -> None:
+    counts: Counter[int] = Counter()
+    for seed in range(400):
+        draw, decoded = Draw(5, random.Random(seed)), 0
+        for row in range(100):
+            if draw.wanted():
+                decoded += 1
+                draw.skip() if row % 10 == 0 else draw.add(row)
+        chosen = list(draw.chosen())
+        assert chosen == sorted(chosen) and len(set(chosen)) == 5 and draw.rows == 100
+        assert decoded < 60  # 5 (1 + ln(90 / 5)) good rows on average, about 20, and the skipped among them
+        counts.update(chosen)
+    # 400 draws of 5 from 90: each row 22.2 times, standard deviation 4.6; five of them hold all but one case in 10^4.
+    assert set(counts) == {row for row in range(100) if row % 10} and all(abs(n - 22.2) < 23 for n in counts.values())
+
+
+def test_a_limit_reads_the_same_rows_from_every_format_and_says_what_it_left_out(tmp_path: Path) -> None:
+    chosen = []
+    for name in ("a.jsonl", "a.json"):
+        text = "\n".join(map(json.dumps, GOOD)) if name == "a.jsonl" else json.dumps(GOOD)
+        (tmp_path / name).write_text(text)
+        shape = RowShape(prompt_key="problem")
+        resolved = ResolvedSource("s", "rl", "", (tmp_path / name,), shapes=(shape,), limit=7)
+        read = Read()
+        chosen.append([item.question for item in read_source(resolved, 3, read)])  # type: ignore[union-attr]
+        assert read.rows.total() == 30 and read.left_out == {"above the limit": 23}
+    assert chosen[0] == chosen[1] and len(chosen[0]) == 7

@@ -1,0 +1,80 @@
+"""Which fields hold what, guessed for the shapes in which sets are published and for nobody's names."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.data.row_formats import to_problem
+from mathrl.data.sniff import sniff
+
+SUMS = [(a, b) for a in range(3, 9) for b in range(2, 9)]
+ASKED = [(f"Tom has {a} apples and buys {b}. How many apples has he?", a + b) for a, b in SUMS]
+LONG = "We count the apples one by one, then add them up. "
+CHAT_ROLES = ("role", "content", "user", "assistant")
+SHARE_GPT = ("from", "value", "human", "gpt")
+
+
+def turns(question: str, reply: str, names: tuple[str, str, str, str] = CHAT_ROLES) -> list[dict[str, str]]:
+    role, content, user, assistant = names
+    return [{role: user, content: question}, {role: assistant, content: reply}]
+
+
+def german(question: str) -> str:
+    return question.replace("How many", "Wie viele")
+
+
+SHAPES: dict[str, Any] = {
+    "gsm8k": lambda q, a, i: {"question": q, "answer": f"{LONG}<<1+1=2>>\n#### {a}"},
+    "math": lambda q, a, i: {"problem": q, "solution": f"{LONG}\\boxed{{{a}}}", "level": f"Level {i % 5}", "type": "A"},
+    "numina": lambda q, a, i: {"problem": q, "solution": f"{LONG}\\boxed{{{a}}}", "messages": turns(q, LONG)},
+    "dapo processed": lambda q, a, i: {"prompt": q, "solution": str(a), "data_source": "dapo"},
+    "big math": lambda q, a, i: {"problem": q, "answer": str(a), "llama8b_solve_rate": i / 42 if i % 5 else None},
+    "open math": lambda q, a, i: {"problem": q, "expected_answer": str(a), "pass_rate_tir": "n/a" if i % 2 else "0.5"},
+    "deep math": lambda q, a, i: {"question": q, "final_answer": str(a), "difficulty": 5.5, "r1_solution_1": 2 * LONG},
+    "polaris": lambda q, a, i: {"problem": q, "answer": str(a), "difficulty": f"{i % 9}/8"},
+    "svamp": lambda q, a, i: {"Body": q.split(". ")[0], "Question": q.split(". ")[1], "Answer": 1.0 * a, "ID": f"c{i}"},
+    "orz": lambda q, a, i: {"0": {"from": "human", "value": q}, "1": {"ground_truth": {"value": str(a)}}},
+    "verl": lambda q, a, i: {"prompt": turns(q, "")[:1], "reward_model": {"ground_truth": json.dumps([str(a)])}},
+    "messages": lambda q, a, i: {"messages": turns(q, f"{LONG}\\boxed{{{a}}}")},
+    "share gpt": lambda q, a, i: {"conversations": turns(q, f"{LONG}#### {a}", SHARE_GPT)},
+    "alpaca": lambda q, a, i: {"instruction": q, "input": "", "output": f"{LONG}\\boxed{{{a}}}"},
+    "nobody's": lambda q, a, i: {"Aufgabe": german(q), "Lsg": a, "nr": i, "weg": f"Es sind {a}."},
+    "within a text": lambda q, a, i: {"body": q, "meta": json.dumps({"gold": a, "level": i % 4})},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_gives_its_questions_and_answers(name: str) -> None:
+    rows = [SHAPES[name](question, answer, number) for number, (question, answer) in enumerate(ASKED)]
+    shape = sniff(rows).shape
+    for row, (question, answer) in zip(rows, ASKED, strict=True):
+        problem = to_problem(row, shape, name="f:1", source="s", split="rl", seed=0)
+        assert problem.answers == (str(answer),)
+        assert problem.question.replace("Wie viele", "How many") == question
+        assert problem.solution is None or str(answer) in problem.solution or "one by one" in problem.solution
+
+
+def keys(name: str) -> dict[str, Any]:
+    rows = [SHAPES[name](question, answer, number) for number, (question, answer) in enumerate(ASKED)]
+    return vars(sniff(rows).shape)
+
+
+def test_levels_pass_rates_ids_and_subjects_are_told_apart() -> None:
+    assert keys("math") | {"level_key": "level", "subject_key": "type", "id_key": None} == keys("math")
+    assert keys("polaris")["pass_rate_key"] == "difficulty" and keys("polaris")["level_key"] is None
+    assert keys("deep math")["level_key"] == "difficulty" and keys("deep math")["solution_key"] == "r1_solution_1"
+    assert keys("big math")["pass_rate_key"] == "llama8b_solve_rate"
+    assert keys("open math")["pass_rate_key"] == "pass_rate_tir"
+    assert keys("svamp")["id_key"] == "ID" and keys("within a text")["level_key"] == "meta.level"
+    assert keys("nobody's")["solution_key"] == "weg"
+
+
+def test_a_named_field_is_taken_and_what_has_no_question_or_answer_is_refused() -> None:
+    rows = [{"question": q, "answer": str(a), "other": str(a + 1)} for q, a in ASKED]
+    assert sniff(rows, {"answer_key": "other"}).shape.answer_key == "other"
+    with pytest.raises(UserError, match=r"no field looks like an answer .*question, link.*--field answer_key=NAME"):
+        sniff([{"question": q, "link": f"https://example.org/{'x' * 80}/{i}"} for i, (q, _) in enumerate(ASKED)])
+    with pytest.raises(UserError, match=r"no field looks like a question \(fields: x, y\)"):
+        sniff([{"x": 1, "y": 2}] * 5)
