@@ -9,6 +9,7 @@ from mathrl.core.types import Problem
 from mathrl.data.decontaminate import Hit
 from mathrl.data.deduplicate import Dropped, Variants
 from mathrl.data.reading import Rejected
+from mathrl.params.quality import Rule
 
 SPLITS = ("sft", "rl", "dev", "test")
 TRAINED = ("sft", "rl")
@@ -37,6 +38,7 @@ class Curated:
     evaluation_sizes: dict[str, int]
     generated: frozenset[str]
     variants: list[Variants] = field(default_factory=list)
+    broken: list[tuple[Problem, list[Rule]]] = field(default_factory=list)  # rows that break rules of curate.quality
     solutions_barred: int = 0  # rl rows that sft_share left in rl: their solutions are contaminated
     cut_turns: dict[str, int] = field(default_factory=dict)  # assistant turns cut off prompts, by source
     evaluation_homes: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The steps of the curate stage, in order: read → deduplicate → decontaminate → share out → check.
+"""The steps of the curate stage, in order: read → deduplicate → quality → decontaminate → share out → check.
 
 Nothing is dropped silently: every row read ends in a split, in `dropped` or in `rejected`, or is counted as left
 out by the `keep` and `limit` of its source.
@@ -7,6 +7,7 @@ out by the `keep` and `limit` of its source.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from mathrl.core.errors import UserError
@@ -15,8 +16,9 @@ from mathrl.data.clean_splits import decontaminate_splits, share_out, share_out_
 from mathrl.data.curated import SPLITS, Curated, CurationStep, account
 from mathrl.data.deduplicate import BENCHMARK, Dropped, deduplicate
 from mathrl.data.grams import exact_key
+from mathrl.data.quality_gate import pass_gate
 from mathrl.data.reading import Read, input_row, read_source, taken
-from mathrl.data.sources import ResolvedSource, resolve_evaluation, resolve_source
+from mathrl.data.sources import ResolvedSource, absolute, resolve_evaluation, resolve_source
 from mathrl.params.data import Curate
 
 
@@ -26,6 +28,7 @@ class CurationPlan:
 
     sources: tuple[ResolvedSource, ...]
     evaluation: tuple[ResolvedSource, ...]
+    samples: Path | None = None  # a policy's graded samples, for curate.quality
 
     def describe(self) -> list[str]:
         return [r.describe() for r in self.sources] + [f"against {r.describe()}" for r in self.evaluation]
@@ -40,7 +43,10 @@ def plan(curate: Curate) -> CurationPlan:
     sources = tuple(resolve_source(source, curate.data_folder) for source in curate.sources)
     clean = curate.decontaminate
     further = resolve_evaluation(clean.benchmarks, clean.files, curate.data_folder) if clean else []
-    return CurationPlan(sources, tuple(further))
+    samples = absolute(curate.quality.samples) if curate.quality and curate.quality.samples else None
+    if samples and not samples.is_file():
+        raise UserError(f"curate.quality.samples: {samples} is not a file; name the samples.jsonl of a sample step")
+    return CurationPlan(sources, tuple(further), samples)
 
 
 def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curated:
@@ -58,6 +64,8 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
     kept, dropped, curated.variants = deduplicate(problems, curate.deduplicate)
     account(curated, "deduplicate", problems, kept, dropped)
+    if curate.quality:
+        kept = pass_gate(kept, planned.samples, curate.quality, curated)
     kept, _ = share_out(kept, "test", curate.test_share, seed)
     held_out = [p for p in kept if p.split in ("dev", "test")]
     against: list[Problem] = []

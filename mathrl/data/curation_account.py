@@ -8,10 +8,12 @@ from typing import Any
 
 from mathrl.core.figures import BLUE, GREEN, ORANGE, PURPLE, picture
 from mathrl.core.files import write_text
+from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.types import Problem
 from mathrl.data.curated import SPLITS, TRAINED, Curated
 from mathrl.data.curation import CurationPlan
 from mathrl.data.markdown import cell, table
+from mathrl.data.quality_gate import quality_section
 from mathrl.params.data import Curate, Decontaminate
 
 EXAMPLES = 3
@@ -49,6 +51,9 @@ def manifest(
         "licences": {r.name: r.licence for r in (*planned.sources, *planned.evaluation)},
         "deduplicate": curate.deduplicate.model_dump(mode="json"),
         "decontaminate": curate.decontaminate.model_dump(mode="json") if curate.decontaminate else None,
+        "quality": curate.quality.model_dump(mode="json", exclude={"samples"}) if curate.quality else None,
+        "quality_samples": sha256_jsonl(planned.samples) if planned.samples else None,
+        "broken_rules": dict(Counter(rule for _, rules in curated.broken for rule in rules)),
         "not_indexed": {"why": "evaluation texts under 3 grams", "texts": len(curated.too_short)},
     }
 
@@ -90,7 +95,8 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
     for source, turns in curated.cut_turns.items():
         cut = f"{turns:,} prompts of {source} ended with the assistant's turn, which is the solution: it was cut."
         parts += ["", cut]
-    parts += ["", *_duplicates(curated, curate), *_overlap(curated, curate), *_dropped_examples(curated, seed)]
+    parts += ["", *_duplicates(curated, curate), *quality_section(curated, curate.quality, seed)]
+    parts += [*_overlap(curated, curate), *_dropped_examples(curated, seed)]
     if curated.rejected:
         parts += ["## Bad rows", "", *table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20]))]
         if len(curated.rejected) > 20:

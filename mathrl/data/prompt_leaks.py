@@ -20,7 +20,10 @@ SHORTEST = 6  # tokens that a solution must have: "x = 5" may stand in a questio
 COPIED = 0.5  # share of the solution that must be copied
 _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _CONDITION = re.compile(r"(?:\b(?:if|when|where|unless)\b|如果|若)[^.?!。？！\n]*$", re.IGNORECASE)
-_SAYS = re.compile(r"(?:\banswer\s*(?:is|:|=)|答案(?:是|为|：|:))\s*:?\s*([^\n]{1,200})", re.IGNORECASE)
+_SAYS = re.compile(
+    r"(?:\b(?:answer|correct\s+(?:choice|option|value))\s*(?:is|:|=)|答案(?:是|为|：|:))\s*:?\s*([^\n]{1,200})",
+    re.IGNORECASE,
+)
 
 
 def leak(text: str, problem: Problem) -> str | None:
@@ -79,7 +82,7 @@ def _marked(text: str) -> Iterator[str]:
         if _CONDITION.search(text[: match.start()]):
             continue
         yield match[1]
-        yield re.split(r"[.,;。，；]\s|[.。]$", match[1])[0]
+        yield re.split(r"[.,;。，；]\s|[.。)）]+$", match[1])[0]
 
 
 def _key(answer: str) -> str:

@@ -56,7 +56,7 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
         return ResolvedSource(source.name, "", "made here (Apache-2.0)", generated=source)
     licence = source.licence or "not stated"
     if isinstance(source, FileSource):
-        files = tuple(list_files(_absolute(source.path)))
+        files = tuple(list_files(absolute(source.path)))
         return ResolvedSource(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
     named, split, revision = find(source.id), source.hub_split, source.revision
     if named is not None:
@@ -117,7 +117,7 @@ def data_root(data_folder: str | None) -> Path | None:
     path = data_folder or Variable.DATA.get()
     if not path:
         return None
-    folder = _absolute(path)
+    folder = absolute(path)
     if not folder.is_dir():
         origin = "curate.data_folder" if data_folder else Variable.DATA
         raise UserError(f"{origin}: {folder} is not a folder; name the one with files such as gsm8k_train.jsonl")
@@ -139,9 +139,10 @@ def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
     return []
 
 
-def _absolute(path: str) -> Path:
-    absolute = Path(path).expanduser()
-    return absolute if absolute.is_absolute() else main_checkout() / absolute
+def absolute(path: str) -> Path:
+    """The path as the user wrote it; a relative one starts at the top of the checkout."""
+    written = Path(path).expanduser()
+    return written if written.is_absolute() else main_checkout() / written
 
 
 def _says_fields(source: HubSource) -> bool:

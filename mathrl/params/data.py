@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mathrl.params.generators import Generated, GeneratedSource, SplitName
+from mathrl.params.quality import Quality
 from mathrl.params.section import Section
 
 
@@ -118,6 +119,9 @@ class Curate(Section):
         "stop", description="stop: a bad row is an error; reject: it goes to rejected.jsonl with the reason."
     )
     deduplicate: Deduplicate = Deduplicate()
+    quality: Quality | None = Field(
+        None, description="Drop training rows that are not worth training on, by rules; null: check nothing."
+    )
     decontaminate: Decontaminate | None = Field(
         Decontaminate(), description="Drop training texts that share n-grams with evaluation texts; null: keep all."
     )

@@ -1,7 +1,7 @@
 """curate: from sources to disjoint splits. `python -m mathrl.stages.curate`.
 
-Writes data/curated/{sft,rl,dev,test}.jsonl, manifest.json, dropped.jsonl, variants.jsonl, rejected.jsonl, hits.jsonl,
-and the report in reports/curate/.
+Writes data/curated/{sft,rl,dev,test}.jsonl, manifest.json, dropped.jsonl, variants.jsonl, quality.jsonl,
+rejected.jsonl, hits.jsonl, and the report in reports/curate/.
 """
 
 import shutil
@@ -13,6 +13,7 @@ from mathrl.core.problems import write_problems
 from mathrl.data import curation
 from mathrl.data import curation_account as curation_report
 from mathrl.data.inputs import INPUTS, link, of_sources
+from mathrl.data.quality_gate import broken_row
 from mathrl.data.sources import resolve_benchmark
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
@@ -35,7 +36,8 @@ def resolve(params: Params) -> list[str]:
 def files(params: Params) -> dict[str, Path]:
     """The files outside the checkout that curate reads, by the names of their links in data/inputs."""
     planned = curation.plan(params.curate)
-    return of_sources((*planned.sources, *planned.evaluation))
+    samples = {f"quality/{planned.samples.name}": planned.samples} if planned.samples else {}
+    return of_sources((*planned.sources, *planned.evaluation)) | samples
 
 
 def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> None:
@@ -52,6 +54,7 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
         for split, problems in curated.splits.items():
             write_problems(folder / f"{split}.jsonl", problems)
         write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
+        write_jsonl(folder / "quality.jsonl", (broken_row(*row) for row in curated.broken))
         write_jsonl(folder / "variants.jsonl", (group.to_row() for group in curated.variants))
         write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))
         clean = params.curate.decontaminate

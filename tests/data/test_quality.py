@@ -1,0 +1,111 @@
+"""The quality gate: each rule by examples that must and must not break it, and its step in curation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
+from mathrl.data import curation
+from mathrl.data.curation_account import manifest, write_report
+from mathrl.data.quality import DESCRIPTIONS, broken_rules
+from mathrl.params.data import Curate
+from mathrl.params.quality import Quality
+
+
+def broken(question: str, answer: str = "7", solution: str | None = None, votes: str = "") -> list[str]:
+    problem = Problem("p", question, (answer,), "s", "rl", solution=solution)
+    return list(broken_rules(problem, {"p": votes.split()}, Quality()))
+
+
+CHOICE = "Which is prime? (A) 4 (B) 7 (C) 9"
+
+
+@pytest.mark.parametrize(
+    ("question", "rules"),
+    [
+        ("Prove that the sum of two odd numbers is even.", ["proof"]),
+        ("Let $n>1$. Show by induction that $2^n>n$.", ["proof"]),
+        ("证明：$a+b>c$。", ["proof"]),
+        ("It can be shown that there is one. Find it, and show that it is even.", []),
+        ("(a) Find $x$. (b) What is $x^2$?", ["parts"]),
+        ("Part 1. How many are red?\nPart 2. How many are blue?", ["parts"]),
+        ("已知 $x=2$。（1）求 $x^2$；（2）求 $x^3$。", ["parts"]),
+        ("Find $x$. Also, find the square of it.", ["parts"]),
+        ("Find the least $n$ so that (i) $n$ is even; (ii) $n+1$ is divisible by 3.", []),
+        ("Let $f(a)$ and $f(b)$ be (a)symptotes. Find $f(c)$.", []),
+        ("1. He gives a card away. 2. He takes one. How many has he?", []),
+        ("Find x. See https://example.org/a.png", ["link"]),
+        (r"\includegraphics{a} Find x.", ["link"]),
+        ("In the figure below, $AB=3$. Find $BC$.", ["figure"]),
+        ("As shown in the diagram, $AB=3$. Find $BC$.", ["figure"]),
+        ("如图所示，求 $x$。", ["figure"]),
+        ("In the figure below, $AB=3$. Find $BC$. [asy] draw((0,0)--(1,1)); [/asy]", []),
+        ("The first numbers are shown below. Which is next? 1, 2, 4", []),
+        ("He has to figure out how many apples the graph of $y=x$ has above it.", []),
+        ("What is 3+4? The answer is 7.", ["leak"]),
+    ],
+)
+def test_rules_on_questions(question: str, rules: list[str]) -> None:
+    assert broken(question) == rules
+
+
+def test_rules_on_answers() -> None:
+    assert broken(CHOICE, "B") == broken(CHOICE, r"\text{(B)}") == ["choice"]
+    assert broken(CHOICE, "7") == broken("What is the grade of the best?", "A") == []
+    assert broken("Is 7 prime?", "Yes") == broken("Is it?", r"\text{False}.") == ["yes_no"]
+    assert broken("How many?", "np.sqrt(2)") == broken("How many?", r"\frac{1}{2") == ["unparseable"]
+    assert broken("Who?", "Evelyn") == broken("Where?", r"(1,2)\cup[3,\infty)") == broken("Which?", "A, C") == []
+
+
+def test_a_truth_is_compared_with_its_solution_and_a_policys_majority() -> None:
+    assert (
+        broken("How many?", "7", r"So \boxed{8}.") == broken("How many?", "7", "so\n#### 8") == ["solution_disagrees"]
+    )
+    assert broken("How many?", "0.5", r"So \boxed{\frac12}.") == broken("How many?", "7", "It is 8.") == []
+    assert broken("How many?", "7", votes="8 8 8.0 3") == ["majority"]
+    for agreeing in ("8 8 8", "8 8 7 7", "7 7 7 8", "7.0 7.0 7.0 7.0"):
+        assert broken("How many?", "7", votes=agreeing) == []
+
+
+def curate(folder: Path, quality: dict[str, Any]) -> tuple[Curate, curation.CurationPlan]:
+    rows = [{"id": str(i), "question": f"What is {i}+0?", "answer": str(i)} for i in range(3)]
+    rows += [{"id": "proof", "question": "Prove that 1=1.", "answer": "1"}]
+    test = [{"id": "t", "question": "Show that 2=2.", "answer": "2"}]
+    sources = []
+    for split, given in (("rl", rows), ("test", test)):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+        path = str(folder / f"{split}.jsonl")
+        sources.append({"type": "file", "name": split, "path": path, "split": split, "id_key": "id"})
+    params = Curate.model_validate({"sources": sources, "quality": quality, "decontaminate": None})
+    return params, curation.plan(params)
+
+
+def test_the_gate_drops_training_rows_and_reports_all(tmp_path: Path) -> None:
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(json.dumps({"problem_id": "2", "extracted": "9"}) + "\n" for _ in range(4)))
+    params, planned = curate(tmp_path, {"samples": str(samples), "drop": ["proof", "majority"]})
+    made = curation.run(params, 0, planned)
+    assert [p.id for p in made.splits["rl"]] == ["0", "1"] and [p.id for p in made.splits["test"]] == ["t"]
+    assert [(d.problem.id, d.reason, d.detail) for d in made.dropped] == [
+        ("2", "majority", DESCRIPTIONS["majority"]),
+        ("proof", "proof", DESCRIPTIONS["proof"]),
+    ]
+    account = manifest(made, planned, params, 0, {})
+    assert account["broken_rules"] == {"majority": 1, "proof": 2} and account["quality_samples"]["rows"] == 4
+    assert str(tmp_path) not in json.dumps(account)
+    write_report(tmp_path / "report", made, planned, params, 0)
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "| proof | asks for a proof | 1 | dropped | 1 |" in report and "`t`: Show that 2=2." in report
+
+    kept = curation.run(curate(tmp_path, {"drop": []})[0], 0)
+    assert len(kept.splits["rl"]) == 4 and [rules for _, rules in kept.broken] == [["proof"], ["proof"]]
+
+
+def test_majority_needs_its_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="majority, which needs samples"):
+        Quality(drop=("majority",))
+    with pytest.raises(UserError, match=r"curate\.quality\.samples: .*none\.jsonl is not a file"):
+        curate(tmp_path, {"samples": str(tmp_path / "none.jsonl")})
