@@ -47,7 +47,7 @@ def list_files(path: Path) -> list[Path]:
         top = Path(path.anchor)
         inside, what = top.glob(str(path.relative_to(path.anchor))), "matches this pattern"
     else:
-        raise UserError(f"{path}: no such file or folder; correct the source's path in params/curate.yaml")
+        raise UserError(f"{path}: no such file or folder; correct the path, of a source in params/curate.yaml")
     files = sorted(file for file in inside if file.is_file() and kind_of(file) and not _beside(file, top))
     if not files:
         raise UserError(f"{path}: no {', '.join(SUFFIXES)} file {what}")

@@ -88,7 +88,8 @@ def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = N
     listed = ", ".join(dict.fromkeys(name for row in rows for name in row)) or "none"
     if known := _known_format(rows):
         known_shape, reason = known
-        return Sniffed(replace(known_shape, **given), {"format": reason}, (), tuple(fields))
+        keys = ("prompt_key", "answer_key") if known_shape.format == "fields" else ("format",)
+        return Sniffed(replace(known_shape, **given), dict.fromkeys(keys, reason), (), tuple(fields))
     reasons: dict[str, str] = dict.fromkeys(given, "as given")
     prompt = given.get("prompt_key") or _prompt(fields, reasons)
     if prompt is None:
@@ -111,10 +112,15 @@ def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = N
 
 
 def _known_format(rows: Sequence[Mapping[str, Any]]) -> tuple[RowShape, str] | None:
+    """A published format by its fields, as a shape with the reason."""
+
     def all_have(*keys: str) -> bool:
         return all(look_up(row, key) is not None for row in rows for key in keys)
 
     if all_have("prompt", "reward_model.ground_truth"):
+        roles = {tuple(turn["role"] for turn in conversation(row["prompt"]) or ()) for row in rows}
+        if roles == {("user",)}:  # so that a model without a chat template takes them too
+            return RowShape("fields", "prompt", "reward_model.ground_truth"), "veRL's fields, each prompt one user turn"
         return RowShape("verl", "prompt", "reward_model.ground_truth"), "veRL's fields: prompt, reward_model"
     if all_have("prompt", "solutions", "query_id"):
         return RowShape("rlinf", "prompt", "solutions"), "RLinf's fields: prompt, solutions, query_id"

@@ -170,7 +170,7 @@ def test_an_empty_source_and_a_missing_one_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UserError, match=r"empty\.jsonl: no row in it"):
         curation.run(curate(sources=[file_source(str(tmp_path / "empty.jsonl"), "rl")]), seed=0)
-    with pytest.raises(UserError, match="no such file or folder; correct the source's path"):
+    with pytest.raises(UserError, match="no such file or folder; correct the path"):
         curation.plan(curate(sources=[file_source(str(tmp_path / "gone.jsonl"), "rl")]))
 
 

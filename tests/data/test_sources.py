@@ -15,7 +15,7 @@ from mathrl.data import sources as rooms
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key
 from mathrl.data.reading import Read, input_row, read_source
-from mathrl.data.registry import REGISTRY, benchmark, find
+from mathrl.data.registry import REGISTRY, benchmark, find, newer_than
 from mathrl.data.row_formats import to_problem
 from mathrl.data.sources import resolve_benchmark, resolve_named, resolve_source
 from mathrl.params.data import HubSource
@@ -170,6 +170,7 @@ def test_published_rows_of_other_sets() -> None:
         "dapo_17k": {"prompt": [{"role": "user", "content": "Q"}], "reward_model": {"ground_truth": "34"}},
         "gpqa_diamond": {"Question": "Q", "Correct Answer": "a", "Incorrect Answer 1": "b"},
         "countdown": {"nums": [3, 7, 2], "target": 20},
+        "aime26": {"problem_idx": 1, "problem": "P", "answer": 277, "problem_type": ["Algebra", "Geometry"]},
         "mgsm_zh": {"question": "Q", "answer": None, "answer_number": 18},
         "olympiadbench": {"question": "Q", "final_answer": ["2"], "solution": ["s"], "subfield": "Algebra"},
     }
@@ -177,6 +178,16 @@ def test_published_rows_of_other_sets() -> None:
         shape = next(shape for shape in REGISTRY[name].shapes if shape.fits(values))
         found = to_problem(values, shape, name="f:1", source=name, split="test", seed=0)
         assert found.answers and found.question, name
+        assert found.subject == "Algebra, Geometry" or name != "aime26"
+
+
+def test_a_benchmark_is_newer_than_a_model_of_an_earlier_month() -> None:
+    told = {
+        released: [name for name in REGISTRY if newer_than(name, released)] for released in ("2025-08-14", "2026-01")
+    }
+    assert told == {"2025-08-14": ["aime26", "hmmt25_nov", "hmmt26"], "2026-01": ["aime26", "hmmt26"]}
+    assert not newer_than("aime26", None) and not newer_than("test", "2024-01")
+    assert all(named.released for named in REGISTRY.values() if named.evaluation and named.name != "numina_math")
 
 
 REAL = os.environ.get("MATHRL_DATA")
