@@ -212,13 +212,13 @@ class Rl(Section):
         gt=0,
         le=1,
         description="The ratio is clipped below at 1 - clip_low. geo_mean: its log at -clip_low; dppo_*: largest "
-        "divergence of a token made less likely.",
+        "divergence where a token becomes less likely.",
     )
     clip_high: float = Field(
         0.28,
         gt=0,
         description="The ratio is clipped above at 1 + clip_high. geo_mean: its log at clip_high; dppo_*: largest "
-        "divergence of a token made more likely.",
+        "divergence where a token becomes more likely.",
     )
     dual_clip: float | None = Field(
         None,
