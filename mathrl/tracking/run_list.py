@@ -1,0 +1,83 @@
+"""The list of runs as MLflow has it: a row per pipeline, recipe or sweep, with the figures of its parent run."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mathrl.tracking.client import experiments
+
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run.
+
+    Example:
+        RunRow(name="pipeline lr=0.002", run="4f2c…", started=1.78e9, status="FINISHED", folder="rl-lr_2e-3-1f",
+               changed="lr=0.002", health="green", figures={"dev/best": 0.97, "rl/pass_at_1": 0.98, …})
+
+    `folder` is the name of its worktree under runs/; empty for a run in the checkout.
+    """
+
+    name: str
+    run: str
+    started: float
+    status: str
+    folder: str
+    changed: str
+    health: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def cells(self) -> dict[str, str]:
+        """Its row of the table on the terminal."""
+        figure = self.figures.get
+        interval = [figure(f"rl/pass_at_1_{end}") for end in ("low", "high")]
+        tokens = figure("sampled_tokens")
+        minutes = figure("minutes")
+        return {
+            "started": time.strftime("%m-%d %H:%M", time.localtime(self.started)),
+            "run": self.name.removesuffix(f" {self.changed}"),
+            "changed": self.changed,
+            "best dev": _share(figure("dev/best")),
+            "sft": _share(figure("sft/pass_at_1")),
+            "rl": _share(figure("rl/pass_at_1")),
+            "interval": " to ".join(map(_share, interval)) if None not in interval else "",
+            "tokens": "" if tokens is None else f"{tokens / 1e6:.2f} M",
+            "min": "" if minutes is None else f"{minutes:.1f}",
+            "health": self.health,
+            "folder": self.folder,
+        }
+
+
+def list_runs(client: Any) -> Iterator[RunRow]:
+    """Every run, the newest first."""
+    where, token = experiments(client), None
+    while True:
+        page = client.search_runs(
+            where, "tags.`mathrl.role` LIKE '%'", max_results=PAGE, order_by=["start_time DESC"], page_token=token
+        )
+        yield from map(_row, page)
+        token = page.token
+        if not token:
+            return
+
+
+def _row(run: Any) -> RunRow:
+    workspace = Path(run.data.tags.get("mathrl.workspace", ""))
+    return RunRow(
+        name=run.info.run_name,
+        run=run.info.run_id,
+        started=run.info.start_time / 1000,
+        status=run.info.status,
+        folder=workspace.name if workspace.parent.name == "runs" else "",
+        changed=run.data.params.get("changed", "").replace("nothing", ""),
+        health=run.data.tags.get("health", "") if run.info.status != "FAILED" else "failed",
+        figures=run.data.metrics,
+    )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
