@@ -42,9 +42,7 @@ class HelpText:
         return {**schema, "description": self.text}
 
 
-def option(
-    kind: object, help_text: str, default: object = inspect.Parameter.empty, *, folded: bool = False
-) -> Option:
+def option(kind: object, help_text: str, default: object = inspect.Parameter.empty, *, folded: bool = False) -> Option:
     """A field of a form; without a default it must be filled in."""
     return Annotated[kind, HelpText(help_text, folded)], default
 

@@ -1,4 +1,4 @@
-"""`mathrl runs`: a table of all runs as MLflow lists them; remove a run's worktree under runs/, or adopt its parameters."""
+"""`mathrl runs`: a table of all runs as MLflow lists them; remove a worktree under runs/, or adopt its parameters."""
 
 import os
 import subprocess
