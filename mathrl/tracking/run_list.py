@@ -34,7 +34,7 @@ class RunRow:
     def cells(self) -> dict[str, str]:
         """Its row of the table on the terminal."""
         figure = self.figures.get
-        interval = [figure(f"rl/pass_at_1_{end}") for end in ("low", "high")]
+        low, high = figure("rl/pass_at_1_low"), figure("rl/pass_at_1_high")
         tokens = figure("sampled_tokens")
         minutes = figure("minutes")
         return {
@@ -44,8 +44,8 @@ class RunRow:
             "best dev": _share(figure("dev/best")),
             "sft": _share(figure("sft/pass_at_1")),
             "rl": _share(figure("rl/pass_at_1")),
-            "interval": " to ".join(map(_share, interval)) if None not in interval else "",
-            "tokens": "" if tokens is None else f"{tokens / 1e6:.2f} M",
+            "interval": f"{_share(low)} to {_share(high)}" if high is not None else "",
+            "tokens": "" if tokens is None else f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:,.0f}",
             "min": "" if minutes is None else f"{minutes:.1f}",
             "health": self.health,
             "folder": self.folder,
