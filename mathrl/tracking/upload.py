@@ -174,7 +174,8 @@ class Upload:
         existing = self._find(f"tags.`mathrl.{role}` = '{key}' and tags.`mathrl.role` = '{role}'")
         if existing:
             return str(existing.info.run_id)
-        tags = mlflow_tags({f"mathrl.{role}": key, "mathrl.role": role, **_origin(record)})
+        origin = _origin(record) | {"mlflow.source.name": "mathrl"}
+        tags = mlflow_tags({f"mathrl.{role}": key, "mathrl.role": role, **origin})
         start = _milliseconds(record.started)
         run = self.client.create_run(experiment_id, run_name=name, start_time=start, tags=tags)
         flat = flatten(parent_params(record))
