@@ -1,4 +1,4 @@
-"""The MLflow run that holds a pipeline's stages: named after what it changed, with the figures that lists are sorted by.
+"""The MLflow run that holds a pipeline's stages: named after what it changed, with the figures that a list shows.
 
 Its metrics: sft/pass_at_1, rl/pass_at_1 with their _low and _high, dev/best, sampled_tokens, minutes. Its parameters:
 those that people change most and those that were changed; the file params.yaml has all.

@@ -1,4 +1,4 @@
-"""A registered version as MLflow's own: loaded by its flavour, asked with the prompt that the model was trained with."""
+"""A registered version as MLflow's own: loaded by its flavour, asked with the prompt that it was trained with."""
 
 import shutil
 from pathlib import Path
