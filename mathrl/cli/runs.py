@@ -62,13 +62,14 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
     rows = list(list_runs(connect()))
     if sort in SORTS:
         rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)
-    print_table(f"{len(rows)} runs", [row.cells() for row in rows[:limit]], left=("run", "changed", "folder", "health"))
+    title = f"{len(rows)} runs; dev and test (sft, rl) are pass@1, sampled counts tokens"
+    print_table(title, [row.cells() for row in rows[:limit]], left=("run, what is different, folder", "health"))
     if len(rows) > limit:
         print_lines([f"and {len(rows) - limit} more: --limit {len(rows)}"])
     for name in notes.keys() - {row.folder for row in rows}:
         _, note = notes[name]
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
-        print_lines([f"without a run in MLflow: {name} of {created}, {', '.join(map(str, note['overrides']))}"])
+        print_lines([f"also under runs/: {name} of {created}, {', '.join(map(str, note['overrides']))}"])
 
 
 def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def parent_params(record: RunRecord) -> dict[str, Any]:
     shown |= {"model": base.get("path", base.get("type"))} if base else {}
     shown |= {"data": ", ".join(dict.fromkeys(str(source.get("name")) for source in sources))} if sources else {}
     shown |= {key: flat[key] for key in SHOWN if key in flat}
-    shown |= {key: value for key, value in flat.items() if key.startswith("sweep.")}
+    shown |= {key: value for key, value in flat.items() if record.sweep and key.startswith("sweep.")}
     return shown | {"changed": ", ".join(change_words(record.changed)) or "nothing"} | record.changed
 
 
@@ -74,7 +74,7 @@ def _largest(name: str, runs: Iterable[Any]) -> dict[str, float]:
 def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float]) -> str:
     """The result, what was changed, links to the stages' runs wherever they were made; MLflow cuts long notes."""
     lines = []
-    models = [model for model in reversed(MODELS) if f"{model}/pass_at_1" in figures]
+    models = [model for model in reversed(MODELS) if f"{model}/pass_at_1_high" in figures]
     for model in models:
         mean, low, high = (figures[f"{model}/pass_at_1{end}"] for end in ("", "_low", "_high"))
         lines.append(f"- {model}: pass@1 **{mean:.3f}**, {low:.3f} to {high:.3f}")

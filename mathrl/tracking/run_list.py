@@ -17,7 +17,7 @@ class RunRow:
 
     Example:
         RunRow(name="pipeline lr=0.002", run="4f2c…", started=1.78e9, status="FINISHED", folder="rl-lr_2e-3-1f",
-               changed="lr=0.002", health="green", figures={"dev/best": 0.97, "rl/pass_at_1": 0.98, …})
+               health="green", figures={"dev/best": 0.97, "rl/pass_at_1": 0.98, …})
 
     `folder` is the name of its worktree under runs/; empty for a run in the checkout.
     """
@@ -27,28 +27,23 @@ class RunRow:
     started: float
     status: str
     folder: str
-    changed: str
     health: str
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def cells(self) -> dict[str, str]:
-        """Its row of the table on the terminal."""
+        """Its row of the table on the terminal; the second line has the interval, and the folder under runs/."""
         figure = self.figures.get
-        low, high = figure("rl/pass_at_1_low"), figure("rl/pass_at_1_high")
-        tokens = figure("sampled_tokens")
-        minutes = figure("minutes")
+        low, high, tokens = (figure(name) for name in ("rl/pass_at_1_low", "rl/pass_at_1_high", "sampled_tokens"))
+        interval = f"\n{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
         return {
             "started": time.strftime("%m-%d %H:%M", time.localtime(self.started)),
-            "run": self.name.removesuffix(f" {self.changed}"),
-            "changed": self.changed,
+            "run, what is different, folder": self.name + (f"\nruns/{self.folder}" if self.folder else ""),
             "best dev": _share(figure("dev/best")),
             "sft": _share(figure("sft/pass_at_1")),
-            "rl": _share(figure("rl/pass_at_1")),
-            "interval": f"{_share(low)} to {_share(high)}" if high is not None else "",
-            "tokens": "" if tokens is None else f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:,.0f}",
-            "min": "" if minutes is None else f"{minutes:.1f}",
+            "rl": _share(figure("rl/pass_at_1")) + interval,
+            "sampled": "" if tokens is None else f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:,.0f}",
+            "min": "" if figure("minutes") is None else f"{figure('minutes'):.1f}",
             "health": self.health,
-            "folder": self.folder,
         }
 
 
@@ -73,7 +68,6 @@ def _row(run: Any) -> RunRow:
         started=run.info.start_time / 1000,
         status=run.info.status,
         folder=workspace.name if workspace.parent.name == "runs" else "",
-        changed=run.data.params.get("changed", "").replace("nothing", ""),
         health=run.data.tags.get("health", "") if run.info.status != "FAILED" else "failed",
         figures=run.data.metrics,
     )
