@@ -4,7 +4,7 @@ Its metrics: sft/pass_at_1, rl/pass_at_1 with their _low and _high, dev/best, sa
 those that people change most and those that were changed; the file params.yaml has all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mathrl.core.records import RunRecord
@@ -42,13 +42,14 @@ def log_parent_params(client: Any, batches: Batches, run_id: str, record: RunRec
 
 
 def refresh_parent(client: Any, batches: Batches, parent: str) -> None:
-    """Bring the parent's figures, health and note up to date with its stages, made now or found."""
+    """Bring the parent's figures, health and note up to date with its last LINKED stages, made now or found."""
     run = client.get_run(parent)
-    stages = {name: client.get_run(stage) for name, stage in tags_under(run.data.tags, "stage.").items()}
+    every = list(tags_under(run.data.tags, "stage.").items())
+    stages = {name: client.get_run(stage) for name, stage in every[-LINKED:]}
     figures = headline(stages)
     at = max((stage.info.end_time or stage.info.start_time for stage in stages.values()), default=0)
     batches.metrics(parent, [Point(name, value, at) for name, value in figures.items()])
-    tags = {"mlflow.note.content": _note(run, stages, figures)}
+    tags = {"mlflow.note.content": _note(run, stages, figures, len(every) - len(stages))}
     colours = [stage.data.tags["health"] for stage in stages.values() if "health" in stage.data.tags]
     tags |= {"health": max(colours, key=COLOURS.index)} if colours else {}
     batches.tags(parent, tags)
@@ -71,7 +72,7 @@ def _largest(name: str, runs: Iterable[Any]) -> dict[str, float]:
     return {name: max(values)} if values else {}
 
 
-def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float]) -> str:
+def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float], more: int) -> str:
     """The result, what was changed, links to the stages' runs wherever they were made; MLflow cuts long notes."""
     lines = []
     models = [model for model in reversed(MODELS) if f"{model}/pass_at_1_high" in figures]
@@ -80,14 +81,8 @@ def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float]) 
         lines.append(f"- {model}: pass@1 **{mean:.3f}**, {low:.3f} to {high:.3f}")
     lines += [f"- best on dev: {figures[BEST]:.3f}"] if BEST in figures else []
     lines += [f"- changed: {parent.data.params.get('changed', 'nothing')}", "", "Stages, made now or found:", ""]
-    lines += _links(stages)
-    return "\n".join(lines)
-
-
-def _links(stages: Mapping[str, Any]) -> Sequence[str]:
-    links = [
-        f"- [{name}](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id})"
-        for name, run in list(stages.items())[-LINKED:]
+    lines += [
+        f"- [{name}](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id})" for name, run in stages.items()
     ]
-    more = len(stages) - LINKED
-    return [*links, f"- and {more} more, in this run's tags `stage.*`"] if more > 0 else links
+    lines += [f"- and {more} more, in this run's tags `stage.*`"] if more else []
+    return "\n".join(lines)

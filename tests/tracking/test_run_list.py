@@ -33,10 +33,8 @@ def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
         for step, accuracy in enumerate(dev):
             JsonlSink(folder / "metrics.jsonl", resume_after=step).log(step + 1, {"dev/accuracy": accuracy})
         params = load_params(ROOT / "params").model_dump(mode="json", by_alias=True)
-        record = RunRecord(
-            folder, stage=stage, started=started, ended=started + 30, pipeline_params=params, git={"commit": "c0ffee99"},
-            **facts,
-        )  # fmt: skip
+        facts |= {"stage": stage, "started": started, "ended": started + 30, "pipeline_params": params}
+        record = RunRecord(folder, git={"commit": "c0ffee99"}, **facts)
         sender = Upload(connect())
         run, parent = sender.start(record)
         sender.health(run, {"colour": health, "findings": []})
