@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.paths import home, shown, tracking_uri
-from mathrl.tracking.views import keep_views, views
+from mathrl.tracking.views import views
 
 EXPERIMENT = "mathrl"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
@@ -58,7 +58,6 @@ def experiment(client: Any, question: str = "") -> str:
     with FileLock(home() / "tracking.lock"):
         existing = client.get_experiment_by_name(name)
         if existing:
-            keep_views(client, existing)
             return str(existing.experiment_id)
         # A server has an artifact folder of its own.
         artifacts = (home() / "artifacts").as_uri() if tracking_uri().startswith("sqlite") else None

@@ -27,6 +27,7 @@ from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
 from mathrl.tracking.names import escape, tags_under
 from mathrl.tracking.parent import BEST, log_parent_params, parent_params, refresh_parent
+from mathrl.tracking.views import keep_views
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 DEV = "dev/accuracy"
@@ -44,6 +45,7 @@ class Upload:
         trial = read_record(records_folder() / record.trial) if record.trial else None
         above, parent = self.start(trial) if trial else ("", "")
         experiment_id = experiment(self.client, question(record))
+        keep_views(self.client, self.client.get_experiment(experiment_id))
         self.everywhere = experiments(self.client)
         with FileLock(home() / "tracking.lock"):
             parent = parent or self._parent(record, experiment_id)
