@@ -261,7 +261,8 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     assert parent["params"]["changed"] == "lr=0.0004" and parent["params"]["rl.lr"] == "0.0004"
     assert parent["metrics"]["rl/pass_at_1"] == 0.5 and parent["metrics"]["sft/pass_at_1_low"] == 0.4
     table = checkout.mathrl("runs").stdout.partition("pipeline lr=0.0004")[2]
-    assert table.count("0.500") == 2 and "0.400 to 0.600" in table, "it says what MLflow's list does"
+    row = "".join(table.splitlines()[:2])
+    assert row.count("0.500") == 2 and "0.400 to 0.600" in row, "it says what MLflow's list does"
 
 
 def test_dvc_compares_parameters_metrics_and_pictures_with_the_last_commit(checkout: Checkout) -> None:
