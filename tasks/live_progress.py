@@ -115,8 +115,18 @@ def progress_text(state: Mapping[str, Any]) -> str:
     """
     text = f"{state['title']}: {state['done']:.0f}"
     text += f" of {state['total']:.0f}" if state["total"] else ""
-    text += f", about {state['seconds_left']:.0f} s left" if state["seconds_left"] else ""
+    text += f", about {duration(state['seconds_left'])} left" if state["seconds_left"] else ""
     return text + figures_text(state)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(60.2), duration(900), duration(30_000)
+    ('60 s', '15 min', '8.3 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def figures_text(state: Mapping[str, Any]) -> str:
