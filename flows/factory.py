@@ -1,44 +1,55 @@
-"""Makes flows, each with a form that has the sections of params/ that its stages read."""
+"""Makes flows, each with a form that opens with what people change most; below, folded, the sections of params/ that
+its stages read.
+"""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 from prefect import Flow, flow
-from pydantic import GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, create_model
 
 from mathrl.params.form import section_form
-from mathrl.params.load import preset_names
+from mathrl.params.load import load_params, preset_names
+from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import sections_read, stages_until
+from mathrl.params.section import AS_IT_IS, fillable
 from tasks.stages import run_stages
 
 PARAMS = Path(__file__).parents[1] / "params"
-# The dropdown of presets, from the folder as it stands when the flows are deployed.
-Preset = Optional[Literal[tuple(preset_names(PARAMS))]]  # type: ignore[valid-type]  # noqa: UP045
-# Sections whose names are taken: by an attribute of pydantic's models, by the pipeline's option.
-FIELD_NAMES = {"register": "registry", "controls": "control_runs"}
+# The list of presets, from the folder as it stands when the flows are deployed. Without null, a form shows it at once.
+NO_PRESET = "none"
+Preset = Annotated[
+    Literal[(NO_PRESET, *preset_names(PARAMS))],  # type: ignore[valid-type]
+    BeforeValidator(lambda value: NO_PRESET if value is None else value),
+]
+FIELD_NAMES = {"register": "registry"}  # sections whose names are an attribute of pydantic's models
 Option = tuple[object, object]  # a type and a default
 
 
 @dataclass(frozen=True)
 class HelpText:
-    """The help text of a form's field; Prefect drops one in `Field(description=…)`."""
+    """The help text of a form's field; Prefect drops one in `Field(description=…)`. One that is `folded` begins so."""
 
     text: str
+    folded: bool = False
 
     def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(core), "description": self.text}
+        schema = {"anyOf": [AS_IT_IS, handler(core)]} if self.folded else handler(core)
+        return {**schema, "description": self.text}
 
 
-def option(kind: object, help_text: str, default: object = inspect.Parameter.empty) -> Option:
-    """A field of a form beside the sections; without a default it must be filled in."""
-    return Annotated[kind, HelpText(help_text)], default
+def option(kind: object, help_text: str, default: object = inspect.Parameter.empty, *, folded: bool = False) -> Option:
+    """A field of a form; without a default it must be filled in."""
+    return Annotated[kind, HelpText(help_text, folded)], default
 
 
-PRESET = option(Preset, "Preset (a file of params/presets), over params/; the fields of this form override it.", None)
+PRESET = option(
+    Preset, "Preset (a file of params/presets), over params/. What you change in this form goes over it.", NO_PRESET
+)
 OVERRIDES = option(list[str], "Further parameters as section.key=value, e.g. rl.optimizer.beta2=0.99.", [])
 ALLOW_DIRTY = option(bool, "Run from the last commit even if code or parameters have uncommitted changes.", False)
 
@@ -56,23 +67,33 @@ def stage_flow(name: str, description: str, **options: Option) -> Flow[..., str]
 def form_flow(
     name: str, description: str, sections: Iterable[str], run: Callable[..., str], **options: Option
 ) -> Flow[..., str]:
-    """The flow `name`, whose form has a preset, `sections`, overrides, `options` and allow_dirty.
+    """The flow `name`, whose form has a preset, the main fields, folded all `sections`, overrides, `options`,
+    allow_dirty.
 
-    It calls run(preset=…, sections={"rl": RlForm | None, …}, overrides=[…], allow_dirty=…, **options).
+    It calls run(preset=…, sections={"rl": RlForm | None, …}, overrides=[…], allow_dirty=…, **options). A main field
+    shows its value of params/; one that a person changed is the first of the overrides.
     """
     fields = {section: FIELD_NAMES.get(section, section) for section in sections}
     required = {field: kind for field, kind in options.items() if kind[1] is inspect.Parameter.empty}
+    main = main_fields(name, load_params(PARAMS))
     form = {
         **required,
         "preset": PRESET,
-        **{field: _section(section) for section, field in fields.items()},
+        **{field.name: option(field.kind, field.help_text, field.present) for field in main},
+        "params": option(_sections(fields), "Every other parameter, by section of params/.", {}, folded=True),
         "overrides": OVERRIDES,
         **{field: kind for field, kind in options.items() if field not in required},
         "allow_dirty": ALLOW_DIRTY,
     }
 
-    def start(**values: Any) -> str:
-        return run(sections={section: values.pop(field) for section, field in fields.items()}, **values)
+    def start(preset: str, params: Any, overrides: list[str], **values: Any) -> str:
+        changed = main_overrides(main, {field.name: values.pop(field.name) for field in main})
+        return run(
+            preset=None if preset == NO_PRESET else preset,
+            sections={section: getattr(params, field, None) for section, field in fields.items()},
+            overrides=[*changed, *overrides],
+            **values,
+        )
 
     start.__name__, start.__doc__ = name, description
     start.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # Prefect makes the form from it
@@ -85,6 +106,12 @@ def form_flow(
     return flow(name=name, description=description)(start)
 
 
-def _section(name: str) -> Option:
-    form = section_form(name)
-    return option(Optional[form], inspect.getdoc(form).partition("\n")[0], None)  # type: ignore[union-attr]  # noqa: UP045
+def _sections(fields: Mapping[str, str]) -> type[BaseModel]:
+    """A form with a field per section, each of which begins folded; `fields` are their names."""
+    forms: dict[str, Any] = {}
+    for section, field in fields.items():
+        form = section_form(section)
+        help_text = inspect.getdoc(form).partition("\n")[0]  # type: ignore[union-attr]
+        forms[field] = (Optional[form], Field(None, title=field, description=help_text))  # noqa: UP045
+    config = ConfigDict(extra="forbid", title="change", json_schema_extra=fillable)
+    return create_model("SectionsForm", __config__=config, **forms)

@@ -84,7 +84,9 @@ class LiveProgress:
         health = record.health if record else None
         if health is not None and health != self.health:
             self.health, key = health, artifact_key(f"{self.stage}-health")
-            self._try(lambda: create_markdown_artifact(health_markdown(health), key=key, description="health"))
+            found = len(health["findings"])
+            about = f"Health of {self.stage}: {health['colour']}, {found} warning{'s' * (found != 1)}"
+            self._try(lambda: create_markdown_artifact(health_markdown(health), key=key, description=about))
 
     def _show_link(self) -> None:
         if self.record:
@@ -113,8 +115,18 @@ def progress_text(state: Mapping[str, Any]) -> str:
     """
     text = f"{state['title']}: {state['done']:.0f}"
     text += f" of {state['total']:.0f}" if state["total"] else ""
-    text += f", about {state['seconds_left']:.0f} s left" if state["seconds_left"] else ""
+    text += f", about {duration(state['seconds_left'])} left" if state["seconds_left"] else ""
     return text + figures_text(state)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(60.2), duration(900), duration(30_000)
+    ('60 s', '15 min', '8.3 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def figures_text(state: Mapping[str, Any]) -> str:

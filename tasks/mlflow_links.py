@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact
 
+from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
 from mathrl.core.paths import shown, tracking_uri
 from mathrl.core.records import RunRecord, all_records, newest_record
 
@@ -41,21 +42,31 @@ def _page(record: RunRecord, run_id: str) -> str | None:
 
 
 def compare_page(record: RunRecord) -> str | None:
-    """The curves of all runs of the record's stage in its experiment, best on dev first.
+    """The curves of all runs of the record's stage in its experiment, best on dev first; those of RL are a saved view.
 
     In MLflow's order by time runs hide under their parent, which has no curves; by a metric they do not.
     """
     page = run_page(record)
     if page is None:
         return None
-    options = {
-        "compareRunsMode": "CHART",
-        "orderByAsc": "false",
-        "orderByKey": "metrics.`final/dev/accuracy`",
-        "searchFilter": f"tags.`mlflow.source.name` = 'mathrl.stages.{record.stage}'",
-    }
+    options = (
+        {"compareRunsMode": "CHART", "viewStateShareKey": CURVES_VIEW}
+        if record.stage == "rl"
+        else {
+            "compareRunsMode": "CHART",
+            "orderByAsc": "false",
+            "orderByKey": "metrics.`final/dev/accuracy`",
+            "searchFilter": f"tags.`mlflow.source.name` = 'mathrl.stages.{record.stage}'",
+        }
+    )
     query = urllib.parse.urlencode(options, quote_via=urllib.parse.quote)
     return f"{page.rpartition('/')[0]}{TRAINING}&{query}"
+
+
+def results_page(record: RunRecord) -> str | None:
+    """The list of the runs of the record's experiment with their results, best first."""
+    page = run_page(record)
+    return f"{page.rpartition('/')[0]}{TRAINING}&viewStateShareKey={RESULTS_VIEW}" if page else None
 
 
 def link_run(record: RunRecord, step: str) -> None:
@@ -63,7 +74,8 @@ def link_run(record: RunRecord, step: str) -> None:
     page = None if record.folder in LINKED else run_page(record)
     if page:
         key = artifact_key(f"{step}-mlflow")
-        create_link_artifact(page + TRAINING, key=key, link_text=f"{step} in MLflow")
+        text = f"Curves, parameters and files of {step}"
+        create_link_artifact(page + TRAINING, key=key, link_text=f"{step} in MLflow", description=text)
         LINKED.add(record.folder)
 
 

@@ -56,12 +56,13 @@ def run_recipe(
                 announce_model(step, steps / step / "model", workspace)
                 show_pictures(step, (steps / step / "report").glob("*.png"))
         repro.finish(recipe)
-    if summary := recipe_summary(workspace.folder, recipe):
-        key = artifact_key(f"recipe-{recipe}")
-        create_table_artifact(summary_rows(summary), key=key, description=f"recipe {recipe}")
-        text = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
-        create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts")
     link_to_mlflow(workspace.folder, recipe)
+    if summary := recipe_summary(workspace.folder, recipe):  # last: Prefect shows the newest first
+        key = artifact_key(f"recipe-{recipe}")
+        text = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
+        about = f"Which models of recipe {recipe} are better"
+        create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts", description=about)
+        create_table_artifact(summary_rows(summary), key=key, description=f"Accuracy of the models of recipe {recipe}")
     return str(workspace.folder)
 
 

@@ -22,6 +22,7 @@ from tasks.mlflow_links import (
     newest_of,
     parent_page,
     records_of,
+    results_page,
     run_page,
 )
 
@@ -45,27 +46,30 @@ def health_markdown(health: Mapping[str, Any]) -> str:
 
 
 def report(folder: Path, stages: Sequence[str]) -> None:
-    """Artifacts of what the stages left in `folder`: pictures and text of reports/<stage>, tables, links.
+    """Artifacts of what the stages left in `folder`: pictures and text of reports/<stage>, links, tables.
 
-    Keys are the same for every run, so that the UI shows their history.
+    Keys are the same for every run, so that the UI shows their history. It shows the newest first: the result comes
+    last.
     """
     for stage in stages:
         reports = folder / "reports" / stage
         show_pictures(stage, reports.glob("*.png"))
         for file in reports.glob("*.md"):
             text = file.read_text(encoding="utf-8")[:LONGEST_TEXT]
-            create_markdown_artifact(text, key=f"{stage}-report", description=str(file.relative_to(folder)))
-    if "evaluate" in stages:
-        _results(folder)
-        _page(folder)
+            about = f"What {stage} did, from {file.relative_to(folder)}"
+            create_markdown_artifact(text, key=f"{stage}-report", description=about)
     link_to_mlflow(folder, stages[-1])
+    if "evaluate" in stages:
+        _page(folder)
+        _results(folder)
 
 
 def show_pictures(step: str, files: Iterable[Path]) -> None:
     for picture in sorted(files):
         data = base64.b64encode(picture.read_bytes()).decode()
         key = artifact_key(f"{step}-{picture.stem}")
-        create_image_artifact(f"data:image/png;base64,{data}", key=key, description=picture.name)
+        about = f"{picture.stem.replace('_', ' ')} of {step}".replace(f"{step} of {step}", step)
+        create_image_artifact(f"data:image/png;base64,{data}", key=key, description=about)
 
 
 def link_to_mlflow(folder: Path, name: str) -> None:
@@ -76,13 +80,17 @@ def link_to_mlflow(folder: Path, name: str) -> None:
     newest = newest_of(folder)
     page = parent_page(newest) if newest else None
     if page:
-        create_link_artifact(page + TRAINING, key="mlflow", link_text="Run in MLflow", description=name)
+        about = f"The run of {name} with its stages, figures and changed parameters"
+        create_link_artifact(page + TRAINING, key="mlflow", link_text="Run in MLflow", description=about)
+    results = results_page(newest) if newest else None
+    if results:
+        about = "All runs of this experiment, the most accurate first"
+        create_link_artifact(results, key="mlflow-results", link_text="Results of all runs", description=about)
     trained = [record for record in records if record.step in ("sft", "rl")]
     curves = compare_page(trained[-1]) if trained else None
     if curves:
-        create_link_artifact(
-            curves, key="mlflow-compare", link_text="Its curves beside those of the experiment's other runs"
-        )
+        about = "Rewards, accuracy and length by step, beside those of the experiment's other runs"
+        create_link_artifact(curves, key="mlflow-compare", link_text="Compare curves", description=about)
 
 
 def _page(folder: Path) -> None:
@@ -93,7 +101,12 @@ def _page(folder: Path) -> None:
         return
     page = run_page(record)
     link = f"{page}/artifacts/{file.name}{TRAINING}" if page else file.as_uri()
-    create_link_artifact(link, key="report", link_text="Report of the run", description=str(file))
+    create_link_artifact(
+        link,
+        key="report",
+        link_text="Report of the run",
+        description="All figures, curves and examples of the run on one page",
+    )
 
 
 def _results(folder: Path) -> None:

@@ -98,15 +98,19 @@ def follow(
 def report(folder: Path) -> None:
     """Artifacts of the tables and pictures in the study's folder."""
     if (folder / "trials.json").exists():
-        rows = [cells(trial) for trial in json.loads((folder / "trials.json").read_text())["trials"]]
-        create_table_artifact(rows, key="sweep-trials", description=f"study {folder.name}")
-        create_markdown_artifact((folder / "trials.md").read_text(), key="sweep-report")
+        about = f"Trials of study {folder.name}, the best first"
+        create_markdown_artifact((folder / "trials.md").read_text(), key="sweep-report", description=about)
     for picture in sorted(folder.glob("*.png")):
         data = base64.b64encode(picture.read_bytes()).decode()
-        create_image_artifact(f"data:image/png;base64,{data}", key=f"sweep-{picture.stem}")
+        about = f"{picture.stem.replace('_', ' ')} of study {folder.name}"
+        create_image_artifact(f"data:image/png;base64,{data}", key=f"sweep-{picture.stem}", description=about)
+    if (folder / "trials.json").exists():
+        rows = [cells(trial) for trial in json.loads((folder / "trials.json").read_text())["trials"]]
+        about = f"Trials of study {folder.name}, the best first, as a table"
+        create_table_artifact(rows, key="sweep-trials", description=about)
     if (folder / "comparison.json").exists():
         verdict = json.loads((folder / "comparison.json").read_text())["verdict"]
-        create_markdown_artifact(verdict, key="sweep-comparison", description="winner and present parameters")
+        create_markdown_artifact(verdict, key="sweep-comparison", description="Winner and present parameters on test")
 
 
 def cells(row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,27 +1,36 @@
-"""`mathrl runs`: list or remove the worktrees under runs/, or adopt the parameters of one in the checkout."""
+"""`mathrl runs`: a table of all runs as MLflow lists them; remove a worktree under runs/, or adopt its parameters."""
 
 import os
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from mathrl.cli.tables import print_lines, print_table
+from mathrl.cli.ui import answering
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
+from mathrl.params.changes import differences
 from mathrl.params.load import read_yaml
 from tasks import workspace
+
+SORTS = {"rl": "rl/pass_at_1", "dev": "dev/best"}
 
 
 def runs(
     prune: Annotated[list[str] | None, typer.Option(help="Run to remove, by name; all removes every run.")] = None,
     promote: Annotated[str | None, typer.Option(help="Run whose parameters are written into params/, by name.")] = None,
+    sort: Annotated[
+        Literal["started", "rl", "dev"], typer.Option(help="started: newest first; rl, dev: highest accuracy first.")
+    ] = "started",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 30,
 ) -> None:
-    """List the worktrees under runs/, remove some, or write the parameters of one into params/ for a commit."""
+    """List all runs with their figures; remove worktrees, or write the parameters of one into params/ for a commit."""
     root = main_checkout()
     notes = {folder.name: (folder, note) for folder, note in workspace.runs(root)}
     removed = list(notes) if prune and "all" in prune else prune or []
@@ -40,9 +49,27 @@ def runs(
         verb, pronoun = ("is", "it") if len(busy) == 1 else ("are", "them")
         raise UserError(f"{', '.join(busy)} {verb} running: cancel {pronoun} first")
     if not prune and not promote:
-        for name, (_, note) in notes.items():
-            created = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
-            print(f"{created}  {name}  {', '.join(map(str, note['overrides']))}")
+        _print_runs(notes, sort, limit)
+
+
+def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, limit: int) -> None:
+    """The runs that MLflow has, then the worktrees of which it has none."""
+    for variable, url in answering().items():
+        os.environ.setdefault(variable, url)
+    from mathrl.tracking.client import connect  # MLflow: 1.4 s
+    from mathrl.tracking.run_list import list_runs
+
+    rows = list(list_runs(connect()))
+    if sort in SORTS:
+        rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)
+    title = f"{len(rows)} runs; dev and test (sft, rl) are pass@1, sampled counts tokens"
+    print_table(title, [row.cells() for row in rows[:limit]], left=("run, what is different, folder", "health"))
+    if len(rows) > limit:
+        print_lines([f"and {len(rows) - limit} more: --limit {len(rows)}"])
+    for name in notes.keys() - {row.folder for row in rows}:
+        _, note = notes[name]
+        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
+        print_lines([f"also under runs/: {name} of {created}, {', '.join(map(str, note['overrides']))}"])
 
 
 def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
@@ -72,19 +99,3 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
     print(diff.rstrip())
     print(f"to restore its results from DVC's cache: mathrl {verb} {note['run']}")
     print(f'to keep it: git add params dvc.lock && git commit -m "As in {folder.name}"')
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The values of `after` that differ from `before`, by dotted key; a mapping whose keys changed is one value.
-
-    >>> differences({"rl": {"lr": 1, "steps": 2}}, {"rl": {"lr": 3, "steps": 2}})
-    {'rl.lr': 3}
-    """
-    changed: dict[str, Any] = {}
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and old.keys() == value.keys():
-            changed |= differences(old, value, f"{above}{key}.")
-        elif old != value:
-            changed[f"{above}{key}"] = value
-    return changed

@@ -20,7 +20,9 @@ def print_table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[st
     table = Table(title=title)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+        table.add_column(
+            column, justify="left" if column in left else "right", no_wrap=column not in left, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(row.get(column, "") for column in columns))
     if rows:

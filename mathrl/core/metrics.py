@@ -24,7 +24,7 @@ class JsonlSink:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept: list[dict[str, Any]] = []
         if resume_after is not None and self.path.exists():
-            kept = [row for row in _complete_rows(self.path) if row["step"] <= resume_after]
+            kept = [row for row in complete_rows(self.path) if row["step"] <= resume_after]
         remove_leftovers(self.path)
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
@@ -35,10 +35,13 @@ class JsonlSink:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows in the file."""
-        return _complete_rows(self.path)
+        return complete_rows(self.path)
 
 
-def _complete_rows(path: Path) -> list[dict[str, Any]]:
+def complete_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file that were written whole; none where there is no file."""
+    if not path.exists():
+        return []
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

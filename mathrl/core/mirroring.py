@@ -10,6 +10,7 @@ from pathlib import Path
 from mathrl.core.environment import Variable
 
 UPLOAD_SECONDS = 60.0
+RESULTS_VIEW, CURVES_VIEW = "mathrl-results", "mathrl-curves"  # views of every experiment (mathrl/tracking/views.py)
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class RunRecord:
 
     `name` is the stage's, of a recipe's step recipe/step; `key` is the digest of the stage, its parameters and
     inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
+    `changed` has the pipeline's parameters that differ from those of the commit with the preset, {"rl.lr": 0.002};
     `resolved` has what the stage chose where a parameter leaves it open, such as {"rollout.engine": "vllm"};
     `inputs` and `outputs` map paths to content digests; `started` and `ended` are Unix seconds; `trial` is the
     name of the trial's record, `sweep` the study; `health` is the report of `mathrl.health.watch`, None before
@@ -72,6 +73,7 @@ class RunRecord:
     outputs: dict[str, str] = field(default_factory=dict)
     pipeline: str = ""
     pipeline_params: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
     recipe: str | None = None
     preset: str = ""
     prefect_flow_run: str = ""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from mathrl.params.schema import Params
-from mathrl.params.section import Section
+from mathrl.params.section import Section, fillable
 
 
 @cache
@@ -24,12 +24,12 @@ def form(section: type[Section]) -> type[BaseModel]:
         if isinstance(kind, type) and issubclass(kind, Section):
             kind = form(kind)
         default = info.get_default(call_default_factory=True, validated_data={})
-        help_text = [part for part in (_about(info), _default_text(default)) if part]
-        copied: Any = Field(None, title=name, description=" ".join(help_text), json_schema_extra=_direct)
+        help_text = [part for part in (field_help(info), _default_text(default)) if part]
+        copied: Any = Field(None, title=name, description=" ".join(help_text))
         fields[name] = (_bounded(kind, info), copied)
     return create_model(
         f"{section.__name__}Form",
-        __config__=ConfigDict(extra="forbid", title=section.__name__),
+        __config__=ConfigDict(extra="forbid", title="change", json_schema_extra=fillable),
         __doc__=section.__doc__,
         **fields,
     )
@@ -65,14 +65,6 @@ def _dotted(path: str, form: BaseModel, dumped: Mapping[str, Any]) -> list[str]:
     return overrides
 
 
-def _direct(schema: dict[str, Any]) -> None:
-    """Let a number, text or choice be filled in directly, without first choosing that it is not null."""
-    kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
-    if len(kinds) == 1 and kinds[0].get("type") in ("integer", "number", "string"):
-        del schema["anyOf"], schema["default"]
-        schema.update(kinds[0])
-
-
 def _bounded(kind: Any, info: FieldInfo) -> Any:
     """`kind | None` with the bounds on `kind`, because a form shows them only there."""
     bounded = kind
@@ -81,9 +73,9 @@ def _bounded(kind: Any, info: FieldInfo) -> Any:
     return Optional[bounded]  # noqa: UP045
 
 
-def _about(info: FieldInfo) -> str:
+def field_help(info: FieldInfo) -> str:
     """The help text with the bounds in words, since a form shows them only once they are violated."""
-    words = {"ge": "at least {:g}", "gt": "above {:g}", "le": "at most {:g}", "lt": "below {:g}"}
+    words = {"ge": "at least {:.10g}", "gt": "above {:.10g}", "le": "at most {:.10g}", "lt": "below {:.10g}"}
     bounds = [
         text.format(float(getattr(bound, name)))
         for bound in info.metadata

@@ -6,12 +6,38 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 SECRET = "secret"  # the type of an error whose input must not be shown
+# The first of several kinds is what Prefect's form begins with: one without fields, which looks folded.
+AS_IT_IS = {"title": "as it is", "type": "object", "properties": {}, "additionalProperties": False}
+
+
+def fillable(schema: dict[str, Any]) -> None:
+    """Let a person fill in the fields of a form, without first choosing that they are not null.
+
+    A field that is empty by default is a number, text, choice or list at once, or one of several kinds that begins
+    folded. What is left empty is not sent.
+    """
+    for field in schema.get("properties", {}).values():
+        kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
+        if len(kinds) == len(field.get("anyOf", ())):
+            continue
+        empty = field.get("default") is None
+        del field["anyOf"]
+        if empty:
+            field.pop("default", None)
+        if len(kinds) == 1 and kinds[0].get("type") == "boolean" and empty:
+            field["enum"] = [True, False]  # a switch would have to be on or off
+        elif len(kinds) == 1 and kinds[0].get("type") in ("boolean", "integer", "number", "string", "array"):
+            field.update(kinds[0])
+        else:
+            field["anyOf"] = [AS_IT_IS, *kinds] if empty else kinds
 
 
 class Section(BaseModel):
     """A frozen group of parameters in which an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, json_schema_extra=fillable
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -32,6 +32,7 @@ from mathrl.registry.evidence import (
     stage_of,
     yardstick,
 )
+from mathrl.registry.flavour import weights_of
 from mathrl.registry.versions import champions, set_champions
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.tracking.lineage import REMEDY, Back, find_registered, way_back
@@ -173,7 +174,7 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
     if not (output / "responses.jsonl").is_file():
         target = home() / "registry" / f"{back.name}-{back.version}"
         target.mkdir(parents=True, exist_ok=True)
-        folder = Path(download_artifacts(f"models:/{back.name}/{back.version}", dst_path=str(target)))
+        folder = weights_of(Path(download_artifacts(f"models:/{back.name}/{back.version}", dst_path=str(target))))
         if digest_path(folder) != back.digest:
             raise UserError(f"{folder}: not the bytes of {back.name} version {back.version}; remove it")
         evaluate_once(folder, benchmark, params, output, problems=problems, examples=examples or CURATED_SFT)

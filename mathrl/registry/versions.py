@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from mathrl.registry.flavour import Usage, is_transformers, save_flavour
 from mathrl.tracking.models import log_model
 
 
@@ -16,10 +18,12 @@ def find_version(client: Any, name: str, digest: str) -> str | None:
     return None
 
 
-def register_version(client: Any, name: str, run_id: str, folder: Path, tags: Mapping[str, str]) -> str:
+def register_version(
+    client: Any, name: str, run_id: str, folder: Path, tags: Mapping[str, str], usage: Usage | None = None
+) -> str:
     """Upload a Hugging Face folder to its logged model and make that the newest version of `name`.
 
-    `tags` hold its `mathrl.digest`; `run_id` is the run that registers it.
+    `tags` hold its `mathrl.digest`; `run_id` is the run that registers it. With `usage` MLflow can load and serve it.
     """
     from mlflow.exceptions import MlflowException
 
@@ -30,7 +34,12 @@ def register_version(client: Any, name: str, run_id: str, folder: Path, tags: Ma
             raise
     place = client.get_run(run_id).info.experiment_id
     model = log_model(client, place, str(folder), tags["mathrl.digest"], run_id)
-    client.log_model_artifacts(model.model_id, str(folder))
+    with TemporaryDirectory() as temporary:
+        files = folder
+        if usage is not None and is_transformers(folder):
+            files = Path(temporary) / "version"
+            save_flavour(folder, usage, files, run_id, model.model_id)
+        client.log_model_artifacts(model.model_id, str(files))
     version = client.create_model_version(
         name, f"models:/{model.model_id}", run_id, tags=dict(tags), model_id=model.model_id
     )

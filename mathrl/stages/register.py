@@ -1,6 +1,7 @@
 """register: the RL model becomes a version in MLflow's registry. `python -m mathrl.stages.register`.
 
-A model whose bytes are registered already keeps its version; the alias moves to it. Writes
+MLflow loads and serves a version by itself (registry.flavour). A model whose bytes are registered already keeps its
+version; the alias moves to it. Writes
 reports/registered.json, and the report of `mathrl report` for MLflow.
 """
 
@@ -9,8 +10,11 @@ from typing import Any
 
 from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
+from mathrl.core.paths import CURATED_SFT
 from mathrl.core.results import EvaluationSummary
+from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params.load import load_params, parse_yaml
+from mathrl.params.run import Prompt
 from mathrl.stages.stage_run import StageRun, run_stage
 
 MODEL, SUMMARY, REGISTERED = Path("models/rl"), Path("reports/summary.json"), Path("reports/registered.json")
@@ -37,13 +41,23 @@ def work(run: StageRun) -> None:
             "pass_at_1": f"{accuracy:.4f}",
             "verdict": summary.verdict,
         }
-        version = register_version(client, wanted.name, run_id, MODEL, tags)
+        version = register_version(client, wanted.name, run_id, MODEL, tags, _usage(run))
     client.set_registered_model_alias(wanted.name, wanted.alias, version)
     # Kept with the MLflow run and not a DVC output: its figures belong to other stages.
     write_report(pipeline_material(Path.cwd()), run.artifacts / REPORT, load_params())
     entry = {"name": wanted.name, "version": int(version), "alias": wanted.alias, "digest": digest}
     write_json(REGISTERED, entry)
     run.summary({"pass_at_1": accuracy, "version": float(version)})
+
+
+def _usage(run: StageRun) -> Any:
+    """How the pipeline asks the model; its parameters, which the model's bytes depend on, are in the record."""
+    from mathrl.registry.flavour import Usage
+
+    sections = run.record.pipeline_params
+    prompt = Prompt.model_validate(sections["prompt"])
+    examples = few_shot_examples(prompt, CURATED_SFT) if prompt.few_shot else ()
+    return Usage(prompt, sections["evaluate"]["max_tokens"], examples)
 
 
 def dvc_md5(path: str) -> str:

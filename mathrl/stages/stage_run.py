@@ -30,6 +30,7 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import code_version, state_root, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.params import Params, load_params, stage_params
+from mathrl.params.changes import changed_since_commit
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import READS, STAGES
@@ -250,6 +251,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "git": code_version(),
         "pipeline": digest([stage.recipe, pipeline] if stage.recipe else pipeline),
         "pipeline_params": pipeline,
+        "changed": changed_since_commit(pipeline, workspace_preset()),
         "prefect_flow_run": Variable.FLOW_RUN.get(),
         "sweep": Variable.SWEEP.get(),
         "trial": Variable.TRIAL.get(),

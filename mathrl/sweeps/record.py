@@ -47,6 +47,7 @@ class TrialRecord:
             workspace=str(Path.cwd()),
             git=code_version(),
             params=dict(values),
+            changed=dict(values),
             inputs={file: digest_path(Path(file)) for file in files},
             pipeline=self.opened.tracked,
             pipeline_params={name: sections[name] for name in STAGES} | {"sweep": sweep.model_dump(mode="json")},

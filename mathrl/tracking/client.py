@@ -10,6 +10,7 @@ from filelock import FileLock
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.paths import home, shown, tracking_uri
+from mathrl.tracking.views import views
 
 EXPERIMENT = "mathrl"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
@@ -60,7 +61,7 @@ def experiment(client: Any, question: str = "") -> str:
             return str(existing.experiment_id)
         # A server has an artifact folder of its own.
         artifacts = (home() / "artifacts").as_uri() if tracking_uri().startswith("sqlite") else None
-        return str(client.create_experiment(name, artifact_location=artifacts, tags=KIND))
+        return str(client.create_experiment(name, artifact_location=artifacts, tags=KIND | views()))
 
 
 def experiments(client: Any) -> list[str]:

@@ -137,7 +137,7 @@ def find_registered(client: Any, text: str) -> Any:
 
 
 def find_run(client: Any, text: str) -> Any | None:
-    """The run of this id, or the newest of this name."""
+    """The run of this id, or the newest of this stage (of a recipe, recipe/step) or name."""
     from mlflow.exceptions import MlflowException
 
     if len(text) == 32 and text.isalnum():
@@ -146,10 +146,13 @@ def find_run(client: Any, text: str) -> Any | None:
         except MlflowException:
             return None
     quoted = text.replace("'", "")
-    runs = client.search_runs(
-        experiments(client), f"attributes.run_name = '{quoted}'", order_by=["start_time DESC"], max_results=1
-    )
-    return runs[0] if runs else None
+    for what in ("tags.`dvc.stage`", "attributes.run_name"):
+        runs = client.search_runs(
+            experiments(client), f"{what} = '{quoted}'", order_by=["start_time DESC"], max_results=1
+        )
+        if runs:
+            return runs[0]
+    return None
 
 
 def way_back(client: Any, text: str) -> Back:

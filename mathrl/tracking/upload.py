@@ -18,15 +18,19 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.files import encodable
+from mathrl.core.metrics import complete_rows
 from mathrl.core.paths import home
 from mathrl.core.records import RunRecord, read_record, records_folder
+from mathrl.core.run_name import run_name
 from mathrl.tracking.batches import Batches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
 from mathrl.tracking.names import escape, tags_under
+from mathrl.tracking.parent import BEST, log_parent_params, parent_params, refresh_parent
+from mathrl.tracking.views import keep_views
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
-LINKED = 50  # stages that a note links
+DEV = "dev/accuracy"
 
 
 class Upload:
@@ -41,6 +45,7 @@ class Upload:
         trial = read_record(records_folder() / record.trial) if record.trial else None
         above, parent = self.start(trial) if trial else ("", "")
         experiment_id = experiment(self.client, question(record))
+        keep_views(self.client, self.client.get_experiment(experiment_id))
         self.everywhere = experiments(self.client)
         with FileLock(home() / "tracking.lock"):
             parent = parent or self._parent(record, experiment_id)
@@ -49,7 +54,10 @@ class Upload:
                 return existing.info.run_id, parent
             tags = {"mlflow.parentRunId": above or parent, "mathrl.record": record.folder.name, **_tags(record)}
             run = self.client.create_run(
-                experiment_id, run_name=record.name, start_time=_milliseconds(record.started), tags=mlflow_tags(tags)
+                experiment_id,
+                run_name=run_name(record.name, record.preset, record.changed, record.commit),
+                start_time=_milliseconds(record.started),
+                tags=mlflow_tags(tags),
             )
         run_id = str(run.info.run_id)
         self.batches.params(run_id, flatten(record.params))
@@ -57,7 +65,7 @@ class Upload:
         if not record.sweep:
             self.batches.tags(parent, {f"stage.{record.name}": run_id})
         self._link_makers(parent, record.inputs, run_id)
-        self._describe(parent)
+        refresh_parent(self.client, self.batches, parent)
         return run_id, parent
 
     def reopen(self, run_id: str) -> None:
@@ -90,13 +98,12 @@ class Upload:
     def finish(self, run_id: str, parent: str, record: RunRecord, status: str) -> None:
         """Final figures, files, output digests, status."""
         self._log_datasets(run_id, record)  # those that the stage named on its way
-        final = {f"final/{name}": value for name, value in record.summary.items()}
+        final = {f"final/{name}": value for name, value in (_best_on_dev(record) | record.summary).items()}
         if status == "finished":
             self._log_models(run_id, record, final)
         else:
             self._log_figures(run_id, record, final)
         self._link_makers(parent, record.inputs, run_id)  # a maker that was not uploaded at the start
-        self._describe(parent)
         tags = {f"output.{path}": digest for path, digest in record.outputs.items()}
         tags |= {f"resolved.{name}": str(value) for name, value in record.resolved.items()}
         tags |= {"mathrl.outcome": record.outcome} if record.outcome else {}
@@ -106,8 +113,7 @@ class Upload:
             self._log_files(run_id, record.artifacts)
         end = _milliseconds(record.ended or record.started)
         self.client.set_terminated(run_id, STATUS[status], end)
-        if record.stage in ("evaluate", "register") and status == "finished":
-            self.batches.metrics(parent, [Point(name, value, end) for name, value in record.summary.items()])
+        refresh_parent(self.client, self.batches, parent)
         if not record.trial:  # one that was ended early says nothing of its study
             self.client.set_terminated(parent, STATUS[status], end)
 
@@ -165,14 +171,17 @@ class Upload:
     def _parent(self, record: RunRecord, experiment_id: str) -> str:
         study, pipeline = record.sweep, record.pipeline
         role, key = ("study", study) if study else ("pipeline", pipeline)
-        name = f"sweep {study}" if study else f"{record.recipe or 'pipeline'} {pipeline[:6]}"
+        title = record.recipe or "pipeline"
+        name = f"sweep {study}" if study else run_name(title, record.preset, record.changed, record.commit)
         existing = self._find(f"tags.`mathrl.{role}` = '{key}' and tags.`mathrl.role` = '{role}'")
         if existing:
             return str(existing.info.run_id)
-        tags = mlflow_tags({f"mathrl.{role}": key, "mathrl.role": role, **_origin(record)})
+        origin = _origin(record) | {"mlflow.source.name": "mathrl"}
+        tags = mlflow_tags({f"mathrl.{role}": key, "mathrl.role": role, **origin})
         start = _milliseconds(record.started)
         run = self.client.create_run(experiment_id, run_name=name, start_time=start, tags=tags)
-        self.batches.params(run.info.run_id, flatten(record.pipeline_params))
+        flat = flatten(parent_params(record))
+        log_parent_params(self.client, self.batches, run.info.run_id, record, flat)
         return str(run.info.run_id)
 
     def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
@@ -187,17 +196,6 @@ class Upload:
                 continue
             self.batches.tags(parent, {stage: maker.info.run_id})
             self._link_makers(parent, tags_under(maker.data.tags, "input."), maker.info.run_id)
-
-    def _describe(self, parent: str) -> None:
-        """The parent's note: links to its stages' runs, wherever they were made; MLflow cuts long notes."""
-        stages = tags_under(self.client.get_run(parent).data.tags, "stage.")
-        lines = [
-            f"- [{name}](#/experiments/{self.client.get_run(run).info.experiment_id}/runs/{run})"
-            for name, run in list(stages.items())[-LINKED:]
-        ]
-        if len(stages) > LINKED:
-            lines.append(f"- and {len(stages) - LINKED} more, in this run's tags `stage.*`")
-        self.client.set_tag(parent, "mlflow.note.content", "Stages, made now or found:\n\n" + "\n".join(lines))
 
     def _log_datasets(self, run_id: str, record: RunRecord) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -272,6 +270,11 @@ def _origin(record: RunRecord) -> dict[str, str]:
     }
     optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
     return tags | {name: text for name, text in optional.items() if text}
+
+
+def _best_on_dev(record: RunRecord) -> dict[str, float]:
+    accuracies = [row[DEV] for row in complete_rows(record.metrics_file) if DEV in row]
+    return {BEST: max(accuracies)} if accuracies else {}
 
 
 def _milliseconds(seconds: float) -> int:

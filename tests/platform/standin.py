@@ -104,7 +104,9 @@ def work(run: StageRun) -> None:
             write_jsonl(folder / "responses.jsonl", responses)
             (folder / "curve.png").write_bytes(PIXEL)
             write_text(folder / "report.md", f"# {STAGE}\n")
-    run.summary({"loss": 0.1})
+    measured = {f"{model}/{name}": value for model in ("sft", "rl") for name, value in FIGURES.items()}
+    numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
+    run.summary({"loss": 0.1, **(numbers if STAGE == "evaluate" else {})})
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from prefect import Flow
-from prefect.exceptions import ParameterTypeError
+from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from flows.factory import FIELD_NAMES, form_flow, stage_flow
 from mathrl.params.form import form_overrides
+from mathrl.params.load import load_params
 from mathrl.params.recipe import STEP_STAGES
 from mathrl.params.schema import READS, STAGES
+from mathrl.params.section import AS_IT_IS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.stem for file in (ROOT / "flows").glob("*.py") if file.stem not in ("__init__", "factory"))
@@ -39,14 +41,36 @@ def flow_of(name: str) -> Flow[..., Any]:
 @pytest.mark.parametrize("name", sorted({*FILES, *STAGES} - {"sweep"}))
 def test_a_form_has_every_section_that_the_flows_stages_read(name: str) -> None:
     schema = flow_of(name).parameters.model_dump()
+    assert schema["properties"]["params"]["default"] == {}
+    sections = schema["definitions"]["SectionsForm"]["properties"]
     for stage in RUNS[name]:
         for section in READS[stage]:
-            field = schema["properties"][FIELD_NAMES.get(section, section)]
-            (form,) = [kind["$ref"] for kind in field["anyOf"] if "$ref" in kind]
-            kind = form.rpartition("/")[2]
-            assert schema["definitions"][kind]["additionalProperties"] is False, "an unknown key is refused"
-            assert not schema["definitions"][kind].get("required") and field["default"] is None
+            field = sections[FIELD_NAMES.get(section, section)]
+            folded, form = field["anyOf"]
+            assert folded == AS_IT_IS, "it begins folded"
+            kind = schema["definitions"][form["$ref"].rpartition("/")[2]]
+            assert kind["additionalProperties"] is False, "an unknown key is refused"
+            assert not kind.get("required") and "default" not in field
             assert field["description"].endswith(".")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_row_of_a_form_only_says_that_it_is_null(name: str) -> None:
+    """Prefect shows `Property is type "None"` for a field whose default is null."""
+    schema = flow_of(name).parameters.model_dump()
+    for kind in (schema, *schema["definitions"].values()):
+        for field in kind.get("properties", {}).values():
+            assert {"type": "null"} not in field.get("anyOf", []) and field.get("default", 0) is not None
+
+
+def test_the_form_of_rl_opens_with_what_people_change_and_its_present_values() -> None:
+    fields = flow_of("rl").parameters.model_dump()["properties"]
+    first = ["preset", "base_model", "lr", "steps", "group_size", "kl_coef", "clip_low", "clip_high", "seed", "params"]
+    assert sorted(fields, key=lambda name: fields[name]["position"])[: len(first)] == first
+    present = load_params(ROOT / "params")
+    assert (fields["lr"]["default"], fields["seed"]["default"]) == (present.rl.lr, present.run.seed)
+    assert fields["base_model"]["default"] == "fresh" and "gsm8k" in fields["preset"]["enum"]
+    assert fields["lr"]["maximum"] == 1 and fields["steps"]["type"] == "integer"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -54,7 +78,7 @@ def test_the_fields_beside_the_sections_have_help_texts_and_their_defaults(name:
     schema = flow_of(name).parameters.model_dump()
     fields = schema["properties"]
     assert (fields["preset"]["default"], fields["overrides"]["default"], fields["allow_dirty"]["default"]) == (
-        None,
+        "none",
         [],
         False,
     )
@@ -63,23 +87,50 @@ def test_the_fields_beside_the_sections_have_help_texts_and_their_defaults(name:
     assert flow_of(name).description and flow_of(name).name == name
 
 
-def test_only_what_a_person_sets_is_sent() -> None:
+def sent_by(form: Mapping[str, Any], name: str = "rl") -> dict[str, Any]:
+    """What the run of a flow is given when its form is sent."""
     sent: dict[str, Any] = {}
 
-    def run(sections: Mapping[str, BaseModel | None], **options: Any) -> str:
-        sent.update(overrides=form_overrides(sections), options=options)
+    def run(sections: Mapping[str, BaseModel | None], overrides: list[str], **options: Any) -> str:
+        sent.update(overrides=[*form_overrides(sections), *overrides], options=options)
         return "runs/x"
 
-    made = form_flow("probe", "A probe.", ["rl", "register"], run)
-    form = made.validate_parameters({"rl": {"lr": 2e-4, "optimizer": {"beta2": 0.9}}, "registry": {"name": "mine"}})
-    assert made.fn(**form) == "runs/x"
+    made = form_flow(name, "A probe.", ["rl", "register"], run)
+    assert made.fn(**made.validate_parameters(dict(form))) == "runs/x"
+    return sent
+
+
+def test_only_what_a_person_sets_is_sent() -> None:
+    sent = sent_by({"params": {"rl": {"lr": 2e-4, "optimizer": {"beta2": 0.9}}, "registry": {"name": "mine"}}})
     assert sent["overrides"] == ["rl.lr=0.0002", "rl.optimizer.beta2=0.9", 'register.name="mine"']
-    assert sent["options"] == {"preset": None, "overrides": [], "allow_dirty": False}
+    assert sent["options"] == {"preset": None, "allow_dirty": False}
 
 
-@pytest.mark.parametrize("wrong", [{"rl": {"learning": 1}}, {"rl": {"lr": 2}}, {"preset": "none such"}])
+def test_a_form_sends_back_what_it_showed_and_only_changes_count() -> None:
+    fields = flow_of("rl").parameters.model_dump()["properties"]
+    shown = {name: field["default"] for name, field in fields.items()}
+    assert sent_by(shown) == {"overrides": [], "options": {"preset": None, "allow_dirty": False}}
+    changed = sent_by(
+        shown | {"preset": "gsm8k", "base_model": "Qwen/Qwen2.5-0.5B", "lr": 1e-5, "overrides": ["a.b=1"]}
+    )
+    base = 'model.base={"type": "pretrained", "path": "Qwen/Qwen2.5-0.5B"}'
+    assert changed["overrides"] == [base, "rl.lr=1e-05", "a.b=1"] and changed["options"]["preset"] == "gsm8k"
+    values = load_params(ROOT / "params", overrides=changed["overrides"][:2])
+    assert (values.rl.lr, values.model.base.type) == (1e-5, "pretrained"), "the loader reads them"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"params": {"rl": {"learning": 1}}},
+        {"params": {"rl": {"lr": 2}}},
+        {"lr": 2},
+        {"preset": "none such"},
+        {"rl": {}},
+    ],
+)
 def test_a_flow_refuses_wrong_parameters_before_any_work(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ParameterTypeError, match="received invalid parameters"):
+    with pytest.raises((ParameterTypeError, SignatureMismatchError)):
         flow_of("rl").validate_parameters(wrong)
 
 

@@ -235,7 +235,8 @@ def test_the_way_back_from_the_registered_model_is_complete(checkout: Checkout) 
     assert {"difficulty", "mix", "rl"} <= {step.stage for step in readers}
     found = find_run(client, "rl")
     assert found.info.run_id == runs_by_name(checkout)["rl"][0]["id"]
-    assert find_run(client, found.info.run_id).info.run_name == "rl"
+    assert find_run(client, found.info.run_id).info.run_name == f"rl {checkout.git('rev-parse', 'HEAD')[:7]}"
+    assert find_run(client, found.info.run_name).info.run_id == found.info.run_id
 
 
 def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checkout: Checkout) -> None:
@@ -256,6 +257,12 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     for stage in ("curate", "sft", "difficulty", "mix"):
         assert parent["tags"][f"stage.{stage}"] == runs[stage][0]["id"], "the run that made it is linked"
     assert new["rl"][0]["tags"]["git.dirty"] == "true"
+    assert [new[name][0]["name"] for name in ("parent", "rl")] == ["pipeline lr=0.0004", "rl lr=0.0004"]
+    assert parent["params"]["changed"] == "lr=0.0004" and parent["params"]["rl.lr"] == "0.0004"
+    assert parent["metrics"]["rl/pass_at_1"] == 0.5 and parent["metrics"]["sft/pass_at_1_low"] == 0.4
+    table = checkout.mathrl("runs").stdout.partition("pipeline lr=0.0004")[2]
+    row = "".join(table.splitlines()[:2])
+    assert row.count("0.500") == 2 and "0.400 to 0.600" in row, "it says what MLflow's list does"
 
 
 def test_dvc_compares_parameters_metrics_and_pictures_with_the_last_commit(checkout: Checkout) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from mathrl.params.load import load_params
 from mathrl.params.train import Rl
 
 Checkout = Any
@@ -144,7 +145,12 @@ def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Serve
 
 @pytest.mark.parametrize(
     ("parameters", "reason"),
-    [({"rl": {"lr": 2}}, "greater than the maximum of 1"), ({"rl": {"learning": 1}}, "learning")],
+    [
+        ({"lr": 2}, "greater than the maximum of 1"),
+        ({"params": {"rl": {"lr": 2}}}, "greater than the maximum of 1"),
+        ({"params": {"rl": {"learning": 1}}}, "learning"),
+        ({"preset": "none such"}, "none such"),
+    ],
 )
 def test_the_server_refuses_wrong_parameters_before_any_work(
     servers: Servers, parameters: dict[str, Any], reason: str
@@ -158,10 +164,14 @@ def test_the_server_refuses_wrong_parameters_before_any_work(
 def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, page: Any) -> None:
     deployment = servers.deployments()["rl"]
     page.goto(f"{servers.prefect}/deployments/deployment/{deployment}/run")
+    field = page.get_by_text("rl.lr: Peak learning rate").locator("xpath=following::input[1]")
+    field.wait_for()
+    assert float(field.input_value()) == load_params(ROOT / "params").rl.lr, "it shows the present value"
+    assert not page.get_by_text("Property is type").count() and not page.get_by_text(str(Rl.__doc__)).count()
+    page.get_by_text("change", exact=True).click()
     page.get_by_text(str(Rl.__doc__), exact=True).wait_for()
-    page.get_by_text("Rl", exact=True).click()
-    text = "Peak learning rate of every weight; with optimizer.type muon"
-    field = page.get_by_text(text).locator("xpath=following::input[1]")
+    page.get_by_text("change", exact=True).last.wait_for()
+    assert not page.get_by_text("Property is type").count()
     field.fill("2")
     page.get_by_role("button", name="Submit").click()
     page.get_by_text("2 is greater than the maximum of 1").first.wait_for()
@@ -240,13 +250,15 @@ def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Pat
         "positives": {"files": [write("positives.jsonl", [True] * 10)]},
         "negatives": {"files": [write("negatives.jsonl", [False] * 20)]},
     }
-    run = servers.start("pages", pages=given)
+    run = servers.start("pages", params={"pages": given})
     servers.wait_for(run, "COMPLETED")
     (folder,) = (servers.checkout.folder / "runs").glob("pages-*")
     kept = [json.loads(line) for line in (folder / "data" / "pages" / "kept.jsonl").read_text().splitlines()]
     assert len(kept) == 29 and all(row["math"] for row in kept)
     assert "pages-report" in servers.artifacts(run)
-    assert "pages" in {each["name"] for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"}
+    assert "pages" in {
+        each["tags"].get("dvc.stage") for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"
+    }
 
 
 @pytest.fixture
@@ -288,7 +300,7 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
     assert not new_model["enabled"], "an example is off until somebody wants it"
     servers.post(f"/automations/{new_model['id']}", {"enabled": True}, "PATCH")
     wrong = servers.start("rl", overrides=["rl.nothing=1"])
-    runs = {lr: servers.start("rl", run={"seed": 3}, overrides=[f"rl.lr={lr}"]) for lr in ("1e-4", "2e-4")}
+    runs = {lr: servers.start("rl", seed=3, overrides=[f"rl.lr={lr}"]) for lr in ("1e-4", "2e-4")}
     for lr, run in runs.items():
         found = servers.wait_for(run, "COMPLETED")
         assert found["name"] == f"rl lr={lr} seed 3"
@@ -331,7 +343,7 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_lets_the_next
         time.sleep(0.2)
     trainer = Path(f"/proc/{pids.read_text()}")
     assert trainer.exists()
-    waiting = servers.start("curate", run={"seed": 4})
+    waiting = servers.start("curate", seed=4)
     servers.wait_for(waiting, "RUNNING")
     time.sleep(3.0)
     tasks = servers.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [waiting]}}})

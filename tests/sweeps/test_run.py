@@ -157,7 +157,7 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
 
     def below(run: Any) -> dict[str, Any]:
         parent = run.info.run_id
-        return {r.info.run_name: r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent}
+        return {r.info.run_name.split()[0]: r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent}
 
     (study,) = [run for run in runs if run.data.tags.get("mathrl.role") == "study"]
     assert study.info.run_name.startswith(f"sweep {STUDY}-") and "sweep.trials" in study.data.params

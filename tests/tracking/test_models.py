@@ -140,7 +140,7 @@ def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
 
 
 def test_a_note_links_as_many_stages_as_mlflow_keeps(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mathrl.tracking.upload.LINKED", 2)
+    monkeypatch.setattr("mathrl.tracking.parent.LINKED", 2)
     for n in range(4):
         run = record("rl", {}, {f"models/{n}": f"7{n}"}, {}, recipe="study", name=f"study/lr-{n}")
     client = connect()

@@ -1,0 +1,44 @@
+"""How a run is called in a list: after what it runs and what is different about it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+MOST, LONGEST = 3, 28  # parameters in a name, and the characters of each
+SEED, PLAIN = "run.seed", ("rl.", "run.")  # sections that a name leaves out
+
+
+def run_name(title: str, preset: str = "", changed: Mapping[str, Any] | None = None, commit: str = "") -> str:
+    """The title with the preset and the changed parameters; without any of them with the commit.
+
+    >>> run_name("rl", "", {"rl.lr": 0.002, "rl.steps": 8})
+    'rl lr=0.002 steps=8'
+    >>> run_name("pipeline", "gsm8k", {"sft.lr": 1e-05, "run.seed": 1}), run_name("rl", commit="3f2a1bc77")
+    ('pipeline gsm8k sft.lr=1e-05 seed 1', 'rl 3f2a1bc')
+    """
+    words = [preset] if preset else []
+    settings = change_words({key: value for key, value in (changed or {}).items() if key != SEED})
+    words += [word[:LONGEST] for word in settings[:MOST]]
+    words += [f"and {len(settings) - MOST} more"] if len(settings) > MOST else []
+    words += [f"seed {changed[SEED]}"] if changed and SEED in changed else []
+    return " ".join([title, *(words or [commit[:7]])]).strip()
+
+
+def change_words(changed: Mapping[str, Any]) -> list[str]:
+    """Each changed parameter in a word.
+
+    >>> change_words({"rl.lr": 0.002, "model.base": {"type": "pretrained", "path": "models/Qwen2.5-0.5B"}})
+    ['lr=0.002', 'model.base=Qwen2.5-0.5B']
+    """
+    return [f"{_short(key)}={_text(value)}" for key, value in changed.items()]
+
+
+def _short(key: str) -> str:
+    return next((key.removeprefix(section) for section in PLAIN if key.startswith(section)), key)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping) and "path" in value:
+        return PurePath(str(value["path"])).name
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,52 @@
+"""Which parameters a run has other values of than the commit that it started from."""
+
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.params.load import FOLDER, load_params
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of `after` that differ from `before`, by dotted key; a mapping whose keys changed is one value.
+
+    >>> differences({"rl": {"lr": 1, "steps": 2}}, {"rl": {"lr": 3, "steps": 2}})
+    {'rl.lr': 3}
+    """
+    changed: dict[str, Any] = {}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and old.keys() == value.keys():
+            changed |= differences(old, value, f"{above}{key}.")
+        elif old != value:
+            changed[f"{above}{key}"] = value
+    return changed
+
+
+def changed_since_commit(sections: Mapping[str, Any], preset: str = "") -> dict[str, Any]:
+    """What of `sections` differs from the params/ of this folder's commit with the preset: {"rl.lr": 0.002}.
+
+    Nothing where there is no commit, or where its parameters no longer fit the schema: a run needs no name.
+    """
+    if not preset and not _git("status", "--porcelain", "-uno", "--", str(FOLDER)):
+        return {}
+    with TemporaryDirectory() as temporary:
+        try:
+            with tarfile.open(fileobj=io.BytesIO(_git("archive", "HEAD", str(FOLDER)))) as archive:
+                archive.extractall(temporary, filter="data")
+            folder = Path(temporary) / FOLDER
+            shutil.copytree(FOLDER / "presets", folder / "presets", dirs_exist_ok=True)
+            before = load_params(folder, preset=preset or None).model_dump(mode="json", by_alias=True)
+        except (UserError, tarfile.TarError, OSError):
+            return {}
+    return differences({name: before.get(name, {}) for name in sections}, sections)
+
+
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], capture_output=True, check=False).stdout
