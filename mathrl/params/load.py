@@ -16,6 +16,7 @@ from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
+from mathrl.params.engines import engine_problem
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
@@ -243,6 +244,8 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             "exchange data for rollouts and for the update at the same time, in no common order, and wait for each "
             "other forever; set prefetch to false, or rollout.engine to vllm_server"
         )
+    if problem := engine_problem(params, "rl"):
+        problems.append(f"{origin['rl']}: {problem}")
     if problems:
         raise UserError("; ".join(problems))
     return params

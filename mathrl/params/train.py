@@ -13,6 +13,7 @@ OPTIMIZER = "adamw: AdamW on every weight; muon: Muon on the hidden matrices, Ad
 ADAMW_SCALE = "With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr."
 SCHEDULE = "Decay of the learning rate after warm-up; flat_linear: constant for the first half, then linear to zero."
 WARMUP = "Optimizer steps of linear warm-up."
+ENGINE = "Engine that trains: mathrl's own loop, or trl: TRL's {} (docs/engines.md has what it can do)."
 LEARNING_RATE = "Peak learning rate of every weight; with optimizer.type muon AdamW's is this times adamw_scale."
 
 GradientCheckpointing = Annotated[bool, Field(description="Recompute activations in the backward pass to save memory.")]
@@ -147,6 +148,7 @@ OUTCOME_FREE = ("correct", "process", "distillation")
 class Rl(Section):
     """Reinforcement learning with verifiable rewards: GRPO and its relatives, REINFORCE, PPO."""
 
+    engine: Literal["mathrl", "trl"] = Field("mathrl", description=ENGINE.format("GRPOTrainer"))
     steps: int = Field(60, ge=1, description="Number of training steps, each a rollout and an update.")
     prompts_per_step: int = Field(32, ge=1, description="Prompts per step.")
     group_size: int = Field(16, ge=1, description="Responses per prompt (group size).")

@@ -56,9 +56,19 @@ class Sampler:
         groups = self.engine.generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)
         middle = time.perf_counter()
         pairs = [(problems[i], completion) for i, group in zip(kept, groups, strict=True) for completion in group]
-        rewards = reward.score([self._reward_input(problem, completion, sampling) for problem, completion in pairs])
+        graded = self.grade(pairs, sampling, reward)
         self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle}
-        graded = [
+        graded_groups: list[list[Graded] | None] = [None] * len(problems)
+        for place, index in enumerate(kept):
+            graded_groups[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]
+        return graded_groups
+
+    def grade(
+        self, pairs: Sequence[tuple[Problem, Completion]], sampling: Sampling, reward: RewardFunction
+    ) -> list[Graded]:
+        """Each completion with its reward; whoever sampled it, it continues its problem's `prompt_tokens`."""
+        rewards = reward.score([self._reward_input(problem, completion, sampling) for problem, completion in pairs])
+        return [
             Graded(
                 problem_id=problem.id,
                 completion=completion,
@@ -70,10 +80,6 @@ class Sampler:
             )
             for (problem, completion), scored in zip(pairs, rewards, strict=True)
         ]
-        graded_groups: list[list[Graded] | None] = [None] * len(problems)
-        for place, index in enumerate(kept):
-            graded_groups[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]
-        return graded_groups
 
     def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
         text, begun = completion.text, problem.control.begun

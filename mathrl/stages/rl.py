@@ -8,6 +8,7 @@ last checkpoint, on a CPU bit for bit; a signal ends it at the next step with ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
 from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
+from mathrl.engines.installed import check_installed
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
 from mathrl.params.train import Rl
@@ -51,6 +53,18 @@ def check_skill(difficulty: Path, wanted: float) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What a training engine is given; `others` are the folders of `work`."""
+
+    start: Path
+    problems: Sequence[Problem]
+    dev: Sequence[Problem]
+    few_shot: Sequence[Problem]
+    health: HealthMonitor
+    others: Mapping[str, Path]
+
+
 def work(
     run: StageRun,
     *,
@@ -71,11 +85,34 @@ def work(
     params, seed, rl = run.params, run.params.run.seed, run.params.rl
     if "difficulty" in others:
         check_skill(others["difficulty"], rl.min_pass_at_8)
+    problems = [problem for file in data for problem in read_problems(file)]
+    few_shot = few_shot_examples(params.prompt, examples)
+    health = HealthMonitor(params.health, rl, run.health)
+    inputs = _Inputs(start, problems, read_problems(dev), few_shot, health, others)
+    train = _train_with_trl if rl.engine == "trl" else _train
+    network, tokenizer, result = train(run, inputs)
+    from mathrl.models.load import export_model  # torch
+
+    measured = result.dev_accuracy is not None
+    accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
+    card = (
+        f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
+        f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
+        f"seed {seed}; accuracy on dev problems {accuracy}.\n"
+    )
+    export_model(network, tokenizer, model, card)
+    title = "Reinforcement learning with verifiable rewards"
+    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health)
+
+
+def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
+    """The model that mathrl's own loop has trained, its tokenizer, and the run's figures."""
+    params, rl, start, others = run.params, run.params.rl, inputs.start, inputs.others
     ranks = open_ranks(params)
     # torch: not before the inputs have been checked.
     from mathrl.learners.sharding import load_to_train
     from mathrl.models.device import hardware_of
-    from mathrl.models.load import export_model, load_model, load_tokenizer
+    from mathrl.models.load import load_model, load_tokenizer
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.resolve import resolve_importance, resolve_rollout, stage_longest
     from mathrl.rollout.sampler import Sampler
@@ -90,31 +127,42 @@ def work(
     tokenizer = load_tokenizer(start, params.model)
     network = load_to_train(load_model, start, params.model, ranks)
     engine = training_engine(network, start, tokenizer, params.model, rollout, rl.prefetch)
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
-    problems, dev_problems = [problem for file in data for problem in read_problems(file)], read_problems(dev)
-    check_prompts([*problems, *dev_problems], params.prompt, tokenizer)
+    sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
+    check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:
         rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(others["critic"])})})
+    inputs.health.watch.rl = rl
     frozen = {
         name: load_to_train(load_model, others[name], params.model, ranks).requires_grad_(False)
         for name in ("reference", "teacher")
         if name in others
     }
-    helpers = Helpers(judge=_judge(params, rl, sampler, problems, ranks.device, others), **frozen)
-    health = HealthMonitor(params.health, rl, run.health)
-    training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
+    helpers = Helpers(judge=_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
+    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health)
     reward = build_reward(params.reward)
-    result = train_rl(network, sampler, problems, dev_problems, reward, rl, training, helpers)
-    measured = result.dev_accuracy is not None
-    accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
-    card = (
-        f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
-        f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
-        f"seed {seed}; accuracy on dev problems {accuracy}.\n"
+    result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, training, helpers)
+    return network, tokenizer, result
+
+
+def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
+    """As `_train`, by TRL's GRPOTrainer."""
+    check_installed("trl", "rl.engine")
+    if models := sorted(inputs.others.keys() - {"difficulty"}):
+        raise UserError(
+            f"rl.engine is trl, which takes part in no run with another model ({', '.join(models)}): set rl.engine to "
+            "mathrl, or leave the model out of the recipe's step"
+        )
+    # accelerate before transformers, and torch not before the inputs have been checked.
+    from mathrl.engines.trl_rl import train_rl_with_trl
+    from mathrl.trainers.training_run import TrainingRun
+
+    params = run.params
+    ranks = open_ranks(params)
+    run.resolved(
+        params.rollout.model_copy(update={"engine": "torch"}), params.rl.model_copy(update={"importance": None})
     )
-    export_model(network, tokenizer, model, card)
-    title = "Reinforcement learning with verifiable rewards"
-    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health)
+    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health)
+    return train_rl_with_trl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training)
 
 
 def _judge(

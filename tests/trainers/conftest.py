@@ -37,21 +37,22 @@ class Workspace:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    def start(self, stage: str, fault: str = "") -> subprocess.Popen[str]:
-        """Start the stage; it kills itself at the moment `fault` (see tests/faults/killed_stage.py)."""
-        command = [str(ROOT / "tests/faults/killed_stage.py")] if fault else ["-m", f"mathrl.stages.{stage}"]
-        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
+    def variables(self) -> dict[str, str]:
+        """The environment of a process in the workspace."""
+        return {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
             "MATHRL_HOME": str(self.folder / "home"),
             "MATHRL_MIRROR": "none",
             "PYTHONPATH": str(ROOT),
-            "STAGE": stage,
-            "FAULT": fault,
             **self.environment,
         }
+
+    def start(self, stage: str, fault: str = "") -> subprocess.Popen[str]:
+        """Start the stage; it kills itself at the moment `fault` (see tests/faults/killed_stage.py)."""
+        command = [str(ROOT / "tests/faults/killed_stage.py")] if fault else ["-m", f"mathrl.stages.{stage}"]
         return subprocess.Popen(
             [sys.executable, *command],
             cwd=self.folder,
-            env=environment,
+            env=self.variables() | {"STAGE": stage, "FAULT": fault},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""Training engines of others: the same data, prompts, rewards, records and checkpoints, another trainer."""

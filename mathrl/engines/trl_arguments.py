@@ -1,0 +1,102 @@
+"""The parameters of a stage as TRL's arguments: one value, made by one function (docs/engines.md has the table)."""
+
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.params import Params
+from mathrl.params.train import Rl
+
+LOSS_TYPES = {"token_mean": "dapo", "sequence_mean": "grpo", "sequence_sum": "dr_grpo"}
+
+
+def updates_per_step(rl: Rl) -> int:
+    """Optimizer steps, which TRL counts, per step of mathrl: a rollout with all its updates."""
+    return rl.epochs * rl.minibatches
+
+
+def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) -> dict[str, Any]:
+    """The arguments of TRL's GRPOConfig, without its folder.
+
+    `longest` bounds a prompt with its response, in tokens. What TRL cannot do has been refused
+    (`mathrl.params.engines`); a test gives the value to GRPOConfig, which checks it.
+
+    Raises:
+        UserError: the responses of an update cannot be shared out evenly to the ranks.
+    """
+    rl, optimizer = params.rl, params.rl.optimizer
+    share, rest = divmod(rl.prompts_per_step * rl.group_size, rl.minibatches * world)
+    if rest:
+        raise UserError(
+            f"rl.engine is trl, which gives every rank as many responses: prompts_per_step x group_size = "
+            f"{rl.prompts_per_step * rl.group_size} must be a multiple of minibatches x ranks = "
+            f"{rl.minibatches} x {world}"
+        )
+    micro = micro_batch_responses(share, rl.tokens_per_microbatch, longest)
+    return {
+        "max_steps": rl.steps * updates_per_step(rl),
+        "num_generations": rl.group_size,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": share // micro,
+        "steps_per_generation": share // micro * rl.minibatches,
+        "num_iterations": rl.epochs,
+        "learning_rate": rl.lr,
+        "optim": "adamw_torch",
+        "adam_beta1": optimizer.beta1,
+        "adam_beta2": optimizer.beta2,
+        "adam_epsilon": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.clip_norm or 0.0,
+        "temperature": rl.temperature,
+        "max_completion_length": rl.max_tokens,
+        "scale_rewards": "group" if rl.advantage == "group_std" else "none",
+        **_loss(rl),
+        "beta": rl.kl_coef,
+        "entropy_coef": rl.entropy_coef,
+        "mask_truncated_completions": rl.truncated == "mask",
+        "gradient_checkpointing": rl.gradient_checkpointing,
+        **trainer_arguments(params, world, on_cpu=on_cpu),
+        "shuffle_dataset": False,
+        "logging_steps": updates_per_step(rl),
+    }
+
+
+def micro_batch_responses(share: int, tokens: int, longest: int) -> int:
+    """The largest divisor of a rank's `share` of responses that fits into `tokens` tokens, one at least.
+
+    >>> micro_batch_responses(12, tokens=500, longest=100), micro_batch_responses(7, 500, 100)
+    (4, 1)
+    """
+    return max(size for size in range(1, share + 1) if share % size == 0 and (size == 1 or size * longest <= tokens))
+
+
+def _loss(rl: Rl) -> dict[str, Any]:
+    """TRL names the average by `loss_type`, GSPO by the level of its ratio; its CISPO bounds the ratio itself."""
+    own_type = rl.policy_loss if rl.policy_loss in ("cispo", "sapo") else None
+    positive, other = rl.sapo_temperatures
+    return {
+        "loss_type": own_type or LOSS_TYPES[rl.aggregation],
+        "importance_sampling_level": "sequence" if rl.policy_loss == "gspo" else "token",
+        "epsilon": rl.clip_low,
+        "epsilon_high": 1 + rl.clip_high if rl.policy_loss == "cispo" else rl.clip_high,
+        "delta": rl.dual_clip,
+        "sapo_temperature_pos": positive,
+        "sapo_temperature_neg": other,
+    }
+
+
+def trainer_arguments(params: Params, world: int, *, on_cpu: bool) -> dict[str, Any]:
+    """What every trainer of TRL gets: the machine, the seeds, and nothing written or reported but by mathrl."""
+    return {
+        "use_cpu": on_cpu,
+        "bf16": params.model.precision == "bfloat16",
+        "ddp_backend": None if world == 1 else "gloo" if on_cpu else "nccl",
+        "ddp_find_unused_parameters": False,
+        "seed": params.run.seed,
+        "data_seed": params.run.seed,
+        "save_strategy": "no",
+        "save_total_limit": 2,
+        "report_to": [],
+        "disable_tqdm": True,
+        "log_level": "error",
+        "logging_nan_inf_filter": False,
+    }

@@ -1,0 +1,174 @@
+"""Reinforcement learning by TRL's GRPOTrainer (rl.engine: trl).
+
+mathrl gives it the problems in its own order, its prompts, its reward and its schedule of the learning rate, evaluates
+on dev, decides when to write a checkpoint and writes the metrics under the field's names. TRL samples, computes the
+loss and its gradient, and writes the checkpoints.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from mathrl.core.errors import UserError
+from mathrl.core.progress import progress
+from mathrl.core.types import Problem
+from mathrl.data.prompt_leaks import check_prompts
+from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
+from mathrl.engines.trl_callback import StepCallback
+from mathrl.engines.trl_checkpoints import latest_checkpoint
+from mathrl.engines.trl_packages import Dataset, GRPOConfig, GRPOTrainer, PrinterCallback
+from mathrl.engines.trl_rollouts import GradedRollouts, PromptTexts
+from mathrl.learners.optimizer import schedule
+from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.models.end_tokens import end_tokens
+from mathrl.models.load import load_model, load_tokenizer, loading, resolve_folder
+from mathrl.models.lora import add_lora, merged_weights
+from mathrl.models.transformers_import import AutoModelForCausalLM
+from mathrl.params import Params
+from mathrl.params.run import Model
+from mathrl.params.train import Optimizer
+from mathrl.rewards.compose import build_reward
+from mathrl.rollout.engine import canary_tolerance
+from mathrl.rollout.resolve import stage_longest
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.dev_evaluation import dev_figures
+from mathrl.trainers.rl import RlResult
+from mathrl.trainers.training_run import TrainingRun
+
+
+class _Trainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer with mathrl's schedule of the learning rate, and without a card per checkpoint."""
+
+    schedule: Optimizer
+    lr_scheduler: Any
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.lr_scheduler is None:
+            factor = partial(_factor, self.schedule, num_training_steps)
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
+def _factor(optimizer: Optimizer, steps: int, step: int) -> float:
+    return schedule(optimizer, step, steps)
+
+
+def load_for_trl(folder: Path, model: Model, tokenizer: Any) -> Any:
+    """The folder's model with float32 weights and its own layers, ending responses where mathrl's sampler does."""
+    path, options = resolve_folder(folder, model)
+    with loading(folder, "a causal language model", "a Hugging Face folder with config.json and *.safetensors"):
+        network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, **options)
+    network.generation_config.eos_token_id = end_tokens(tokenizer, network.generation_config)
+    return network
+
+
+def train_rl_with_trl(
+    start: Path,
+    problems: Sequence[Problem],
+    dev: Sequence[Problem],
+    few_shot: Sequence[Problem],
+    params: Params,
+    run: TrainingRun,
+) -> tuple[Any, Any, RlResult]:
+    """Train the model of the folder `start`; resumes from TRL's last whole checkpoint in `run.state`.
+
+    Returns the model, its tokenizer and the figures of the run.
+
+    Raises:
+        UserError: no prompt fits or TRL reads one as other tokens, an update is not finite, or health ends it.
+        Stopped: after a signal, once the checkpoint is written.
+    """
+    rl, ranks, on_cpu = params.rl, run.ranks, run.ranks.device.type == "cpu"
+    tokenizer = load_tokenizer(start, params.model)
+    check_prompts([*problems, *dev], params.prompt, tokenizer)
+    copy = load_model(start, params.model, ranks.device)
+    tolerance = canary_tolerance(params.rollout, params.model, params.model.precision)
+    engine = CopyEngine(copy, tokenizer, params.rollout, tolerance)
+    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    prompts = [sampler.prompt_tokens(problem) for problem in problems]
+    reward = build_reward(params.reward)
+    rollouts = GradedRollouts(sampler, engine.ends, problems, prompts, reward, rl, ranks)
+
+    network = load_for_trl(start, params.model, tokenizer)
+    if rl.lora is not None:
+        add_lora(network, rl.lora, params.run.seed)
+    arguments = grpo_arguments(params, world=ranks.world, on_cpu=on_cpu, longest=stage_longest(params, "rl"))
+    trainer = _Trainer(
+        model=network,
+        reward_funcs=rollouts.overall,
+        args=GRPOConfig(output_dir=str(run.state), **arguments),
+        train_dataset=_rows(sampler, problems, prompts, params),
+        processing_class=tokenizer,
+    )
+    trainer.schedule = rl.optimizer
+    trainer.remove_callback(PrinterCallback)
+    saved = latest_checkpoint(run.state, ranks)
+    updates = updates_per_step(rl)
+    done = saved.step // updates if saved else 0
+    accuracy: float | None = saved.values["dev_accuracy"] if saved else None
+    if saved:
+        rollouts.sampled, rollouts.trained = saved.values["sampled_tokens"], saved.values["trained_tokens"]
+
+    def evaluate(step: int) -> dict[str, float]:
+        nonlocal accuracy
+        if not dev or not (step == rl.steps or (rl.eval_every and step % rl.eval_every == 0)):
+            return {}
+        engine.sync(merged_weights(network))
+        figures = dev_figures(sampler, dev, reward, rl, ranks, run.seed)
+        accuracy = figures.get("dev/accuracy", accuracy)
+        return figures
+
+    log = run.open_log(done if saved else None)
+    with StopRequest(ranks) as stop, progress("rl", rl.steps, done) as bar:
+        callback = StepCallback(
+            steps=rl.steps,
+            updates=updates,
+            checkpoint_every=rl.checkpoint_every,
+            lr=rl.lr,
+            loss_name="actor_loss",
+            log=log,
+            stop=stop,
+            bar=bar,
+            ranks=ranks,
+            figures=rollouts.metrics,
+            evaluate=evaluate,
+            values=lambda: {
+                "dev_accuracy": accuracy,
+                "sampled_tokens": rollouts.sampled,
+                "trained_tokens": rollouts.trained,
+            },
+        )
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
+        if callback.stopped:
+            raise Stopped
+    return network, tokenizer, RlResult(rl.steps, rollouts.sampled, rollouts.trained, accuracy, rl.steps)
+
+
+def _rows(
+    sampler: Sampler, problems: Sequence[Problem], prompts: Sequence[Sequence[int] | None], params: Params
+) -> Dataset:
+    """A row per prompt of the whole run, in mathrl's order, so that TRL goes through them once.
+
+    Raises:
+        UserError: no prompt fits, or TRL would read one as other tokens.
+    """
+    rl = params.rl
+    usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
+    if not usable:
+        raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
+    order = ProblemOrder(rl.curriculum, problems, usable, rl.steps * rl.prompts_per_step, params.run.seed)
+    taken = [number for _ in range(rl.steps) for number in order.take(rl.prompts_per_step)]
+    texts = PromptTexts(sampler)
+    text_of = {number: texts.text(problems[number], prompts[number] or ()) for number in sorted(set(taken))}
+    return Dataset.from_dict({"prompt": [text_of[number] for number in taken], "problem": taken})

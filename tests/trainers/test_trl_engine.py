@@ -1,0 +1,101 @@
+"""TRL trains in the stage rl: the reward rises, an ended run gives the same bits, its metrics are mathrl's."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.exit_status import EXIT_STOPPED
+
+HERE = Path(__file__).parent
+TRL = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.std_eps=1e-4")
+CONFIGURED = (
+    ("rl.prompts_per_step=8", "rl.group_size=4"),
+    ("rl.prompts_per_step=8", "rl.group_size=4", "rl.minibatches=2", "rl.epochs=3", "rl.tokens_per_microbatch=512"),
+    ("rl.policy_loss=gspo", "rl.aggregation=sequence_mean", "rl.kl_coef=0.01", "rl.dual_clip=3"),
+    ("rl.policy_loss=cispo", "rl.clip_low=1", "rl.advantage=group_mean", "rl.truncated=mask", "rl.entropy_coef=0.01"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(make_workspace: Callable[..., Any]) -> Any:
+    """The workspaces of a whole run, a killed one and a stopped one, and what the program printed."""
+    # The reward is easy to raise: responses become shorter.
+    learning = ("rl.lr=0.02", "rl.prompts_per_step=8", "rl.group_size=8", "rl.minibatches=2", "run.processes=1")
+    workspaces = [make_workspace(*TRL, *learning) for _ in range(3)]
+    done = subprocess.run(
+        [sys.executable, HERE / "trl_runs.py", *(each.folder for each in workspaces)],
+        input=json.dumps([[*TRL, *overrides] for overrides in CONFIGURED]),
+        env=workspaces[0].variables() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == EXIT_STOPPED, done.stderr[-6000:]
+    return *workspaces, json.loads(done.stdout)
+
+
+def test_a_killed_run_resumes_to_the_same_bits(runs: Any) -> None:
+    whole, killed, _, printed = runs
+    assert printed["ends"] == ["finished", "killed", "killed", "finished"]
+    assert killed.output("rl") == whole.output("rl")
+    assert not list((killed.folder / "home/state").glob("rl-*/")), "the state is removed on success"
+    weights, rows = whole.output("rl")
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    assert weights != (whole.folder / "models/sft/model.safetensors").read_bytes()
+
+
+def test_a_stopped_run_leaves_a_checkpoint(runs: Any) -> None:
+    """After SIGTERM at step 4: exit status 75, which the fixture has checked, and a whole checkpoint beyond step 3."""
+    stopped = runs[2]
+    assert stopped.record("rl")["status"] == "stopped" and not (stopped.folder / "models/rl").exists()
+    updates = [int(file.parent.name.split("-")[1]) for file in stopped.folder.glob("home/state/rl-*/*/mathrl.json")]
+    assert max(updates) in (6, 8, 10), "two updates per step: step 5, or on a slow machine the last checkpoint"
+
+
+def test_the_reward_rises_and_every_figure_has_mathrls_name(runs: Any) -> None:
+    whole, *_ = runs
+    rows = whole.output("rl")[1]
+    # Responses of a random policy, each at most 12 tokens: 0.1 is five standard errors of a mean of 64 x 2.
+    assert sum(row["reward/overall"] for row in rows[-2:]) > sum(row["reward/overall"] for row in rows[:2]) + 0.2
+    names = {"reward/overlong", "reward/accuracy", "response_length", "rollout/zero_variance_share", "verifier/graded",
+             "actor_loss", "entropy", "grad_norm", "lr_factor", "clip_fraction", "trained_tokens"}  # fmt: skip
+    assert all(names <= row.keys() for row in rows)
+    assert all(row["reward/overlong"] == pytest.approx(row["reward/overall"], abs=1e-6) for row in rows)
+    assert [row["step"] for row in rows if "dev/accuracy" in row] == [4, 8, 9]
+    record = whole.record("rl")
+    assert record["status"] == "finished" and record["summary"].keys() == {"dev/accuracy", "sampled_tokens"}
+    assert record["summary"]["sampled_tokens"] == round(sum(64 * row["response_length"] for row in rows))
+    # mathrl's schedule: the first of ten warm-up steps, times what is left of 18 updates at the last one.
+    assert rows[0]["lr_factor"] == pytest.approx(2 / 10 * 17 / 18)
+
+
+def test_the_model_is_a_plain_folder(runs: Any) -> None:
+    whole, *_ = runs
+    start, trained = (header(whole.folder / f"models/{name}/model.safetensors") for name in ("sft", "rl"))
+    assert trained == start and {tensor["dtype"] for tensor in trained.values()} == {"F32"}
+    config = json.loads((whole.folder / "models/rl/config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+
+
+def header(file: Path) -> dict[str, Any]:
+    """Names, types and shapes of a safetensors file: its first eight bytes are the length of a JSON header."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return {name: tensor for name, tensor in json.loads(content[8 : 8 + length]).items() if name != "__metadata__"}
+
+
+def test_trls_own_configuration_takes_the_arguments(runs: Any) -> None:
+    first, second, third, fourth = runs[3]["configured"]
+    assert first == {
+        "generation_batch_size": 32, "steps_per_generation": 1, "gradient_accumulation_steps": 1, "max_steps": 50,
+    }  # fmt: skip
+    # 16 responses per update, 4 of 128 tokens per micro-batch; 3 epochs of 2 updates in each of 50 steps.
+    assert second == {
+        "generation_batch_size": 32, "steps_per_generation": 8, "gradient_accumulation_steps": 4, "max_steps": 300,
+    }  # fmt: skip
+    assert third["generation_batch_size"] == fourth["generation_batch_size"] == 512

@@ -1,0 +1,97 @@
+"""The parts of rl.engine trl that run without TRL: prompts, sealed checkpoints, the sharing out of responses."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, processors
+
+from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
+from mathrl.engines.trl_arguments import grpo_arguments
+from mathrl.engines.trl_checkpoints import latest_checkpoint, seal
+from mathrl.engines.trl_rollouts import PromptTexts
+from mathrl.learners.distributed import Ranks
+from mathrl.models.transformers_import import PreTrainedTokenizerFast
+from mathrl.params import load_params
+from mathrl.params.run import Prompt
+from mathrl.rollout.sampler import Sampler
+
+PARAMS = Path(__file__).parents[2] / "params"
+RANKS = Ranks(torch.device("cpu"))
+
+
+def sampler(prefix: str = "", *, start: bool = False) -> Sampler:
+    """Over a tokenizer of the characters a, b and = that merges a and b, and begins texts with <s> if `start`."""
+    vocabulary = {token: number for number, token in enumerate(("<s>", "</s>", "a", "b", "=", "ab"))}
+    made = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    made.add_special_tokens(["<s>", "</s>"])
+    if start:
+        made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    engine: Any = SimpleNamespace()
+    return Sampler(engine, tokenizer, Prompt(response_prefix=prefix))
+
+
+def problem(question: str) -> Problem:
+    return Problem(id="p", question=question, answers=("a",), source="s", split="rl")
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_the_text_that_trl_gets_has_mathrls_tokens(start: bool) -> None:
+    own, asked = sampler("b", start=start), problem("ab=")
+    tokens = own.prompt_tokens(asked)
+    assert tokens == [0, 5, 4, 3][not start :]
+    text = PromptTexts(own).text(asked, tokens)
+    assert text == "ab=b" and own.tokenizer(text=[text])["input_ids"] == [tokens]
+
+
+def test_a_start_token_that_the_prompt_spells_is_not_doubled() -> None:
+    own = sampler(start=True)
+    templated = problem("<s>ab").with_(extra={"templated": True})
+    tokens = own.prompt_tokens(templated)
+    assert tokens == [0, 5]
+    assert PromptTexts(own).text(templated, tokens) == "ab"
+
+
+def test_a_prompt_that_trl_would_read_otherwise_is_refused() -> None:
+    own, asked = sampler("b"), problem("=a")
+    tokens = own.prompt_tokens(asked)
+    assert tokens == [4, 2, 3], "mathrl keeps the prefix a token of its own; as one text a and b merge"
+    with pytest.raises(
+        UserError, match=r"problem p: TRL reads its prompt as other tokens .* first difference at token 1"
+    ):
+        PromptTexts(own).text(asked, tokens)
+
+
+def write(folder: Path, step: int) -> Path:
+    checkpoint = folder / f"checkpoint-{step}"
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_bytes(b"weights" * step)
+    return checkpoint
+
+
+def test_the_newest_whole_checkpoint_is_resumed(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path, RANKS) is None
+    for step in (8, 9, 10):
+        seal(write(tmp_path, step), {"sampled_tokens": step}, RANKS)
+    newest = latest_checkpoint(tmp_path, RANKS)
+    assert newest is not None and (newest.step, newest.values) == (10, {"sampled_tokens": 10}), "by number, not by name"
+    (newest.folder / "model.safetensors").write_bytes(b"weights" * 9 + b"weighty")
+    unsealed = write(tmp_path, 11)
+    with pytest.warns(UserWarning) as warned:
+        before = latest_checkpoint(tmp_path, RANKS)
+    assert before is not None and before.step == 9
+    assert not unsealed.exists() and not newest.folder.exists()
+    messages = [str(each.message) for each in warned]
+    assert "not written to its end" in messages[0] and "model.safetensors changed" in messages[1]
+
+
+def test_responses_that_cannot_be_shared_out_evenly_are_refused() -> None:
+    trl = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.std_eps=1e-4")
+    params = load_params(PARAMS, overrides=[*trl, "rl.prompts_per_step=3", "rl.group_size=5"])
+    with pytest.raises(UserError, match="= 15 must be a multiple of minibatches x ranks = 1 x 2"):
+        grpo_arguments(params, world=2, on_cpu=True, longest=128)
+    assert grpo_arguments(params, world=3, on_cpu=True, longest=128)["per_device_train_batch_size"] == 5

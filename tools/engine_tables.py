@@ -1,0 +1,34 @@
+"""The tables of docs/engines.md: what a training engine makes of each parameter, and what it refuses."""
+
+from pathlib import Path
+
+from mathrl.params.engines import TRL_RL, Meaning, yaml_value
+
+PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
+TABLES = {"trl rl": TRL_RL}
+
+
+def table(meanings: tuple[Meaning, ...]) -> str:
+    rows = ["| parameter | with TRL | values |", "|---|---|---|"]
+    for meaning in meanings:
+        only = ", ".join(f"`{yaml_value(value)}`" for value in meaning.only)
+        values = f"{only}: {meaning.instead}" if only else "all"
+        rows.append(f"| `{meaning.setting}` | {meaning.becomes} | {values} |")
+    return "\n".join(rows) + "\n"
+
+
+def up_to_date(page: str) -> str:
+    """The page with its tables as the code has them."""
+    for name, meanings in TABLES.items():
+        before, start, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        page = before + start + table(meanings) + end + after
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(up_to_date(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
