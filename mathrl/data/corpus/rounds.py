@@ -323,7 +323,7 @@ def domains(collected: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[
             "collected": taken[host],
             "kept": kept[host],
             "promoted_in_rounds": [r.number for r in collected.rounds if host in r.promoted],
-            "pages_made_positives": sum(r.promoted.get(host, 0) for r in collected.rounds),
+            "pages_made_positives": max(r.promoted.get(host, 0) for r in collected.rounds),
         }
         for host in sorted(sizes)
     }
