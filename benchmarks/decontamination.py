@@ -24,17 +24,19 @@ from pathlib import Path
 from decontamination_texts import SYNONYMS, TRANSLATED
 
 from mathrl.core.files import read_jsonl, write_jsonl
-from mathrl.data.decontaminate import EvaluationIndex
+from mathrl.core.types import Problem
+from mathrl.data.decontaminate import EvaluationIndex, find_hits
 
 EVALUATION = ("gsm8k_test.jsonl", "math_test.jsonl.gz")
 CLEAN = ("gsm8k_train.jsonl.gz", "svamp_test.jsonl", "minerva_math_test.jsonl")
 PLANTED = 1000  # copies per distance, but for translations
 PRECISION = 0.99
 PEER = """
-import decon, sys
+import decon, json, sys
 decon.detect(decon.Config(training_dir=sys.argv[1], evals_dir=sys.argv[2], report_output_dir=sys.argv[3],
-                          contamination_score_threshold=0.01, worker_threads=1))
+                          contamination_score_threshold=0.01, worker_threads=1, **json.loads(sys.argv[4])))
 """
+SHORT = {"eval_min_token_length": 0, "eval_min_unique_word_count": 0}  # by default decon leaves out short questions
 Changed = Callable[[str, random.Random], str]
 
 
@@ -70,21 +72,22 @@ def ours(share: str) -> Callable[[Sequence[str], Sequence[str]], tuple[list[floa
         index = EvaluationIndex(10, share)  # type: ignore[arg-type]
         for number, text in enumerate(evaluation):
             index.add(str(number), "question", text)
+        problems = [Problem("", text, ("1",), "training", "rl") for text in training]
         start = time.process_time()
-        hits = [index.look_up("", text) for text in training]
+        hits = [hit for _, hit in find_hits(problems, index)]
         seconds = time.process_time() - start
         return [hit.share if hit else 0.0 for hit in hits], seconds
 
     return score
 
 
-def peer(python: str) -> Callable[[Sequence[str], Sequence[str]], tuple[list[float], float]]:
+def peer(python: str, options: dict[str, int]) -> Callable[[Sequence[str], Sequence[str]], tuple[list[float], float]]:
     def run(folder: Path, texts: Sequence[str], name: str) -> tuple[dict[int, float], float]:
         (folder / name).mkdir()
         write_jsonl(folder / name / "t.jsonl", ({"text": text} for text in texts))
         report = folder / f"{name}-report"
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [python, "-c", PEER, str(folder / name), str(folder / "evals"), str(report)]
+        command = [python, "-c", PEER, str(folder / name), str(folder / "evals"), str(report), json.dumps(options)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         scores: dict[int, float] = {}
@@ -141,7 +144,7 @@ def main() -> None:
     training = [*train, *(text for texts in planted.values() for text in texts)]
     tools = {"mathrl, coverage": ours("coverage"), "mathrl, words": ours("words")}
     if given.peer:
-        tools["decon"] = peer(given.peer)
+        tools |= {"decon": peer(given.peer, {}), "decon, short questions too": peer(given.peer, SHORT)}
     print(
         f"{len(evaluation):,} evaluation questions, {len(train):,} clean texts, {len(training) - len(train):,} planted"
     )

@@ -21,11 +21,10 @@ def decontaminate_splits(
     curated.evaluation_homes |= {problem.id: problem.source for problem in against}
     kept: list[Problem] = []
     dropped: list[Dropped] = []
+    trained = (problem for problem in problems if problem.split in TRAINED)
+    hits = find_hits(trained, index, skips=own_generator)
     for problem in problems:
-        if problem.split not in TRAINED:
-            kept.append(problem)
-            continue
-        ((_, hit),) = find_hits([problem], index, skip=own_generator.get(problem.source, frozenset()))
+        hit = next(hits)[1] if problem.split in TRAINED else None
         if hit is None:
             kept.append(problem)
         elif not hit.dropped(params.min_share):

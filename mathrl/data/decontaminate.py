@@ -13,11 +13,16 @@ A bare answer of fewer than n grams is a text only when three of them are words:
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from mathrl.core.types import Problem
 from mathrl.data.decisions import Pair, Verdict, text_key
 from mathrl.data.grams import grams
+from mathrl.data.shingles import CHUNK, Hashes, windows
 
 SHORTEST = 3
 SHOWN = 2000  # characters of either text in a report
@@ -78,6 +83,7 @@ class EvaluationIndex:
     ) -> None:
         self.ngram, self.share, self.decisions = ngram, share, decisions or {}
         self.raw: list[str] = []
+        self._hashes: dict[int, Hashes] = {}  # of the indexed windows, sorted, by size; made when first needed
         self.texts: list[tuple[str, str, tuple[int, ...]]] = []  # id, part, grams
         self.too_short: list[str] = []
         self._vocabulary: dict[str, int] = {}
@@ -90,6 +96,7 @@ class EvaluationIndex:
         if len(ids) < SHORTEST:
             self.too_short.append(f"{id} ({part})")
             return
+        self._hashes.clear()
         size = min(self.ngram, len(ids))
         if size < self.ngram:
             self._whole_lengths.add(size)
@@ -109,9 +116,42 @@ class EvaluationIndex:
             if len(answer_grams) >= self.ngram or words >= SHORTEST:
                 self.add(problem.id, "answer", answer)
 
-    def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
-        """The strongest hit of a training text, or None; evaluation ids in `skip` do not count."""
-        words = grams(text)
+    def may_hit(self, texts: Sequence[Sequence[str]]) -> npt.NDArray[np.bool_]:
+        """For the grams of each text, whether an indexed window stands in it; of the others `look_up` finds nothing.
+
+        The windows of thousands of texts are compared at once, by their hashes.
+        """
+        if not self._hashes:
+            self._hashes = self._indexed_hashes()
+        known = self._vocabulary
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        ids = (known.get(word, -1) + 1 for words in texts for word in words)
+        hit = np.zeros(len(texts), dtype=bool)
+        for size, values, rows in windows(np.fromiter(ids, np.uint64, int(lengths.sum())), lengths, self.ngram):
+            if size in self._hashes:
+                indexed = self._hashes[size]
+                place = np.minimum(np.searchsorted(indexed, values), len(indexed) - 1)
+                hit[rows[indexed[place] == values]] = True
+        return hit
+
+    def _indexed_hashes(self) -> dict[int, Hashes]:
+        lengths = np.fromiter((len(ids) for _, _, ids in self.texts), np.int64, len(self.texts))
+        ids = np.fromiter((id + 1 for _, _, text in self.texts for id in text), np.uint64, int(lengths.sum()))
+        hashes = {}
+        for size, values, rows in windows(ids, lengths, self.ngram):
+            wanted = values if size == self.ngram else values[lengths[rows] == size]
+            if len(wanted):
+                hashes[size] = np.unique(wanted)
+        return hashes
+
+    def look_up(
+        self, train_id: str, text: str, skip: frozenset[str] = frozenset(), words: Sequence[str] | None = None
+    ) -> Hit | None:
+        """The strongest hit of a training text, or None; evaluation ids in `skip` do not count.
+
+        `words` are the grams of the text, if they are known.
+        """
+        words = words or grams(text)
         ids = [self._vocabulary.get(word, -1) for word in words]
         shared: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for start, stop in _runs(ids):
@@ -183,10 +223,26 @@ def trained_texts(problem: Problem) -> Iterator[str]:
 
 
 def find_hits(
-    problems: Iterable[Problem], index: EvaluationIndex, *, min_share: float = 0.0, skip: frozenset[str] = frozenset()
+    problems: Iterable[Problem],
+    index: EvaluationIndex,
+    *,
+    min_share: float = 0.0,
+    skips: Mapping[str, frozenset[str]] | None = None,
 ) -> Iterator[tuple[Problem, Hit | None]]:
-    """Each problem with its strongest hit, if its share is at least `min_share`."""
-    for problem in problems:
-        candidates = (index.look_up(problem.id, text, skip) for text in trained_texts(problem))
-        hits = [hit for hit in candidates if hit is not None and hit.share >= min_share]
-        yield problem, max(hits, key=lambda hit: (RANK[hit.decision], hit.share), default=None)
+    """Each problem with its strongest hit, if its share is at least `min_share`.
+
+    Evaluation ids in `skips` of the problem's source do not count. Grams are computed once, a chunk of rows at a time.
+    """
+    waiting = iter(problems)
+    while chunk := list(islice(waiting, CHUNK)):
+        texts = [(number, text) for number, problem in enumerate(chunk) for text in trained_texts(problem)]
+        words = [grams(text) for _, text in texts]
+        hits: dict[int, list[Hit]] = defaultdict(list)
+        for at in np.flatnonzero(index.may_hit(words)).tolist():
+            number, text = texts[at]
+            skip = (skips or {}).get(chunk[number].source, frozenset())
+            hit = index.look_up(chunk[number].id, text, skip, words[at])
+            if hit is not None and hit.share >= min_share:
+                hits[number].append(hit)
+        for number, problem in enumerate(chunk):
+            yield problem, max(hits[number], key=lambda hit: (RANK[hit.decision], hit.share), default=None)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ def decontaminate_files(
     counts: Counter[str] = Counter()
 
     def clean() -> Iterator[Row]:
-        for file in list_files(train):
-            for row in read_rows(file):
-                counts["rows"] += 1
-                ((_, strongest),) = find_hits([_problem(row, keys, strict=True)], index)
-                hits.extend([strongest] if strongest else [])
-                if strongest is None or not strongest.dropped(rule.min_share):
-                    yield row
+        rows, same = tee(row for file in list_files(train) for row in read_rows(file))
+        found = find_hits((_problem(row, keys, strict=True) for row in same), index)
+        for row, (_, strongest) in zip(rows, found, strict=True):
+            counts["rows"] += 1
+            hits.extend([strongest] if strongest else [])
+            if strongest is None or not strongest.dropped(rule.min_share):
+                yield row
 
     kept = _write(output, clean(), list_files(train))
     hits.sort(key=lambda hit: -hit.share)

@@ -52,18 +52,11 @@ def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     cache: dict[str, int] = {}
     total = int(lengths.sum())
     hashed = np.fromiter((_hash(token, cache) for row in tokens for token in row), np.uint64, total)
-    ends = np.cumsum(lengths)
-    row_of = np.repeat(np.arange(len(tokens)), lengths)
-    left = ends[row_of] - np.arange(total)  # tokens from here to the end of the row, this one among them
     found, found_rows = [], []
-    for size in range(1, ngram + 1):
-        # Windows of fewer than ngram tokens only where they are the whole row.
-        at = np.flatnonzero(left >= ngram if size == ngram else (left == size) & (lengths[row_of] == size))
-        value = np.full(len(at), size, np.uint64)
-        for step in range(size):
-            value = value * _BASE + hashed[at + step]
-        found.append(value ^ (value >> np.uint64(29)))
-        found_rows.append(row_of[at])
+    for size, value, row in windows(hashed, lengths, ngram):
+        wanted = np.ones(len(row), bool) if size == ngram else lengths[row] == size  # shorter ones: the whole row
+        found.append(value[wanted])
+        found_rows.append(row[wanted])
     values, rows = np.concatenate(found), np.concatenate(found_rows)
     order = np.lexsort((values, rows))
     values, rows = values[order], rows[order]
@@ -71,6 +64,24 @@ def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     first[1:] = (values[1:] != values[:-1]) | (rows[1:] != rows[:-1])
     counts = np.bincount(rows[first], minlength=len(tokens))
     return Rows(values[first], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+
+def windows(
+    hashed: Hashes, lengths: npt.NDArray[np.int64], longest: int
+) -> Iterator[tuple[int, Hashes, npt.NDArray[np.int64]]]:
+    """For every size from 1 to `longest`: the hashes of the runs of so many tokens within a row, and their rows.
+
+    `hashed` has the tokens of all rows, one after the other.
+    """
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    at = np.arange(len(hashed))
+    left = np.cumsum(lengths)[row] - at if len(lengths) else at  # tokens from here to the row's end, this one included
+    value = np.ones(len(hashed), np.uint64)
+    for size in range(1, longest + 1):
+        inside = left >= size
+        at, left, row, value = at[inside], left[inside], row[inside], value[inside]
+        value = value * _BASE + hashed[at + size - 1]
+        yield size, value ^ (value >> np.uint64(29)), row
 
 
 def jaccard(first: Hashes, second: Hashes) -> float:
