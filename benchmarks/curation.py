@@ -3,8 +3,8 @@
 Generated problems (chains, word problems, fractions, equations, number theory) go through reading, exact and
 near deduplication and decontamination against 10,000 evaluation questions of other seeds. Each size runs in a
 separate process, so that its memory peak is its own; that of the worker processes is added, the largest once per
-core. Growth is relative to the size before, in processor time of all processes (wall time on a busy machine includes other
-jobs).
+core. Growth is relative to the size before, in processor time of all processes (wall time on a busy machine includes
+other jobs).
 """
 
 import json

@@ -12,6 +12,7 @@ false hits pays in recall. Processor time is that of scoring alone, without the 
 """
 
 import argparse
+import json
 import random
 import re
 import resource
