@@ -2,8 +2,9 @@
 
 Generated problems (chains, word problems, fractions, equations, number theory) go through reading, exact and
 near deduplication and decontamination against 10,000 evaluation questions of other seeds. Each size runs in a
-separate process, so that its memory peak is its own. Growth is relative to the size before, in processor time
-(wall time on a busy machine includes other jobs).
+separate process, so that its memory peak is its own; that of the worker processes is added, the largest once per
+core. Growth is relative to the size before, in processor time of all processes (wall time on a busy machine includes
+other jobs).
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any
 from mathrl.core.files import write_jsonl
 from mathrl.data import curation
 from mathrl.data.generators import generate
+from mathrl.data.shingles import FEWEST, cores
 from mathrl.params.data import Curate
 
 SHARES = {"word_problem": 0.4, "chain": 0.2, "fractions": 0.15, "linear_equation": 0.15, "number_theory": 0.1}
@@ -39,6 +41,12 @@ def make(file: Path, count: int, seed: int) -> None:
     write_jsonl(file, rows())
 
 
+def processor_time() -> float:
+    """Seconds of this process and of its ended children."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def one(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder) / "train.jsonl", Path(folder) / "test.jsonl"
@@ -57,10 +65,11 @@ def one(count: int) -> None:
                 "decontaminate": {"ngram": 10, "min_share": 0.8},
             }
         )
-        start, used = time.perf_counter(), time.process_time()
+        start, used = time.perf_counter(), processor_time()
         result = curation.run(params, seed=0)
-        seconds, cpu = time.perf_counter() - start, time.process_time() - used
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        seconds, cpu = time.perf_counter() - start, processor_time() - used
+    children = cores() * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss if count >= FEWEST else 0
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + children) / 1024
     steps = {step.name: [step.rows_in, step.rows_out] for step in result.steps}
     print(
         json.dumps(

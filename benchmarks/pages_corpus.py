@@ -1,4 +1,4 @@
-"""A corpus that demonstrates the flow `pages`: `python benchmarks/pages_corpus.py FOLDER MATH_TRAIN.jsonl.gz`.
+"""A corpus for the flow `pages`: `python benchmarks/pages_corpus.py FOLDER MATH_TRAIN.jsonl.gz`.
 
 The mathematical pages are MATH's worked solutions, the other pages are prose of this machine (licences and
 documentation under /usr/share and site-packages). Hosts are invented: one per subject, some with only prose, and
@@ -7,6 +7,7 @@ that the first round knows little of the others.
 Writes FOLDER/{pages,positives,negatives}.jsonl; none of it is committed.
 """
 
+import argparse
 import random
 import re
 import sys
@@ -43,8 +44,8 @@ def prose() -> Iterator[str]:
                         page = ""
 
 
-def build(folder: Path, math_train: Path, seed: int = 0) -> dict[str, int]:
-    """Write the three files and return their numbers of rows."""
+def build(folder: Path, math_train: Path, mathematics: int | None, prose_pages: int, seed: int = 0) -> dict[str, int]:
+    """Write the three files and return their numbers of rows; `mathematics` is None: all worked solutions."""
     rng = random.Random(seed)
     texts = sorted(set(prose()))
     rng.shuffle(texts)
@@ -52,15 +53,13 @@ def build(folder: Path, math_train: Path, seed: int = 0) -> dict[str, int]:
     rng.shuffle(problems)
     seeds = [p["solution"] for p in problems if p["subject"] in SEEDED][:SEEDS]
     rows: list[dict[str, Any]] = []
-    for problem in problems:
-        if problem["solution"] in seeds:
-            continue
+    for problem in [p for p in problems if p["solution"] not in seeds][:mathematics]:
         host = problem["subject"].lower().replace(" & ", "-and-").replace(" ", "-") + ".example"
         if rng.random() < 0.15:
             host = rng.choices(list(MIXED), list(MIXED.values()))[0]
         path = "maths" if rng.random() < 0.9 else "all"
         rows.append({"text": problem["solution"], "host": host, "path": path, "math": True})
-    negatives, pages = texts[:NEGATIVES], texts[NEGATIVES : NEGATIVES + PROSE]
+    negatives, pages = texts[:NEGATIVES], texts[NEGATIVES : NEGATIVES + prose_pages]
     for text in pages:
         host = rng.choice(list(MIXED)) if rng.random() < 0.15 else rng.choice(PROSE_HOSTS)
         path = "all" if rng.random() < 0.95 else "maths"
@@ -80,4 +79,10 @@ def build(folder: Path, math_train: Path, seed: int = 0) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]), Path(sys.argv[2])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("math_train", type=Path)
+    parser.add_argument("--mathematics", type=int, help="Number of mathematical pages; all by default.")
+    parser.add_argument("--prose", type=int, default=PROSE, help="Number of other pages.")
+    given = parser.parse_args()
+    print(build(given.folder, given.math_train, given.mathematics, given.prose))

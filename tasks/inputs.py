@@ -28,7 +28,7 @@ def _reads_files(stage: str, params: Params) -> bool:
     if stage == "curate":
         clean = params.curate.decontaminate
         rows = any(source.type != "generated" for source in params.curate.sources)
-        return rows or bool(clean and (clean.benchmarks or clean.files))
+        return rows or bool(clean and (clean.benchmarks or clean.files or clean.decisions))
     if stage == "evaluate":
         return any(name != "test" for name in params.evaluate.benchmarks)
     return stage == "pages"

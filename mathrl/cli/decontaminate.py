@@ -26,10 +26,14 @@ def decontaminate(
     solution_key: Annotated[str | None, typer.Option(help="Field with the worked solution.")] = None,
     answer_key: Annotated[str | None, typer.Option(help="Field with the answer.")] = None,
     id_key: Annotated[str | None, typer.Option(help="Field with the row's id.")] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(help="A person's decisions on doubtful hits, written by mathrl decide.")
+    ] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More files of evaluation rows.")] = None,
 ) -> None:
     """Drop the training rows that share n-grams with evaluation rows, and report each hit."""
-    rule = Decontaminate(ngram=ngram, share=share, min_share=min_share)
+    obeyed = str(decisions.absolute()) if decisions else None
+    rule = Decontaminate(ngram=ngram, share=share, min_share=min_share, decisions=obeyed)
     keys = Keys(prompt_key, solution_key, answer_key, id_key)
     files = [*against, *(more or [])]
     figures = decontaminate_files(train, files, rule=rule, output=output, report=report, keys=keys)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.curated import TRAINED, Curated, account
+from mathrl.data.decisions import decisions_of
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.deduplicate import Dropped
 from mathrl.params.data import Curate, Decontaminate
@@ -20,20 +21,20 @@ def decontaminate_splits(
     curated.evaluation_homes |= {problem.id: problem.source for problem in against}
     kept: list[Problem] = []
     dropped: list[Dropped] = []
+    trained = (problem for problem in problems if problem.split in TRAINED)
+    hits = find_hits(trained, index, skips=own_generator)
     for problem in problems:
-        if problem.split not in TRAINED:
-            kept.append(problem)
-            continue
-        ((_, hit),) = find_hits([problem], index, skip=own_generator.get(problem.source, frozenset()))
+        hit = next(hits)[1] if problem.split in TRAINED else None
         if hit is None:
             kept.append(problem)
-        elif hit.share < params.min_share:
+        elif not hit.dropped(params.min_share):
             curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
             kept.append(problem)
         else:
             curated.hits.append(hit)
             kind = "evaluation text whole" if hit.whole else f"{params.ngram}-gram"
-            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}: {hit.ngram}"
+            why = ", dropped by decision" if hit.decision else ""
+            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram}"
             dropped.append(Dropped(problem, "contaminated", hit.eval_id, detail))
     curated.too_short += index.too_short
     account(curated, name, problems, kept, dropped)
@@ -41,7 +42,7 @@ def decontaminate_splits(
 
 
 def _index(against: Sequence[Problem], params: Decontaminate) -> EvaluationIndex:
-    index = EvaluationIndex(params.ngram, params.share)
+    index = EvaluationIndex(params.ngram, params.share, decisions_of(params))
     for problem in against:
         index.add_problem(problem)
     return index
@@ -83,7 +84,7 @@ def share_out_sft(
         skips = _own_generator(against, clean, curated)
         rows = [p for p in problems if p.split == "rl" and p.solution]
         hits = ((p, index.look_up(p.id, p.solution or "", skips.get(p.source, frozenset()))) for p in rows)
-        barred = frozenset(p.id for p, hit in hits if hit and hit.share >= clean.min_share)
+        barred = frozenset(p.id for p, hit in hits if hit and hit.dropped(clean.min_share))
     shared, _ = share_out(problems, "sft", curate.sft_share, seed, barred)
     curated.solutions_barred = len(barred)
     return shared

@@ -54,6 +54,7 @@ def manifest(
         "quality": curate.quality.model_dump(mode="json", exclude={"samples"}) if curate.quality else None,
         "quality_samples": sha256_jsonl(planned.samples) if planned.samples else None,
         "broken_rules": dict(Counter(rule for _, rules in curated.broken for rule in rules)),
+        "decisions_obeyed": dict(Counter(hit.decision for hit in curated.hits if hit.decision)),
         "not_indexed": {"why": "evaluation texts under 3 grams", "texts": len(curated.too_short)},
     }
 
@@ -166,7 +167,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     where = {row.problem.id: row.problem.source for row in curated.dropped}
     cells: Counter[tuple[str, str]] = Counter()
     for hit in curated.hits:
-        if hit.share >= settings.min_share:
+        if hit.dropped(settings.min_share):
             cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
     rule = (
         f"A row of sft or rl goes when it shares {settings.ngram} grams in a row with an evaluation question or "
@@ -186,7 +187,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
         parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
     if curated.hits:
         went, stay = (
-            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if (hit.share >= settings.min_share) == large)
+            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if hit.dropped(settings.min_share) == large)
             for large in (True, False)
         )
         shares = (
@@ -208,7 +209,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
 
 def _chance_matches(curated: Curated, settings: Decontaminate) -> list[str]:
     """What to look at where a tenth of a source went for evaluation texts that are short."""
-    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.share >= settings.min_share}
+    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.dropped(settings.min_share)}
     went = Counter(row.problem.source for row in curated.dropped if row.problem.id in whole)
     rows = Counter(p.source for name in TRAINED for p in curated.splits.get(name, ()))
     rows += Counter(row.problem.source for row in curated.dropped if row.problem.split in TRAINED)

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl, written_aside
 from mathrl.core.types import Problem
+from mathrl.data.decisions import decisions_of
 from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
 from mathrl.data.export import write_parquet
 from mathrl.data.row_files import Row, list_files, read_rows
@@ -56,18 +58,18 @@ def decontaminate_files(
     counts: Counter[str] = Counter()
 
     def clean() -> Iterator[Row]:
-        for file in list_files(train):
-            for row in read_rows(file):
-                counts["rows"] += 1
-                ((_, strongest),) = find_hits([_problem(row, keys, strict=True)], index)
-                hits.extend([strongest] if strongest else [])
-                if strongest is None or strongest.share < rule.min_share:
-                    yield row
+        rows, same = tee(row for file in list_files(train) for row in read_rows(file))
+        found = find_hits((_problem(row, keys, strict=True) for row in same), index)
+        for row, (_, strongest) in zip(rows, found, strict=True):
+            counts["rows"] += 1
+            hits.extend([strongest] if strongest else [])
+            if strongest is None or not strongest.dropped(rule.min_share):
+                yield row
 
     kept = _write(output, clean(), list_files(train))
     hits.sort(key=lambda hit: -hit.share)
     write_jsonl(report, (hit.to_row(rule.min_share) for hit in hits))
-    dropped = [hit for hit in hits if hit.share >= rule.min_share]
+    dropped = [hit for hit in hits if hit.dropped(rule.min_share)]
     return {
         "rows": counts["rows"],
         "kept": kept,
@@ -83,7 +85,7 @@ def decontaminate_files(
 
 def _evaluation(against: Sequence[Path], keys: Keys, rule: Decontaminate) -> tuple[EvaluationIndex, dict[str, str]]:
     """The index of the evaluation texts, and the file of each id."""
-    index = EvaluationIndex(rule.ngram, rule.share)
+    index = EvaluationIndex(rule.ngram, rule.share, decisions_of(rule))
     homes: dict[str, str] = {}
     for file in (f for path in against for f in list_files(path)):
         for row in read_rows(file):

@@ -1,11 +1,14 @@
-"""Near-duplicates of a million questions: MinHash signatures in numpy, banded LSH, candidates verified.
+"""Near-duplicates of millions of questions: MinHash signatures in numpy, banded LSH, candidates verified.
 
 The method and the choice of bands are those of datasketch's MinHashLSH (weights 0.5, 0.5), which keeps a Python
-object per row and band; here a row costs 4 bytes per permutation. Candidates count only when the true Jaccard
-similarity of their shingles reaches the threshold, so LSH adds no false positive.
+object per row and band; here a row costs 8 bytes per band and per shingle. Candidates count only when the true Jaccard
+similarity of their shingles reaches the threshold, so LSH adds no false positive. Tokens, shingles and signatures are
+computed once per row, in as many processes as there are cores.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import xxhash
@@ -14,11 +17,24 @@ from scipy.sparse.csgraph import connected_components
 
 from mathrl.core.types import Problem
 from mathrl.data.question_tokens import question_tokens, signature
+from mathrl.data.shingles import Hashes, Rows, in_chunks, jaccard, shingles
 from mathrl.params.data import NearDuplicates
 
-_CHUNK = 4096
 # The most cluster heads that a row is compared with in a bucket: boilerplate would make it quadratic.
 _HEADS = 64
+
+
+@dataclass(frozen=True)
+class Digests:
+    """What the search for near-duplicates keeps of the rows.
+
+    `bands` has the keys of the LSH bands, shape (rows, bands); `salt` differs for questions with other numbers or
+    operators.
+    """
+
+    shingles: Rows
+    bands: Hashes
+    salt: Hashes
 
 
 def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> tuple[list[list[int]], list[list[int]]]:
@@ -27,74 +43,81 @@ def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> tuple[
     The first are of the same numbers and operators in the same order (unless `same_numbers` is false: then every
     similar row is one of them). The second, the variants, hold rows of which at least two differ there.
     """
-    tokens = [question_tokens(problem.question) for problem in problems]
-    shingled = [shingles(row, params.ngram) for row in tokens]
-    sketches = sign(shingled, params.permutations)
-    unsalted = np.zeros(len(problems), dtype=np.uint64)
+    digests = digest([problem.question for problem in problems], params)
+    matched: set[tuple[int, int]] = set()
+    similar = _clusters(digests, salted=False, threshold=params.threshold, matched=matched)
     if not params.same_numbers:
-        return _clusters(shingled, sketches, unsalted, params), []
-    texts = (" ".join(signature(problem.question, row)) for problem, row in zip(problems, tokens, strict=True))
-    salt = np.fromiter((xxhash.xxh3_64_intdigest(t.encode()) for t in texts), np.uint64, len(problems))
-    similar = _clusters(shingled, sketches, unsalted, params)
-    return _clusters(shingled, sketches, salt, params), [g for g in similar if len({int(salt[i]) for i in g}) > 1]
+        return similar, []
+    same = _clusters(digests, salted=True, threshold=params.threshold, matched=matched)
+    return same, [group for group in similar if len({int(digests.salt[i]) for i in group}) > 1]
 
 
-def _clusters(
-    shingled: Sequence[np.ndarray], sketches: np.ndarray, salt: np.ndarray, params: NearDuplicates
-) -> list[list[int]]:
-    """The connected rows whose similarity reaches the threshold, among rows of equal salt."""
+def digest(texts: Sequence[str], params: NearDuplicates) -> Digests:
+    """Tokens, shingles and band keys of the texts; no token outlives its chunk."""
     bands, rows = band_shape(params.threshold, params.permutations)
+    work = partial(_digest_chunk, ngram=params.ngram, permutations=params.permutations, bands=bands, rows=rows)
+    parts = list(in_chunks(texts, work))
+    return Digests(
+        Rows.joined([part.shingles for part in parts]),
+        np.concatenate([part.bands for part in parts]) if parts else np.empty((0, bands), np.uint64),
+        np.concatenate([part.salt for part in parts]) if parts else np.empty(0, np.uint64),
+    )
+
+
+def _digest_chunk(texts: Sequence[str], ngram: int, permutations: int, bands: int, rows: int) -> Digests:
+    tokens = [question_tokens(text) for text in texts]
+    shingled = shingles(tokens, ngram)
+    sketches = sign(shingled, permutations, bands * rows)
+    marks = (" ".join(signature(text, row)) for text, row in zip(texts, tokens, strict=True))
+    salt = np.fromiter((xxhash.xxh3_64_intdigest(m.encode("utf-8", "surrogatepass")) for m in marks), np.uint64)
+    keys = np.stack([_band_keys(sketches[:, band * rows : (band + 1) * rows]) for band in range(bands)], axis=1)
+    return Digests(shingled, keys, salt)
+
+
+def _clusters(digests: Digests, *, salted: bool, threshold: float, matched: set[tuple[int, int]]) -> list[list[int]]:
+    """The connected rows whose similarity reaches the threshold, among rows of equal salt or among all.
+
+    `matched` has the pairs known to be similar, and gets those found.
+    """
     edges: list[tuple[int, int]] = []
-    for band in range(bands):
-        keys = _band_keys(sketches[:, band * rows : (band + 1) * rows], salt)
+    count, row = len(digests.shingles), digests.shingles.row
+    lengths = np.diff(digests.shingles.starts)
+    for band in range(digests.bands.shape[1]):
+        keys = _mixed(digests.bands[:, band], digests.salt) if salted else digests.bands[:, band]
         for bucket in _buckets(keys):
             heads: list[int] = []
             for index in bucket:
-                matched = next((h for h in heads if jaccard(shingled[h], shingled[index]) >= params.threshold), None)
-                if matched is None:
-                    if len(heads) < _HEADS and len(shingled[index]):
-                        heads.append(index)
+                for head in heads:
+                    if (head, index) in matched or jaccard(row(head), row(index)) >= threshold:
+                        matched.add((head, index))
+                        edges.append((head, index))
+                        break
                 else:
-                    edges.append((matched, index))
+                    if len(heads) < _HEADS and lengths[index]:
+                        heads.append(index)
     groups: dict[int, list[int]] = {}
-    graph = coo_array((np.ones(len(edges)), np.array(edges, int).reshape(-1, 2).T), shape=(len(shingled),) * 2)
-    for index, label in enumerate(connected_components(graph, directed=False)[1]):
-        groups.setdefault(label, []).append(index)
-    return [group for group in groups.values() if len(group) > 1]
+    graph = coo_array((np.ones(len(edges)), np.array(edges, int).reshape(-1, 2).T), shape=(count,) * 2)
+    labels = connected_components(graph, directed=False)[1]
+    sizes = np.bincount(labels, minlength=1)
+    for index in np.flatnonzero(sizes[labels] > 1).tolist() if count else []:
+        groups.setdefault(int(labels[index]), []).append(index)
+    return list(groups.values())
 
 
-def shingles(tokens: Sequence[str], ngram: int) -> np.ndarray:
-    """Sorted distinct 64-bit hashes of the n-grams (of the whole text if it has fewer tokens)."""
-    if not tokens:
-        return np.empty(0, dtype=np.uint64)
-    size = min(ngram, len(tokens))
-    windows = {" ".join(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
-    return np.sort(np.fromiter((xxhash.xxh3_64_intdigest(w.encode()) for w in windows), np.uint64, len(windows)))
+def sign(shingled: Rows, permutations: int, used: int | None = None) -> np.ndarray:
+    """MinHash signatures, shape (rows, used), 32 bits each; the hash functions are fixed.
 
-
-def jaccard(first: np.ndarray, second: np.ndarray) -> float:
-    """The number of shared shingles over the number of all shingles."""
-    shared = len(np.intersect1d(first, second, assume_unique=True))
-    return shared / (len(first) + len(second) - shared) if len(first) + len(second) else 0.0
-
-
-def sign(shingled: Sequence[np.ndarray], permutations: int) -> np.ndarray:
-    """MinHash signatures, shape (rows, permutations), 32 bits each; the hash functions are fixed."""
+    `used`: the first so many of the permutations; all by default.
+    """
     rng = np.random.Generator(np.random.PCG64(20260101))
     # Multiply-shift hashing modulo 2^64 (numpy wraps around): odd factors, the upper 32 bits kept.
     factors = rng.integers(0, 1 << 63, permutations, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     offsets = rng.integers(0, 1 << 63, permutations, dtype=np.uint64)
-    signatures = np.full((len(shingled), permutations), np.iinfo(np.uint32).max, dtype=np.uint32)
-    for start in range(0, len(shingled), _CHUNK):
-        chunk = [(i, s) for i, s in enumerate(shingled[start : start + _CHUNK], start) if len(s)]
-        if not chunk:
-            continue
-        flat = np.concatenate([s for _, s in chunk])
-        starts = np.cumsum([0, *(len(s) for _, s in chunk[:-1])])
-        rows = [i for i, _ in chunk]
-        for p in range(permutations):
-            hashed = (flat * factors[p] + offsets[p]) >> np.uint64(32)
-            signatures[rows, p] = np.minimum.reduceat(hashed, starts).astype(np.uint32)
+    signatures = np.full((len(shingled), used or permutations), np.iinfo(np.uint32).max, dtype=np.uint32)
+    filled = np.flatnonzero(np.diff(shingled.starts))
+    for p in range(signatures.shape[1] if len(filled) else 0):
+        hashed = (shingled.flat * factors[p] + offsets[p]) >> np.uint64(32)
+        signatures[filled, p] = np.minimum.reduceat(hashed, shingled.starts[filled]).astype(np.uint32)
     return signatures
 
 
@@ -112,18 +135,24 @@ def band_shape(threshold: float, permutations: int) -> tuple[int, int]:
     return best
 
 
-def _band_keys(band: np.ndarray, salt: np.ndarray) -> np.ndarray:
-    keys = salt.copy()
+def _band_keys(band: np.ndarray) -> Hashes:
+    keys = np.zeros(len(band), dtype=np.uint64)
     for column in range(band.shape[1]):
-        keys = (keys ^ band[:, column].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(29)
+        keys = _mixed(keys, band[:, column].astype(np.uint64))
     return keys
 
 
-def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
+def _mixed(keys: Hashes, others: Hashes) -> Hashes:
+    mixed = (keys ^ others) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+def _buckets(keys: Hashes) -> Iterator[list[int]]:
     """Groups of two or more row indices with equal keys, in their order."""
     order = np.argsort(keys, kind="stable")
-    edges = np.flatnonzero(np.diff(keys[order])) + 1
-    for group in np.split(order, edges):
-        if len(group) > 1:
-            yield group.tolist()
+    ordered = keys[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.empty(0, int)
+    ends = np.append(starts[1:], len(keys))
+    several = ends - starts > 1
+    for start, end in zip(starts[several].tolist(), ends[several].tolist(), strict=True):
+        yield order[start:end].tolist()

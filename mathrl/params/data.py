@@ -105,6 +105,9 @@ class Decontaminate(Section):
     min_share: float = Field(
         0.5, ge=0, le=1, description="Drop a hit whose share is at least this; 0: any shared n-gram (DeepSeekMath)."
     )
+    decisions: str | None = Field(
+        None, description="File of a person's decisions on doubtful hits (mathrl decide), which overrule the share."
+    )
     within_generator: bool = Field(
         False, description="Also compare problems of one generator, which share phrases and are all different."
     )

@@ -39,7 +39,19 @@ class Pages(Section):
     positives: Seeds = Field(default=Seeds(), description="Texts that are mathematics.")
     negatives: Seeds = Field(default=Seeds(), description="Texts that are not mathematics.")
     random_negatives: int = Field(0, ge=0, description="Number of random pages used as additional negatives.")
-    top_share: float = Field(0.1, gt=0, lt=1, description="Share of all pages that a round keeps.")
+    top_share: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of all pages that a round collects; null: the pages with the highest expected F1, by "
+        "calibrated probabilities.",
+    )
+    page_negatives: int = Field(
+        2000,
+        ge=0,
+        description="Number of random uncollected pages of other than promoted domains that later rounds use as "
+        "additional negatives.",
+    )
     rounds: int = Field(4, ge=1, description="Maximum number of rounds.")
     stop_new_share: float = Field(
         0.02, ge=0, lt=1, description="Stop when less than this share of a round's pages is new."

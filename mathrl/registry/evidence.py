@@ -16,6 +16,7 @@ from mathrl.core.paths import AUDITS, CURATED_TEST, main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem
+from mathrl.data.decisions import decisions_of
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
@@ -118,18 +119,18 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     if not files or None in files:
         return None
     clean = settings.decontaminate or Decontaminate()
-    index = EvaluationIndex(clean.ngram, clean.share)
+    index = EvaluationIndex(clean.ngram, clean.share, decisions_of(clean))
     for problem in problems:
         index.add_problem(problem)
     questions = {" ".join(problem.question.split()) for problem in problems}
     generated = {source.name for source in settings.sources if source.type == "generated"}
-    count = 0
-    for problem in (row for file in files if file for row in read_problems(file)):
-        exempt = problem.source in generated and not clean.within_generator
-        skip = frozenset(p.id for p in problems if p.source == problem.source) if exempt else frozenset()
-        ((_, hit),) = find_hits([problem], index, min_share=clean.min_share, skip=skip)
-        count += hit is not None or " ".join(problem.question.split()) in questions
-    return count
+    exempt = frozenset() if clean.within_generator else generated
+    skips = {source: frozenset(p.id for p in problems if p.source == source) for source in exempt}
+    trained = (row for file in files if file for row in read_problems(file))
+    return sum(
+        bool(hit and hit.dropped(clean.min_share)) or " ".join(problem.question.split()) in questions
+        for problem, hit in find_hits(trained, index, skips=skips)
+    )
 
 
 def located(back: Back, path: str, digest: str) -> Path | None:

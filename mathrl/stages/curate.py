@@ -12,6 +12,7 @@ from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.data import curation
 from mathrl.data import curation_account as curation_report
+from mathrl.data.decisions import decisions_file
 from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.quality_gate import broken_row
 from mathrl.data.sources import resolve_benchmark
@@ -36,8 +37,11 @@ def resolve(params: Params) -> list[str]:
 def files(params: Params) -> dict[str, Path]:
     """The files outside the checkout that curate reads, by the names of their links in data/inputs."""
     planned = curation.plan(params.curate)
-    samples = {f"quality/{planned.samples.name}": planned.samples} if planned.samples else {}
-    return of_sources((*planned.sources, *planned.evaluation)) | samples
+    further = {f"quality/{planned.samples.name}": planned.samples} if planned.samples else {}
+    clean = params.curate.decontaminate
+    if clean and (decided := decisions_file(clean)):
+        further["decisions.jsonl"] = decided
+    return of_sources((*planned.sources, *planned.evaluation)) | further
 
 
 def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> None:

@@ -4,6 +4,7 @@ Writes data/pages/{kept.jsonl,contaminated.jsonl,domains.json,rounds.json} and t
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
@@ -78,9 +79,16 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
     for name, files in read.items():
         for file, label in labels(files).items():
             run.dataset(f"{name}/{label}", file)
-    last = collected.rounds[-1]
-    measured = {name: v for name in ("precision", "recall") if (v := getattr(last, name)) is not None}
-    figures = {"kept": len(collected.kept), "contaminated": len(collected.hits), "rounds": last.number}
+    if worse := collected.worse():
+        print(f"pages: warning: {worse}", file=sys.stderr, flush=True)
+    best = collected.rounds[collected.best]
+    measured = {name: v for name in ("precision", "recall", "f1") if (v := getattr(best, name)) is not None}
+    figures = {
+        "kept": len(collected.kept),
+        "contaminated": len(collected.hits),
+        "rounds": len(collected.rounds),
+        "best_round": best.number,
+    }
     run.summary({**measured, **{name: float(value) for name, value in figures.items()}})
 
 

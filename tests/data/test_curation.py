@@ -13,7 +13,8 @@ from mathrl.data import curation
 from mathrl.data import curation_account as curation_report
 from mathrl.data.deduplicate import deduplicate
 from mathrl.data.generators import generate
-from mathrl.data.minhash import band_shape, jaccard, shingles, sign
+from mathrl.data.minhash import band_shape, near_clusters, sign
+from mathrl.data.shingles import jaccard, shingles
 from mathrl.params.data import Curate, Deduplicate, NearDuplicates
 
 
@@ -84,10 +85,10 @@ def test_texts_below_the_threshold_stay_apart_whatever_the_hashes_say() -> None:
 
 def test_signatures_estimate_the_jaccard_similarity() -> None:
     words = invented_words(400)
-    one, other = shingles(words[:300], 1), shingles(words[100:], 1)
-    signatures = sign([one, other], 512)
+    both = shingles([words[:300], words[100:]], 1)
+    signatures = sign(both, 512)
     estimate = float((signatures[0] == signatures[1]).mean())
-    assert jaccard(one, other) == pytest.approx(0.5)
+    assert jaccard(both.row(0), both.row(1)) == pytest.approx(0.5)
     # Standard error sqrt(0.25 / 512) = 0.022; four of them.
     assert estimate == pytest.approx(0.5, abs=0.09)
 
@@ -102,8 +103,6 @@ def test_bands_and_rows_are_datasketchs() -> None:
 def test_datasketch_finds_the_same_near_duplicates() -> None:
     from datasketch import MinHash, MinHashLSH
 
-    from mathrl.data.minhash import near_clusters
-
     words = invented_words(3_000)
     texts = [" ".join(words[60 * i : 60 * i + 60]) for i in range(40)]
     texts += [text.replace(text.split()[30], "changed") for text in texts[:20]]
@@ -113,7 +112,7 @@ def test_datasketch_finds_the_same_near_duplicates() -> None:
     lsh, pairs = MinHashLSH(threshold=0.8, num_perm=128), []
     for i, text in enumerate(texts):
         hashed = MinHash(num_perm=128)
-        for shingle in shingles(text.split(), 2):
+        for shingle in shingles([text.split()], 2).flat:
             hashed.update(int(shingle).to_bytes(8, "big"))
         pairs += [[j, i] for j in lsh.query(hashed)]
         lsh.insert(i, hashed)

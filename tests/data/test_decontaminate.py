@@ -1,3 +1,5 @@
+import random
+
 import pytest
 
 from mathrl.core.types import Problem
@@ -129,3 +131,23 @@ def test_the_strongest_hit_is_reported_with_the_others() -> None:
     ((_, hit),) = find_hits([row("t", f"{TEN} p q r s t u v w x")], against)
     assert hit is not None and hit.eval_id == "same" and hit.others == ("weak",)
     assert hit.to_row()["others"] == ["weak"]
+
+
+@pytest.mark.parametrize("ngram", [3, 4])
+def test_the_windows_of_many_texts_find_what_the_look_up_finds(ngram: int) -> None:
+    rng = random.Random(ngram)
+    texts = [" ".join(rng.choices("abcdefgh", k=rng.randint(0, 12))) for _ in range(400)]
+    against = EvaluationIndex(ngram)
+    for number, text in enumerate(texts[:20]):
+        against.add(str(number), "question", text)
+    may = against.may_hit([grams(text) for text in texts])
+    found = [against.look_up("", text) is not None for text in texts]
+    assert may.tolist() == found and 20 < sum(found) < 380
+    against.add("late", "question", "x y z x y z")  # windows that are added later count as well
+    assert against.may_hit([grams("x y z x y z")]).tolist() == [True]
+
+
+def test_a_skip_holds_for_its_source_alone() -> None:
+    against = index(row("e", f"{TEN} eleven"))
+    two = [row("t", TEN), Problem("u", TEN, ("1",), "other", "rl")]
+    assert [hit is None for _, hit in find_hits(two, against, skips={"made": frozenset({"e"})})] == [True, False]

@@ -20,12 +20,14 @@ def account(out: CollectedPages, pages: Sequence[Page], settings: Pages, seed: i
     """rounds.json; the same for the same inputs on any machine."""
     return {
         "seed": seed, "pages": len(pages), "held_out": len(out.held_out), "stopped": out.stopped,
+        "best_round": out.best + 1, "f1_of": out.f1_of, "worse": out.worse(),
         "rounds": [
             {
                 "round": r.number, "positives": r.positives, "negatives": r.negatives,
                 "collected": len(r.collected), "new_share": round(r.new_share, 6), "promoted": r.promoted,
                 "lowest_score": round(r.lowest_score, 4), "precision": _rounded(r.precision),
-                "recall": _rounded(r.recall),
+                "recall": _rounded(r.recall), "expected_precision": round(r.expected_precision, 6),
+                "expected_recall": round(r.expected_recall, 6), "f1": round(r.f1, 6),
             }
             for r in out.rounds
         ],
@@ -45,22 +47,25 @@ def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], setti
     by_domain = domains(out, pages)
     # Domains of many collected pages first; a promoted one before one that was not.
     order = sorted(
-        by_domain, key=lambda h: (-bool(by_domain[h]["promoted_in_rounds"]), -by_domain[h]["collected"][-1], h)
+        by_domain, key=lambda h: (-bool(by_domain[h]["promoted_in_rounds"]), -by_domain[h]["collected"][out.best], h)
     )
+    cut = "the calibrated selection" if settings.top_share is None else f"the top {settings.top_share:g}"
     parts = [
-        "# Pages report", "",
-        f"{len(out.kept):,} of {len(pages):,} pages kept: the top {settings.top_share:g} of round "
-        f"{len(out.rounds)}, less {len(out.hits):,} that share an n-gram with an evaluation set "
+        "# Pages report", "", *([f"**Warning:** {worse}.", ""] if (worse := out.worse()) else []),
+        f"{len(out.kept):,} of {len(pages):,} pages kept: {cut} of round {out.best + 1}, which has the best F1 on "
+        f"held-out {out.f1_of}, less {len(out.hits):,} that share an n-gram with an evaluation set "
         f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",
         "", "## Rounds", "",
         *table(
             ("round", "positives", "negatives", "collected", "new", "domains promoted", "pages they add",
-             "precision", "recall"),
+             "F1", "expected precision", "expected recall", "precision", "recall"),
             ((r.number, f"{r.positives:,}", f"{r.negatives:,}", f"{len(r.collected):,}", f"{r.new_share:.1%}",
-              len(r.promoted), f"{sum(r.promoted.values()):,}", _share(r.precision), _share(r.recall))
+              len(r.promoted), f"{sum(r.promoted.values()):,}", _share(r.f1), _share(r.expected_precision),
+              _share(r.expected_recall), _share(r.precision), _share(r.recall))
              for r in out.rounds),
         ),
-        "", f"Precision and recall are of {len(out.held_out):,} labelled pages that no round was trained on.",
+        "", f"F1 is that of held-out {out.f1_of}; the expected figures follow from calibrated probabilities. Precision "
+        f"and recall are of {len(out.held_out):,} labelled pages that no round was trained on.",
         "", "## Domains", "",
         f"Promoted: more than {settings.domain_share:.0%} of the domain's pages collected in a round.", "",
         *table(
@@ -76,7 +81,7 @@ def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], setti
 
 def _boundary(out: CollectedPages, pages: Sequence[Page]) -> list[str]:
     ranked = np.argsort(-out.scores, kind="stable")
-    at = len(out.rounds[-1].collected)
+    at = len(out.rounds[out.best].collected)
     parts = ["## At the boundary", "", "Scores are log-odds of being mathematics.", ""]
     for title, numbers in (
         ("The last that are in", ranked[max(0, at - EXAMPLES) : at]),

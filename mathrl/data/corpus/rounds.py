@@ -1,9 +1,14 @@
 """DeepSeekMath's loop for mathematical pages (arXiv:2402.03300, section 2.1), on page files.
 
-A round trains a classifier on positives against negatives, ranks all pages and collects the top share. Of a
-domain of which more than 10 % was collected, the pages not collected become positives of the next round. The
-paper's classifier is fastText, which is no longer maintained; this one is similar: a linear model on hashed
-1- and 2-grams (scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count.
+A round trains a classifier on positives against negatives, scores all pages and collects those above a cut. Domains of
+which more than 10 % was collected are promoted: their pages become positives of the next round, and pages of the other
+domains its negatives. The paper's classifier is fastText; this one is similar: a linear model on hashed 1- and 2-grams
+(scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count.
+
+Three things keep a round from poisoning the next one. The cut is calibrated (`calibration.py`), so a round collects
+what looks like mathematics and not a fixed share. A page of a promoted domain that scores like the negatives does not
+become a positive. The loop keeps the round with the best F1 on texts that its models did not see, and stops at a worse
+one.
 """
 
 import math
@@ -15,25 +20,31 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from scipy.sparse import vstack
+import numpy.typing as npt
+from scipy.sparse import csr_matrix, vstack
 from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.linear_model import SGDClassifier
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
+from mathrl.data.corpus.calibration import FOLDS, Scores, best_cut, calibrate, cross_fit, fold_numbers, posterior
 from mathrl.data.corpus.page_files import Page
 from mathrl.data.decontaminate import EvaluationIndex, Hit
 from mathrl.data.grams import exact_key, grams
 from mathrl.params.pages import Pages
 
 BUCKETS = 2**20
+LIKE_NEGATIVES = 0.95  # a page that scores below this quantile of the held-out negatives never becomes a positive
+LEAST_LABELS = 20  # held-out pages of either label from which F1 is measured on them and not on the seeds
+WORSE = 0.01  # a loss of F1 of more than this, and than one held-out text of mathematics, stops the loop
 
 
 @dataclass(frozen=True)
 class Round:
-    """The account of one round. `precision` and `recall` are those on the held-out pages, None if none is labelled.
+    """The account of one round.
 
-    `new_share` is the share of the collected pages that no earlier round had collected.
+    `new_share` is the share of the collected pages that no earlier round had collected. `precision` and `recall` are
+    those on the held-out pages, None if none is labelled; the expected ones follow from the calibrated probabilities.
+    `f1` is that of the held-out pages or, with few labels, of the seeds, both classes weighted equally.
     """
 
     number: int
@@ -45,6 +56,9 @@ class Round:
     promoted: dict[str, int]  # domain -> pages of it that became positives
     precision: float | None
     recall: float | None
+    expected_precision: float
+    expected_recall: float
+    f1: float
 
 
 @dataclass
@@ -52,11 +66,47 @@ class CollectedPages:
     """The kept pages, best first, and the account of the rounds and of contamination."""
 
     rounds: list[Round]
-    scores: np.ndarray  # of the last round: log-odds of being mathematics, one per page, float64 (pages,)
+    scores: np.ndarray  # of the best round: log-odds of being mathematics, one per page, float64 (pages,)
     held_out: frozenset[int]
     stopped: str
+    f1_of: str = "seeds"  # what the rounds are compared on: seeds or pages
+    margin: float = WORSE
+    best: int = 0  # index of the kept round
     kept: list[int] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
+
+    def worse(self) -> str | None:
+        """What a person must know if a later round was worse than the kept one."""
+        best, last = self.rounds[self.best], self.rounds[-1]
+        if last.f1 >= best.f1 - self.margin:
+            return None
+        return (
+            f"round {last.number} was worse than round {best.number} (F1 {last.f1:.3f} after {best.f1:.3f} on held-out "
+            f"{self.f1_of}); round {best.number} is kept"
+        )
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """The pages and seeds as the rounds need them."""
+
+    pages: Sequence[Page]
+    hosts: npt.NDArray[np.str_]
+    keys: list[int]
+    features: csr_matrix  # (pages, BUCKETS)
+    seed_keys: list[int]
+    seed_features: csr_matrix  # (seeds, BUCKETS)
+    seed_labels: npt.NDArray[np.int64]
+    random_negatives: list[int]
+    unseen: frozenset[int]  # keys of held-out pages
+
+
+@dataclass(frozen=True)
+class _Additions:
+    """The pages that a round trains on beside the seeds, by number."""
+
+    positives: list[int]
+    negatives: list[int]
 
 
 def collect(
@@ -65,71 +115,144 @@ def collect(
     """Run the rounds, without decontamination (`clean`).
 
     Raises:
-        UserError: there are no negatives, or the top share of the pages is less than one page.
+        UserError: there are too few seeds, or the top share of the pages is less than one page.
     """
-    count = top_count(len(pages), params.top_share)
+    count = top_count(len(pages), params.top_share) if params.top_share is not None else None
     keys = [exact_key(page.text) for page in pages]
     held_out = _held_out(pages, keys, {exact_key(text) for text in (*positives, *negatives)}, params, seed)
-    unseen = {keys[i] for i in held_out}  # a twin of a held-out page is not trained on either
+    corpus = _corpus(pages, keys, positives, negatives, held_out, params, seed)
+    out = CollectedPages([], np.zeros(len(pages)), held_out, f"all {params.rounds} rounds are done")
+    labelled = Counter(bool(pages[i].label) for i in held_out)
+    out.f1_of = "pages" if min(labelled[True], labelled[False]) >= LEAST_LABELS else "seeds"
+    out.margin = max(WORSE, 1 / (labelled[True] if out.f1_of == "pages" else len(positives)))
+    added = _Additions([], corpus.random_negatives)
+    collected_before: set[int] = set()
+    for number in range(1, params.rounds + 1):
+        scores, labels = _score(corpus, added, params, derive_seed(seed, "pages", number))
+        slope, intercept = calibrate(scores.trained, labels)
+        share, probabilities = posterior(slope * scores.pages + intercept)
+        log_odds = slope * scores.pages + intercept + math.log(share / (1 - share))
+        chosen = np.argsort(-scores.pages, kind="stable")[: count or best_cut(probabilities)]
+        promoted = promote([page.host for page in pages], chosen.tolist(), params.domain_share)
+        following = _additions(corpus, added, scores, chosen, promoted, params, derive_seed(seed, "added", number))
+        counted = Counter(pages[i].host for i in following.positives)
+        precision, recall = measure(pages, chosen.tolist(), held_out)
+        new = len(set(chosen.tolist()) - collected_before) / len(chosen)
+        collected_before |= set(chosen.tolist())
+        out.rounds.append(
+            Round(
+                number,
+                int(labels.sum()),
+                int((labels == 0).sum()),
+                tuple(chosen.tolist()),
+                new,
+                float(log_odds[chosen[-1]]),
+                {host: counted[host] for host in promoted},
+                precision,
+                recall,
+                float(probabilities[chosen].mean()),
+                float(probabilities[chosen].sum() / probabilities.sum()),
+                _f1(precision, recall) if out.f1_of == "pages" else _seeds_f1(corpus, scores, chosen[-1]),
+            )
+        )
+        if number == 1 or out.rounds[-1].f1 >= out.rounds[out.best].f1:
+            out.best, out.scores = number - 1, log_odds
+        if worse := out.worse():
+            out.stopped = worse
+            break
+        if new < params.stop_new_share:
+            out.stopped = f"{1 - new:.1%} of round {number} had been collected before"
+            break
+        added = following
+    out.kept = list(out.rounds[out.best].collected)
+    return out
+
+
+def _corpus(
+    pages: Sequence[Page], keys: list[int], positives: Sequence[str], negatives: Sequence[str],
+    held_out: frozenset[int], params: Pages, seed: int,
+) -> _Corpus:  # fmt: skip
+    unseen = frozenset(keys[i] for i in held_out)  # a twin of a held-out page is not trained on either
     numbers = [i for i, key in enumerate(keys) if key not in unseen]
     rng = random.Random(derive_seed(seed, "pages", "random_negatives"))
     random_pages = sorted(rng.sample(numbers, min(params.random_negatives, len(numbers))))
     if not negatives and not random_pages:
         raise UserError("params/pages.yaml: negatives.files names no file and random_negatives is 0")
+    seed_keys = [exact_key(text) for text in (*positives, *negatives)]
+    distinct = {
+        "positives": set(seed_keys[: len(positives)]),
+        "negatives": {*seed_keys[len(positives) :], *(keys[i] for i in random_pages)},
+    }
+    for name, texts in distinct.items():
+        if len(texts) < FOLDS:
+            raise UserError(
+                f"params/pages.yaml: {name}: {len(texts)} different texts; write at least {FOLDS}: each "
+                f"of {FOLDS} classifiers is measured on the part that it was not trained on"
+            )
     vectorizer = HashingVectorizer(
         analyzer=lambda text: features(text, params.ngram), n_features=BUCKETS, alternate_sign=False
     )
-    of_pages, *of_seeds = (
-        vectorizer.transform(texts) for texts in ([p.text for p in pages], positives, negatives) if texts
+    return _Corpus(
+        pages,
+        np.array([page.host for page in pages]),
+        keys,
+        vectorizer.transform(page.text for page in pages),
+        seed_keys,
+        vectorizer.transform([*positives, *negatives]),
+        np.repeat([1, 0], [len(positives), len(negatives)]),
+        random_pages,
+        unseen,
     )
-    added: set[int] = set()
-    collected_before: set[int] = set()
-    collected = CollectedPages([], np.zeros(len(pages)), held_out, f"all {params.rounds} rounds are done")
-    for number in range(1, params.rounds + 1):
-        promoted_pages, random_negatives = sorted(added), [i for i in random_pages if i not in added]
-        labels = [1] * len(positives) + [0] * len(negatives) + [1] * len(promoted_pages) + [0] * len(random_negatives)
-        model = SGDClassifier(
-            loss="log_loss",
-            alpha=1e-5,
-            max_iter=params.epochs,
-            tol=None,
-            class_weight="balanced",
-            random_state=derive_seed(seed, "pages", number) % 2**32,
-        )
-        model.fit(vstack([*of_seeds, of_pages[promoted_pages], of_pages[random_negatives]], format="csr"), labels)
-        collected.scores = model.decision_function(of_pages)
-        best = np.argsort(-collected.scores, kind="stable")[:count]
-        chosen = tuple(int(i) for i in best)
-        new = len(set(chosen) - collected_before) / count
-        collected_before |= set(chosen)
-        promoted = promote([page.host for page in pages], chosen, params.domain_share)
-        fresh = [
-            i
-            for i, page in enumerate(pages)
-            if page.host in promoted
-            and i not in set(chosen) | added
-            and keys[i] not in unseen
-            and page.path.startswith(params.path_prefixes.get(page.host, ""))
-        ]
-        counted = Counter(pages[i].host for i in fresh)
-        collected.rounds.append(
-            Round(
-                number,
-                labels.count(1),
-                labels.count(0),
-                chosen,
-                new,
-                float(collected.scores[chosen[-1]]),
-                {host: counted[host] for host in promoted},
-                *measure(pages, chosen, held_out),
-            )
-        )
-        added.update(fresh)
-        if new < params.stop_new_share:
-            collected.stopped = f"{1 - new:.1%} of round {number} had been collected before"
-            break
-    collected.kept = list(collected.rounds[-1].collected)
-    return collected
+
+
+def _score(corpus: _Corpus, added: _Additions, params: Pages, seed: int) -> tuple[Scores, npt.NDArray[np.int64]]:
+    """Scores of seeds, added pages (in this order) and all pages, and the labels trained on."""
+    numbers = [*added.positives, *added.negatives]
+    labels = np.concatenate([corpus.seed_labels, np.repeat([1, 0], [len(added.positives), len(added.negatives)])])
+    folds = fold_numbers([*corpus.seed_keys, *(corpus.keys[i] for i in numbers)], labels, seed)
+    trained = vstack([corpus.seed_features, corpus.features[numbers]], format="csr")
+    scores = cross_fit(trained, labels, folds, corpus.features, epochs=params.epochs, seed=seed)
+    scores.pages[numbers] = scores.trained[len(corpus.seed_keys) :]  # by the model that did not see the page
+    return scores, labels
+
+
+def _additions(
+    corpus: _Corpus, added: _Additions, scores: Scores, chosen: npt.NDArray[np.intp], promoted: Sequence[str],
+    params: Pages, seed: int,
+) -> _Additions:  # fmt: skip
+    """What the next round trains on beside the seeds, never a held-out page."""
+    of_negatives = scores.trained[: len(corpus.seed_labels)][corpus.seed_labels == 0]
+    if not len(of_negatives):
+        of_negatives = scores.pages[corpus.random_negatives]
+    floor = np.quantile(of_negatives, LIKE_NEGATIVES)
+    in_promoted = np.isin(corpus.hosts, promoted)
+    collected = np.zeros(len(corpus.keys), dtype=bool)
+    collected[chosen] = True
+    seen = np.array([key not in corpus.unseen for key in corpus.keys])
+    positives = [
+        int(i)
+        for i in np.flatnonzero(in_promoted & seen & (scores.pages >= floor))
+        if corpus.pages[i].path.startswith(params.path_prefixes.get(corpus.pages[i].host, ""))
+    ]
+    others = np.flatnonzero(~in_promoted & ~collected & seen).tolist()
+    fresh = random.Random(seed).sample(others, min(params.page_negatives, len(others)))
+    kept = [i for i in corpus.random_negatives if not collected[i]]
+    return _Additions(positives, sorted({*kept, *fresh} - set(positives)))
+
+
+def _f1(precision: float | None, recall: float | None) -> float:
+    return 2 * precision * recall / (precision + recall) if precision and recall else 0.0
+
+
+def _seeds_f1(corpus: _Corpus, scores: Scores, last: int) -> float:
+    """F1 of a cut at the page `last` on the seeds, scored by models that did not see them; equal class weights."""
+    cut = scores.pages[last]
+    passed = scores.trained[: len(corpus.seed_labels)] >= cut
+    recall = passed[corpus.seed_labels == 1].mean()
+    others = passed[corpus.seed_labels == 0]
+    if not len(others):
+        others = scores.pages[corpus.random_negatives] >= cut
+    return float(2 * recall / (1 + recall + others.mean()))
 
 
 def features(text: str, longest: int) -> list[str]:
@@ -200,7 +323,7 @@ def domains(collected: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[
             "collected": taken[host],
             "kept": kept[host],
             "promoted_in_rounds": [r.number for r in collected.rounds if host in r.promoted],
-            "pages_made_positives": sum(r.promoted.get(host, 0) for r in collected.rounds),
+            "pages_made_positives": max(r.promoted.get(host, 0) for r in collected.rounds),
         }
         for host in sorted(sizes)
     }
