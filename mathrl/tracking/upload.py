@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.files import encodable
-from mathrl.core.paths import home
+from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
 from mathrl.tracking.batches import Batches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
@@ -52,6 +52,10 @@ class Upload:
                 experiment_id, run_name=record.name, start_time=_milliseconds(record.started), tags=mlflow_tags(tags)
             )
         run_id = str(run.info.run_id)
+        if record.keeps_rollouts:
+            page = rollouts_page(record.folder.name)
+            note = f"[Rollouts]({page}): served by `mathrl ui` on the machine that trained; else `mathrl rollouts`"
+            self.batches.tags(run_id, {"mathrl.rollouts": page, "mlflow.note.content": note})
         self.batches.params(run_id, flatten(record.params))
         self._log_datasets(run_id, record)
         if not record.sweep:

@@ -32,7 +32,7 @@ class RolloutGroup:
     sequences and are int32 and float32 arrays; `repeated` are the responses' `repeated_shares`. `step_ends` are the
     places of the last token of each reasoning step, one tuple per response, and `step_rewards` the rewards of the
     steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
-    `baseline_tokens` tokens (ReMax).
+    `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
     """
 
     problem: int
@@ -48,6 +48,7 @@ class RolloutGroup:
     step_rewards: tuple[tuple[float, ...], ...] = ()
     baseline: float = 0.0
     baseline_tokens: int = 0
+    graded: tuple[Graded, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "responses", tuple(np.asarray(response, np.int32) for response in self.responses))
@@ -77,9 +78,15 @@ GroupJudge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 
 
 def rollout_groups(
-    problems: Sequence[int], prompts: Sequence[Sequence[int] | None], graded: Sequence[Sequence[Graded] | None]
+    problems: Sequence[int],
+    prompts: Sequence[Sequence[int] | None],
+    graded: Sequence[Sequence[Graded] | None],
+    kept: bool = False,
 ) -> list[RolloutGroup]:
-    """The groups of these problems, with their prompts and graded responses; None leaves a problem out."""
+    """The groups of these problems, with their prompts and graded responses; None leaves a problem out.
+
+    With `kept` a group also holds what the verifier reported.
+    """
     sampled = [
         (problem, prompt or (), responses)
         for problem, prompt, responses in zip(problems, prompts, graded, strict=True)
@@ -99,6 +106,7 @@ def rollout_groups(
             truncated=tuple(response.completion.finish_reason == "length" for response in responses),
             parts=tuple(dict(response.parts) for response in responses),
             repeated=tuple(islice(repeated, len(responses))),
+            graded=tuple(responses) if kept else (),
         )
         for problem, prompt, responses in sampled
     ]
