@@ -102,19 +102,23 @@ class FreshClone:
         self._python("-m", "mathrl.stages.inputs", *(stage for stage in stages if stage in ("curate", "evaluate")))
 
     def pull(self, paths: Sequence[str]) -> None:
-        """Fetch outputs from the DVC remote of the checkout, with its credentials.
+        """Fetch outputs from the DVC remote of the checkout, with its credentials and by its dvc.lock.
+
+        A model's commit has the dvc.lock from before the run; whether the bytes are the model's, their digests show.
 
         Raises:
             UserError: there is no remote, or it does not have them.
         """
+        if (self.source / "dvc.lock").is_file():
+            shutil.copy(self.source / "dvc.lock", self.folder)
         share_remotes(self.source / ".dvc", self.folder / ".dvc")
         command = [self.python, "-m", "dvc", "pull", *paths]
         done = subprocess.run(command, cwd=self.folder, env=self.environment(), capture_output=True, text=True)
         if done.returncode or not all((self.folder / path).exists() for path in paths):
             lines = (done.stderr or done.stdout).strip().splitlines()
             raise UserError(
-                f"dvc pull {' '.join(paths)} failed ({lines[-1] if lines else 'no output'}): the commit must have the "
-                "dvc.lock of the run, and `dvc push` must have sent its outputs to a remote"
+                f"dvc pull {' '.join(paths)} failed ({lines[-1] if lines else 'no output'}): check out the "
+                "dvc.lock of the run, whose outputs `dvc push` has sent to a remote"
             )
 
     def run(self, stage: str) -> float:

@@ -5,17 +5,18 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json, write_json, write_text
+from mathrl.core.files import read_json, write_json
 from mathrl.core.paths import home, main_checkout
-from mathrl.registry.reproduction import Certificate, plan_reproduction, read_check
+
+if TYPE_CHECKING:
+    from mathrl.registry.reproduction import Certificate
 
 EXIT_DIFFERS = 1
-JSON, PAGE = "certificate.json", "certificate.html"
 
 
 def reproduce(
@@ -36,7 +37,9 @@ def reproduce(
     """
     start = Path.cwd()
     os.chdir(main_checkout())
-    from mathrl.tracking.client import connect  # MLflow: 1.4 s
+    # MLflow: 1.4 s
+    from mathrl.registry.reproduction import PAGE, plan_reproduction, publish
+    from mathrl.tracking.client import connect
     from mathrl.tracking.lineage import way_back
     from tasks.reproduction import FreshClone
 
@@ -55,14 +58,16 @@ def reproduce(
     clone.write_sections(certificate.sections)
     certificate = replace(certificate, environment=clone.describe())
     certificate = _again(certificate, clone, place, names.index(first))
-    _publish(client, certificate, place)
+    publish(client, certificate, place)
     print(f"{certificate.verdict}\n{place / PAGE}")
     if not certificate.same:
         sys.exit(EXIT_DIFFERS)
 
 
-def _again(certificate: Certificate, clone: Any, place: Path, first: int) -> Certificate:
+def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "Certificate":
     """Run the stages from number `first` again, the ones before fetched, up to the first that differs."""
+    from mathrl.registry.reproduction import JSON, read_check
+
     file = place / JSON
     before = {row["stage"]: read_check(row) for row in read_json(file)["stages"]} if file.exists() else {}
     for number, check in enumerate(certificate.stages):
@@ -74,7 +79,10 @@ def _again(certificate: Certificate, clone: Any, place: Path, first: int) -> Cer
             clone.pull([path for path in paths if not any(path.startswith(f"{other}/") for other in paths)])
             check = replace(check, found=clone.digests(paths), fetched=True)
             if check.differing:
-                raise UserError(f"the DVC remote has other bytes of {', '.join(check.differing)} than the model's")
+                raise UserError(
+                    f"dvc.lock here is of other bytes of {', '.join(check.differing)} than the model's: check out the "
+                    "commit that has the lock of its run"
+                )
         else:
             clone.link_inputs([check.stage])
             seconds = clone.run(check.stage)
@@ -85,17 +93,3 @@ def _again(certificate: Certificate, clone: Any, place: Path, first: int) -> Cer
         if check.outcome == "differs":
             break
     return certificate
-
-
-def _publish(client: Any, certificate: Certificate, place: Path) -> None:
-    """Write the page, and put page and JSON with the version in MLflow."""
-    from mathrl.reports.lineage_picture import render
-
-    row = certificate.to_row()
-    write_text(place / PAGE, render(PAGE, row=row))
-    version = client.get_model_version(certificate.name, certificate.version)
-    for name in (JSON, PAGE):
-        client.log_artifact(version.run_id, str(place / name), "reproduction")
-    environment = certificate.environment
-    how = f"Python {environment['python']}, torch {environment['torch']}, {environment['system']}"
-    client.set_model_version_tag(certificate.name, certificate.version, "reproduced", f"{certificate.verdict} ({how})")

@@ -1,13 +1,20 @@
 """What must be run again to reproduce a registered version, from its lineage; and the certificate of it."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from mlflow.exceptions import MlflowException
+
 from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
 from mathrl.params.schema import READS, STAGES
+from mathrl.reports.lineage_picture import render
 from mathrl.tracking.lineage import REMEDY, Back, Step
 
+JSON, PAGE = "certificate.json", "certificate.html"
 NOT_AGAIN = "register"  # makes a version and computes nothing
 
 
@@ -137,3 +144,18 @@ def _sections(stages: list[Step], title: str) -> dict[str, Any]:
 def read_check(row: Mapping[str, Any]) -> StageCheck:
     """A stage of a certificate's JSON."""
     return StageCheck(**{name: row[name] for name in StageCheck.__dataclass_fields__})
+
+
+def publish(client: Any, certificate: Certificate, folder: Path) -> None:
+    """Write the page beside the JSON, and put both, and the verdict as a tag, with the version in MLflow."""
+    row = certificate.to_row()
+    write_text(folder / PAGE, render(PAGE, row=row))
+    version = client.get_model_version(certificate.name, certificate.version)
+    environment = certificate.environment
+    how = f"Python {environment['python']}, torch {environment['torch']}, {environment['system']}"
+    try:
+        client.set_model_version_tag(version.name, version.version, "reproduced", f"{certificate.verdict} ({how})")
+        for name in (JSON, PAGE):
+            client.log_artifact(version.run_id, str(folder / name), "reproduction")
+    except (MlflowException, OSError) as error:  # the files are another account's, or the server is read-only
+        print(f"MLflow did not take the certificate: {error}", file=sys.stderr)
