@@ -19,6 +19,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import gpu_count
 from tasks.concurrency import slot
+from tasks.dvc_output import ADVICE
 from tasks.live_progress import LiveProgress
 from tasks.repro import Repro, running
 from tasks.stages import RETRIES, RETRY_SECONDS, was_preempted
@@ -89,7 +90,8 @@ class Prefixed:
 
     def __call__(self, text: str) -> None:
         *lines, self.tail = (self.tail + text).split("\n")
-        lines = [line for line in lines if line.strip() and "\r" not in line]  # no bars that redraw themselves
+        # Without DVC's advice, and bars that redraw themselves.
+        lines = [line for line in lines if line.strip() and "\r" not in line and not line.startswith(ADVICE)]
         with self.lock:
             for line in lines:
                 self.show(f"{self.step}: {line}\n")
@@ -114,8 +116,8 @@ def run_at_once(steps: Steps, needs: Mapping[str, Sequence[str]], ended: Callabl
     futures: dict[str, PrefectFuture[Any]] = {}
     try:
         for step, before in needs.items():
-            wait_for = [futures[other] for other in before]
-            futures[step] = run_step.with_options(task_run_name=step).submit(step, steps, return_state=False, wait_for=wait_for)
+            named, earlier = run_step.with_options(task_run_name=step), [futures[other] for other in before]
+            futures[step] = named.submit(step, steps, return_state=False, wait_for=earlier)
         for future in futures.values():
             future.wait()
         for step, future in futures.items():
@@ -149,15 +151,21 @@ def needed_steps(stages: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, lis
     return needs, any(dep.startswith("data/") and maker(dep) is None for dep in deps)
 
 
-def places(jobs: int, processes: int) -> list[str]:
+def places(jobs: int, processes: int, gpus: Sequence[str]) -> list[str]:
     """For each of at most `jobs` steps at a time its CUDA_VISIBLE_DEVICES; empty texts on a machine without GPUs.
 
     A step has as many GPUs as it has processes; what is left over is not used.
+
+    >>> places(4, 2, ["0", "1", "2", "3", "4"]), places(2, 8, ["0", "1"]), places(2, 2, [])
+    (['0,1', '2,3'], ['0,1'], ['', ''])
     """
-    count = gpu_count()
-    if not count:
+    if not gpus:
         return [""] * jobs
-    named = os.environ.get(GPUS)
-    gpus = [name.strip() for name in named.split(",")][:count] if named else [str(number) for number in range(count)]
-    each = min(processes, count)
-    return [",".join(gpus[n * each : (n + 1) * each]) for n in range(min(jobs, count // each))]
+    each = min(processes, len(gpus))
+    return [",".join(gpus[n * each : (n + 1) * each]) for n in range(min(jobs, len(gpus) // each))]
+
+
+def visible_gpus() -> list[str]:
+    """The names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them."""
+    count, named = gpu_count(), os.environ.get(GPUS)
+    return [name.strip() for name in named.split(",")][:count] if named else [str(number) for number in range(count)]

@@ -93,14 +93,6 @@ class FreshClone:
         described: dict[str, str] = json.loads(self._python("-c", DESCRIBE))
         return described
 
-    def link_inputs(self, stages: Sequence[str]) -> None:
-        """Link the files outside the checkout that the stages read.
-
-        Raises:
-            UserError: one of them is not there.
-        """
-        self._python("-m", "mathrl.stages.inputs", *(stage for stage in stages if stage in ("curate", "evaluate")))
-
     def pull(self, paths: Sequence[str]) -> None:
         """Fetch outputs from the DVC remote of the checkout, with its credentials and by its dvc.lock.
 

@@ -84,7 +84,6 @@ def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "
                     "commit that has the lock of its run"
                 )
         else:
-            clone.link_inputs([check.stage])
             seconds = clone.run(check.stage)
             check = replace(check, found=clone.digests(paths) or {"": ""}, seconds=seconds)
         certificate.stages[number] = check

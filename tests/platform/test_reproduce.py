@@ -53,7 +53,7 @@ def test_a_version_is_reproduced_and_says_so(registered: Checkout) -> None:
     assert {item.path for item in client.list_artifacts(version.run_id, "reproduction")} == {
         "reproduction/certificate.json", "reproduction/certificate.html"
     }  # fmt: skip
-    assert "# mathrl-chain version 1" in version.description and "lr: 0.02" in version.description
+    assert "# mathrl-chain version 1" in version.description and "`rl.lr: 0.02`" in version.description
 
     again = registered.mathrl("reproduce", "mathrl-chain")
     assert "was reproduced to the bit" in again.stdout and certificate(folder)["stages"] == row["stages"], (
