@@ -9,7 +9,7 @@ from mathrl.reports.html import Material, lineage, origin
 from mathrl.tracking.lineage import Step
 from mathrl.tracking.upload import flatten
 
-LONGEST = 5000  # characters that MLflow's database keeps of a description
+LONGEST = 4000  # characters: MLflow keeps 5000 of a description, and the gate's decision stands in it too
 
 
 def model_card(title: str, reference: str, digest: str, material: Material) -> str:

@@ -18,7 +18,7 @@ REPORT, CARD = "report.html", "model_card.md"
 
 
 def work(run: StageRun) -> None:
-    from mathrl.registry.versions import find_version, register_version
+    from mathrl.registry.versions import describe, find_version, register_version
     from mathrl.reports.html import pipeline_material, write_report  # only needed with something to register
     from mathrl.reports.model_card import model_card
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
@@ -45,7 +45,7 @@ def work(run: StageRun) -> None:
     write_report(material, run.artifacts / REPORT, load_params())
     card = model_card(f"{wanted.name} version {version}", f"{wanted.name}:{version}", digest, material)
     write_text(run.artifacts / CARD, card)
-    client.update_model_version(wanted.name, version, card)
+    describe(client, wanted.name, version, card=card)
     entry = {"name": wanted.name, "version": int(version), "alias": wanted.alias, "digest": digest}
     write_json(REGISTERED, entry)
     run.summary({"pass_at_1": accuracy, "version": float(version)})
