@@ -13,7 +13,7 @@ from mathrl.params.load import dump_yaml
 from tasks.parallel import needed_steps, places
 
 Checkout = Any
-pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
 FLOW = """
 from pathlib import Path
 from prefect import flow
