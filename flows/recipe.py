@@ -11,5 +11,10 @@ from tasks.recipe import run_recipe
 Recipe = Literal[tuple(recipe_names(PARAMS))]  # type: ignore[valid-type]
 
 recipe = form_flow(
-    "recipe", __doc__, sections_read(STEP_STAGES), run_recipe, recipe=option(Recipe, "File of params/recipes.")
+    "recipe",
+    __doc__,
+    sections_read(STEP_STAGES),
+    run_recipe,
+    recipe=option(Recipe, "File of params/recipes."),
+    jobs=option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1),
 )

@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 
 from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record
-from tasks.mlflow_links import artifact_key, link_run, records_of
+from tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
 from tasks.report import health_markdown
 
 
@@ -92,6 +92,7 @@ class LiveProgress:
         if self.record:
             record = self.record
             self._try(lambda: link_run(record, self.stage))
+            self._try(lambda: link_rollouts(record, self.stage))
 
     def _try(self, send: Callable[[], Any]) -> None:
         """Send to the server unless it failed to answer before: the stage itself goes on without it.

@@ -8,11 +8,11 @@ from pathlib import Path
 from prefect.artifacts import create_link_artifact
 
 from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
-from mathrl.core.paths import shown, tracking_uri
+from mathrl.core.paths import rollouts_page, shown, tracking_uri
 from mathrl.core.records import RunRecord, all_records, newest_record
 
 TRAINING = "?workflowType=machine_learning"  # MLflow's pages for training, not for GenAI
-LINKED: set[Path] = set()  # records to whose runs this process has made a link
+LINKED: set[Path] = set()  # records, and their rollouts, to which this process has made a link
 
 
 def artifact_key(name: str) -> str:
@@ -77,6 +77,17 @@ def link_run(record: RunRecord, step: str) -> None:
         text = f"Curves, parameters and files of {step}"
         create_link_artifact(page + TRAINING, key=key, link_text=f"{step} in MLflow", description=text)
         LINKED.add(record.folder)
+
+
+def link_rollouts(record: RunRecord, step: str) -> None:
+    """The artifact `<step>-rollouts`, once, as soon as the run has started to keep rollouts."""
+    if record.keeps_rollouts and record.rollouts.exists() and record.rollouts not in LINKED:
+        key = artifact_key(f"{step}-rollouts")
+        text = "`mathrl ui` serves the page; without it: `mathrl rollouts`"
+        create_link_artifact(
+            rollouts_page(record.folder.name), key=key, link_text=f"rollouts of {step}", description=text
+        )
+        LINKED.add(record.rollouts)
 
 
 def records_of(flow_run: str) -> Iterator[RunRecord]:

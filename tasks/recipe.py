@@ -1,6 +1,6 @@
 """Run a recipe as Prefect tasks over one `dvc repro`, one task per step, with live progress."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from prefect import tags
@@ -12,10 +12,12 @@ from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
+from mathrl.params.load import parse_yaml
 from mathrl.params.recipe import recipe_warnings
 from mathrl.params.recipe_graph import ROOT, write_recipe_graph
 from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
+from tasks.parallel import Steps, needed_steps, places, run_at_once, visible_gpus
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
 from tasks.run_names import announce_model, name_run
@@ -31,10 +33,12 @@ def run_recipe(
     sections: Mapping[str, BaseModel | None],
     overrides: Sequence[str],
     allow_dirty: bool = False,
+    jobs: int = 1,
 ) -> str:
     """Bring every step of the recipe up to date and report it; returns the workspace's folder.
 
-    Overrides go over those of every step, in a worktree of their own.
+    Overrides go over those of every step, in a worktree of their own. With several `jobs`, steps that do not depend on
+    one another run at the same time, each in a slot of its own.
     """
     workspace = prepare_recipe(recipe, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     checked = write_recipe_graph(recipe, workspace.folder)
@@ -42,20 +46,24 @@ def run_recipe(
     named = name_run("recipe", recipe, workspace, seeds)
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = line_handler(recipe, workspace, recipe_warnings(checked, workspace.folder / "params"))
-    steps = workspace.folder / ROOT / recipe
-    with (
-        tags(*named),
-        working(workspace, show),
-        slot(show),
-        mirroring(env, workspace.folder),
-        running(Repro(workspace.folder, f"{ROOT}/{recipe}/dvc.yaml", env, show)) as repro,
-    ):
-        while (step := repro.upcoming()) is not None:
-            outcome = run_stage.with_options(task_run_name=step)(step, repro, env[Variable.PROGRESS])
-            if outcome == "ran":
-                announce_model(step, steps / step / "model", workspace)
-                show_pictures(step, (steps / step / "report").glob("*.png"))
-        repro.finish(recipe)
+    steps, file = workspace.folder / ROOT / recipe, f"{ROOT}/{recipe}/dvc.yaml"
+
+    def ended(step: str, outcome: str) -> None:
+        if outcome == "ran":
+            announce_model(step, steps / step / "model", workspace)
+            show_pictures(step, (steps / step / "report").glob("*.png"))
+
+    with tags(*named), working(workspace, show), mirroring(env, workspace.folder):
+        if jobs == 1:
+            with slot(show):
+                _run_in_turn(workspace.folder, file, env, show, ended)
+        else:
+            needs, curated = needed_steps(parse_yaml((workspace.folder / file).read_text("utf-8"), file)["stages"])
+            if curated:
+                with slot(show):
+                    _run_in_turn(workspace.folder, "curate", env, show, ended)
+            free = places(jobs, workspace.params.run.processes, visible_gpus())
+            run_at_once(Steps(workspace.folder, file, env, show, free), needs, ended)
     link_to_mlflow(workspace.folder, recipe)
     if summary := recipe_summary(workspace.folder, recipe):  # last: Prefect shows the newest first
         key = artifact_key(f"recipe-{recipe}")
@@ -64,6 +72,16 @@ def run_recipe(
         create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts", description=about)
         create_table_artifact(summary_rows(summary), key=key, description=f"Accuracy of the models of recipe {recipe}")
     return str(workspace.folder)
+
+
+def _run_in_turn(
+    folder: Path, target: str, env: dict[str, str], show: Callable[[str], None], ended: Callable[[str, str], None]
+) -> None:
+    """One `dvc repro` of the target and all that it depends on, step by step."""
+    with running(Repro(folder, target, env, show)) as repro:
+        while (step := repro.upcoming()) is not None:
+            ended(step, run_stage.with_options(task_run_name=step)(step, repro, env[Variable.PROGRESS]))
+        repro.finish(target)
 
 
 def summary_rows(summary: RecipeSummary) -> list[dict[str, str]]:

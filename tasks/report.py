@@ -18,6 +18,7 @@ from tasks.mlflow_links import (
     TRAINING,
     artifact_key,
     compare_page,
+    link_rollouts,
     link_run,
     newest_of,
     parent_page,
@@ -77,6 +78,7 @@ def link_to_mlflow(folder: Path, name: str) -> None:
     records = list(records_of(str(flow_run.id or "")))
     for record in records:
         link_run(record, record.step)
+        link_rollouts(record, record.step)
     newest = newest_of(folder)
     page = parent_page(newest) if newest else None
     if page:

@@ -51,11 +51,19 @@ class Repro:
     """
 
     def __init__(
-        self, workspace: Path, target: str, env: dict[str, str], show: Callable[[str], None], *, single: bool = False
+        self,
+        workspace: Path,
+        target: str,
+        env: dict[str, str],
+        show: Callable[[str], None],
+        *,
+        single: bool = False,
+        wait_for_lock: bool = False,
     ) -> None:
         # In the workspace's folder the guard module is the workspace's; any version of it will do.
-        self.command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "dvc", "repro", target]
-        self.command += ["--single-item"] if single else []
+        self.command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "dvc"]
+        self.command += ["--wait-for-lock"] if wait_for_lock else []
+        self.command += ["repro", target, *(["--single-item"] if single else [])]
         self.workspace, self.env, self.show = workspace, env, show
         self.start()
 

@@ -17,7 +17,9 @@ SHOWN = 2000  # characters at the end of a response
 
 
 def audit(
-    run: Annotated[str, typer.Argument(help="Graded responses: evaluate, a recipe's step, a folder or file.")],
+    run: Annotated[
+        str, typer.Argument(help="Graded responses: evaluate, rl (kept rollouts), a recipe's step, a folder or file.")
+    ],
     size: Annotated[int, typer.Option(min=2, help="Number of responses to label, about.")] = 200,
     model: Annotated[str | None, typer.Option(help="Model whose responses are audited; default: all.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample; another one is another audit.")] = 0,

@@ -7,10 +7,9 @@ import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
-from mathrl.params.schema import SECTIONS
+from mathrl.reports.model_card import default_texts
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward
-from mathrl.tracking.upload import flatten
 
 
 def lineage(
@@ -32,7 +31,7 @@ def lineage_text(back: Back) -> str:
     if "gate.decision" in back.tags:
         on, against = (back.tags.get(f"gate.{key}", "") for key in ("benchmark", "champion"))
         lines.append(f"gate: {back.tags['gate.decision']}; benchmark {on or 'none'}, champion then: {against}")
-    shown = _defaults()
+    shown = default_texts()
     for step in sorted(back.steps, key=lambda step: step.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
         lines += ["", f"{step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}{dirty}"]
@@ -47,11 +46,6 @@ def lineage_text(back: Back) -> str:
     complete = f"complete: {len(back.steps)} runs, every input made by one of them"
     lines.append(f"not complete: no run in MLflow made {', '.join(missing)}; {REMEDY}" if missing else complete)
     return "\n".join(lines)
-
-
-def _defaults() -> dict[str, str]:
-    """Every parameter's default as MLflow shows it: {"rl.lr": "1e-06", …}."""
-    return flatten({name: kind.model_construct().model_dump(mode="json") for name, kind in SECTIONS.items()})
 
 
 def _forward(dataset: str) -> None:

@@ -58,6 +58,8 @@ def plan(
 
     processes = params.run.processes
     print(f"{shape.parameters / 1e6:,.1f} million parameters, {processes} process{'es' * (processes != 1)}")
+    if params.rl.kept_size:
+        print(f"rl.keep_rollouts: {params.rl.kept_size}")
     fits = True
     stages: list[Stage] = ["sft", "rl"] if params.sft.steps else ["rl"]
     for stage in stages:

@@ -24,6 +24,9 @@ def recipe(
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes with their steps.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and exit without running.")] = False,
     allow_dirty: AllowDirty = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Steps that run at a time, where they do not depend on one another.")
+    ] = 1,
 ) -> None:
     """Run the steps of a recipe that are out of date; without a name, list the recipes.
 
@@ -38,7 +41,7 @@ def recipe(
     else:
         load_recipe(name, overrides=tuple(overrides or ()))  # before any server is started
         began = time.time()
-        options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
+        options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
         _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
 
 

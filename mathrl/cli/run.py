@@ -140,6 +140,8 @@ def _print_plan(stage: str, params: Params) -> None:
     for line in curate.resolve(params):
         print(f"source: {line}")
     print(f"model: {_model(params)}")
+    if "rl" in stages_until(stage) and params.rl.kept_size:
+        print(f"rl.keep_rollouts: {params.rl.kept_size}")
     for line in warnings(params):
         print(f"warning: {line}")
 

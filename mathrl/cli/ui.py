@@ -33,6 +33,7 @@ DEFAULT_SLOTS = 2
 def ui(
     prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
+    rollouts_port: Annotated[int, typer.Option(help="Port of the page over kept rollouts, on loopback.")] = 5001,
     host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --open.")] = HOST,
     open_host: Annotated[
         bool, typer.Option("--open", help="Accept connections of other machines; both servers need a login.")
@@ -45,10 +46,11 @@ def ui(
     check_host(host, open_host, os.environ)
     root = main_checkout()
     os.chdir(root)
-    for name, port, option in (("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")):
+    ports = ("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")
+    for name, port, option in (*ports, ("the rollouts' page", rollouts_port, "rollouts")):
         if listens(port):
             raise UserError(f"port {port} of {name} is in use: stop that program, or choose another --{option}-port")
-    env = _environment(root, prefect_port, mlflow_port, host)
+    env = _environment(root, prefect_port, mlflow_port, host) | {Variable.ROLLOUTS: f"http://{HOST}:{rollouts_port}"}
     logs = home() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     children: list[subprocess.Popen[bytes]] = []
@@ -71,12 +73,14 @@ def ui(
         _prefect(env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
         _make_slots(env, slots)
         _prefect(env, "--no-prompt", "deploy", "--all")
+        start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
         start("worker", "prefect", "worker", "start", "--pool", POOL)
-        urls = {"PREFECT_API_URL": env["PREFECT_API_URL"], "MLFLOW_TRACKING_URI": env["MLFLOW_TRACKING_URI"]}
+        urls = {name: env[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", Variable.ROLLOUTS)}
         write_json(home() / SERVERS, urls)
         print(f"Prefect  {env['PREFECT_API_URL'].removesuffix('/api')}/deployments   start a flow here")
         print(f"MLflow   {env['MLFLOW_TRACKING_URI']}                look at runs and models here")
-        print(f"logs in {logs}; Ctrl-C ends both", flush=True)
+        print(f"rollouts {env[Variable.ROLLOUTS]}                look at kept rollouts here")
+        print(f"logs in {logs}; Ctrl-C ends all", flush=True)
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
         raise UserError(f"a server ended unexpectedly; see {logs}")

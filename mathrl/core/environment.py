@@ -33,6 +33,11 @@ class Variable(StrEnum):
     SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
     JUDGE_KEY = ("MATHRL_JUDGE_KEY", "bearer key of the endpoint of a judge model", "rewards.model_judge")
     SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
+    ROLLOUTS = (
+        "MATHRL_ROLLOUTS_URI",
+        "address of the page over kept rollouts, for links; default http://127.0.0.1:5001",
+        "core.paths",
+    )
     CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases", "tests")
     # Set by whatever starts the processes of a stage: mathrl or torchrun.
     RANK = ("RANK", "number of this process among those of its stage, from 0", "core.environment")

@@ -79,6 +79,11 @@ def tracking_uri() -> str:
     return with_driver(uri) if uri else f"sqlite:///{home() / 'mlflow.db'}"
 
 
+def rollouts_page(record: str) -> str:
+    """The address of the page over the rollouts that the run of this record kept, once `mathrl ui` serves it."""
+    return f"{Variable.ROLLOUTS.get() or 'http://127.0.0.1:5001'}/{urllib.parse.quote(record)}/"
+
+
 def with_driver(uri: str) -> str:
     """A database's address with the installed driver, psycopg2: SQLAlchemy 2.1 would take psycopg 3.
 

@@ -5,6 +5,7 @@ A stage leaves one folder per run, from which MLflow is filled and reports and l
     home()/records/rl-77aa…-1/run.json        the fields of `RunRecord`
                               metrics.jsonl   a row per step (core.metrics)
                               artifacts/      pictures and texts
+                              rollouts/       kept rollouts (core.rollout_files)
                               mirror.json     the fields of `MirrorState`
 """
 
@@ -19,7 +20,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.paths import home
 
-RUN, METRICS, MIRROR = "run.json", "metrics.jsonl", "mirror.json"
+RUN, METRICS, MIRROR, ROLLOUTS = "run.json", "metrics.jsonl", "mirror.json", "rollouts"
 MOST_RUNS = 10_000  # of the same parameters and inputs
 Status = Literal["running", "finished", "failed", "stopped"]
 
@@ -96,6 +97,15 @@ class RunRecord:
     @property
     def artifacts(self) -> Path:
         return self.folder / "artifacts"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.folder / ROLLOUTS
+
+    @property
+    def keeps_rollouts(self) -> bool:
+        """Whether the run's parameters ask for kept rollouts."""
+        return bool(self.params.get("rl", {}).get("keep_rollouts", {}).get("which", "none") != "none")
 
     @property
     def step(self) -> str:

@@ -107,6 +107,8 @@ class Graded:
     Example:
         Graded(problem_id="chain/rl/00012", completion=Completion(...), correct=True, reward=1.0,
                parts={"accuracy": 1.0}, extracted="36", rule="answer tag")
+
+    `disagrees` says whether the second grader's verdict differs; None where it was not asked or abstained.
     """
 
     problem_id: str
@@ -116,6 +118,7 @@ class Graded:
     parts: Mapping[str, float]
     extracted: str | None
     rule: str
+    disagrees: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

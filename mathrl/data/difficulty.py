@@ -20,7 +20,7 @@ from filelock import FileLock
 from mathrl.core.control import NO_CONTROL
 from mathrl.core.hashing import digest
 from mathrl.core.seeding import derive_seed
-from mathrl.core.statistics import wilson
+from mathrl.core.statistics import sum_in_order, wilson
 from mathrl.core.types import Problem
 
 
@@ -58,13 +58,13 @@ def summarise(rows: Sequence[dict[str, Any]], ks: Sequence[int] = (1, 2, 4, 8)) 
     summary: dict[str, Any] = {"problems": len(rows), "samples": min(row["samples"] for row in rows)}
     for k in ks:
         if k <= summary["samples"]:
-            summary[f"pass_at_{k}"] = sum(_pass(row, k) for row in rows) / len(rows)
+            summary[f"pass_at_{k}"] = sum_in_order(_pass(row, k) for row in rows) / len(rows)
     summary["never_solved"] = sum(row["correct"] == 0 for row in rows) / len(rows)
     summary["always_solved"] = sum(row["correct"] == row["samples"] for row in rows) / len(rows)
     levelled = [(row["level"], row["pass_rate"]) for row in rows if row["level"] is not None]
     levels = sorted({level for level, _ in levelled})
     summary["by_level"] = {
-        str(level): {"problems": len(rates), "pass_rate": sum(rates) / len(rates)}
+        str(level): {"problems": len(rates), "pass_rate": sum_in_order(rates) / len(rates)}
         for level in levels
         if (rates := [rate for row_level, rate in levelled if row_level == level])
     }
@@ -79,9 +79,10 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     n = len(a)
     if n < 2 or len(set(a)) == 1 or len(set(b)) == 1:
         return None
-    mean_a, mean_b = sum(a) / n, sum(b) / n
-    shared = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    return shared / sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
+    mean_a, mean_b = sum_in_order(a) / n, sum_in_order(b) / n
+    shared = sum_in_order((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    squares_a, squares_b = (sum_in_order((x - mean) ** 2 for x in c) for c, mean in ((a, mean_a), (b, mean_b)))
+    return shared / sqrt(squares_a * squares_b)
 
 
 def problem_key(problem: Problem) -> str:

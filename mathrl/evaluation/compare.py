@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any
 
 from mathrl.core.results import PIPELINE, Comparison
+from mathrl.core.statistics import sum_in_order
 from mathrl.evaluation.responses import ModelRun
 from mathrl.evaluation.runs import Values, compare_runs
 from mathrl.evaluation.summary import Key, Rows, grouped, interval_over, values_of
@@ -135,7 +136,7 @@ def _figures(runs: Sequence[ModelRun], values: Sequence[Values], settings: Evalu
         "samples": samples,
     }
     for name in ("pass_at_1", *(f"{kind}_{k}" for kind in ("pass_at", "maj_at") if k > 1)):
-        figures[name] = sum(_mean(values_of(run.rows, name)) for run in runs) / len(runs)
+        figures[name] = sum_in_order(_mean(values_of(run.rows, name)) for run in runs) / len(runs)
     responses = sum(len(row.lengths) for row in rows)
     figures["response_length"] = sum(sum(row.lengths) for row in rows) / responses
     figures["truncated_share"] = sum(sum(row.truncated) for row in rows) / responses
@@ -143,7 +144,7 @@ def _figures(runs: Sequence[ModelRun], values: Sequence[Values], settings: Evalu
 
 
 def _mean(values: Values) -> float:
-    return sum(values.values()) / len(values)
+    return sum_in_order(values.values()) / len(values)
 
 
 def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], settings: Evaluate, seed: int) -> Groups:
@@ -151,7 +152,7 @@ def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], setting
     compared: Groups = {}
     for name, group in islice(grouped(rows, key).items(), MOST_GROUPS):
         before, after = ([{row.problem_id: run[row.problem_id] for row in group} for run in side] for side in values)
-        first, second = (sum(map(_mean, side)) / len(side) for side in (before, after))
+        first, second = (sum_in_order(map(_mean, side)) / len(side) for side in (before, after))
         compared[name] = {"problems": len(group), "before": first, "after": second, "difference": second - first}
         if len(group) > 1:
             test = _tested(names, (before, after), settings, seed)

@@ -18,6 +18,7 @@ from scipy.special import stdtr, stdtrit
 
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, Interval
+from mathrl.core.statistics import sum_in_order
 from mathrl.evaluation.intervals import TINY, cluster_interval
 from mathrl.evaluation.paired import POWER, compare
 
@@ -141,7 +142,7 @@ def _standard_error(parts: Sequence[Share], contained_twice: Sequence[Share]) ->
 
     What the parts contain twice is subtracted once; the variance is never below the largest part.
     """
-    total = sum(value for value, _ in parts) - sum(value for value, _ in contained_twice)
+    total = sum_in_order(value for value, _ in parts) - sum_in_order(value for value, _ in contained_twice)
     variance = max(total, *(value for value, _ in parts))
-    spread = sum(value**2 / freedom for value, freedom in [*parts, *contained_twice])
+    spread = sum_in_order(value**2 / freedom for value, freedom in [*parts, *contained_twice])
     return variance**0.5, variance**2 / spread if spread else math.nan

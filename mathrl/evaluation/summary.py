@@ -5,6 +5,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.results import GroupFigures, Interval, ModelFigures
+from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
@@ -43,14 +44,14 @@ def summarise_seeds(runs: Sequence[Rows], settings: Evaluate, seed: int) -> Mode
     ks = sorted(k for k in powers | set(settings.ks) if 1 < k <= samples)
     lengths = [{row.problem_id: sum(row.lengths) / samples for row in rows} for rows in runs]
     length = _bounded(interval_over(lengths, settings, seed, share=False), share=False)
-    truncated = [sum(sum(row.truncated) / samples for row in rows) / len(rows) for rows in runs]
+    truncated = [sum_in_order(sum(row.truncated) / samples for row in rows) / len(rows) for rows in runs]
     return ModelFigures(
         problems=len(runs[0]),
         samples=samples,
         response_length=length.mean,
         response_length_low=length.low,
         response_length_high=length.high,
-        truncated_share=sum(truncated) / len(truncated),
+        truncated_share=sum_in_order(truncated) / len(truncated),
         seeds=len(runs),
         **_rates(runs, ks, settings, seed),
     )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mathrl.core.statistics import sum_in_order
 from mathrl.health.mismatch import ALIGNMENT, LAG, alignment_metric
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
@@ -34,7 +35,7 @@ class Rule:
 def mean(rows: Sequence[Row], name: str) -> float | None:
     """The metric's mean over the rows that have it; None if no row has."""
     values = [row[name] for row in rows if name in row]
-    return sum(values) / len(values) if values else None
+    return sum_in_order(values) / len(values) if values else None
 
 
 def now(rows: Sequence[Row], health: Health, name: str) -> float | None:
@@ -263,7 +264,7 @@ def spikes(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     if len(recent) < 2 * health.window + 1:
         return None
     jumps = [after - before for before, after in itertools.pairwise(recent)]
-    size = math.sqrt(sum(jump * jump for jump in jumps) / len(jumps))
+    size = math.sqrt(sum_in_order(jump * jump for jump in jumps) / len(jumps))
     # By chance the means of two batches of n problems differ with a standard deviation of at most √(2 · ¼ / n).
     if size <= max(SUDDEN, 3 * math.sqrt(0.5 / rl.prompts_per_step)):
         return None

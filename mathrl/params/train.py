@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
 
@@ -298,6 +299,16 @@ class Rl(Section):
     eval_temperature: float = Field(0.7, ge=0, description="Sampling temperature of the dev responses; 0: greedy.")
     export: Literal["last", "best"] = Field("last", description="Weights to export: last, or best by dev accuracy.")
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
+    keep_rollouts: KeepRollouts = KeepRollouts()
+
+    @property
+    def kept_size(self) -> str:
+        """How much the kept rollouts will take at most; empty if none are kept."""
+        if self.keep_rollouts.which == "none":
+            return ""
+        rounds = max(1, self.dynamic_sampling)
+        prompts = self.prompts_per_round or self.prompts_per_step if self.dynamic_sampling else self.prompts_per_step
+        return self.keep_rollouts.size(self.steps * rounds * prompts * self.group_size, self.max_tokens)
 
     @model_validator(mode="after")
     def _fit(self) -> "Rl":

@@ -33,7 +33,7 @@ from mathrl.registry.evidence import (
     yardstick,
 )
 from mathrl.registry.flavour import weights_of
-from mathrl.registry.versions import champions, set_champions
+from mathrl.registry.versions import champions, describe, set_champions
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.tracking.lineage import REMEDY, Back, find_registered, way_back
 from mathrl.tracking.upload import flatten
@@ -157,7 +157,7 @@ def _write_down(client: Any, back: Back, evidence: Evidence, decision: str, tags
     for key, value in tags.items():
         text = value if isinstance(value, str) else json.dumps(value)
         client.set_model_version_tag(back.name, back.version, f"gate.{key}", text)
-    client.update_model_version(back.name, back.version, description=decision)
+    describe(client, back.name, back.version, decision=decision)
 
 
 def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem], params: Params) -> ModelRun:

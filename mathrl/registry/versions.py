@@ -46,6 +46,18 @@ def register_version(
     return str(version.version)
 
 
+def describe(client: Any, name: str, version: str, *, decision: str = "", card: str = "") -> None:
+    """Set the gate's decision or the card in the version's description, and keep the other one.
+
+    The card begins with its title, "# NAME version N".
+    """
+    title = f"# {name} version {version}\n"
+    before, found, rest = (client.get_model_version(name, version).description or "").partition(title)
+    text = f"{decision or before.strip()}\n\n{card or found + rest}".strip()
+    client.update_model_version(name, version, description=text[:LONGEST_DESCRIPTION])
+
+
+LONGEST_DESCRIPTION = 5000  # characters in MLflow's database
 CHAMPION, HISTORY = "champion", "champion.history"
 
 

@@ -6,7 +6,7 @@ audit.json    the rates; audit.html: the page; cases.jsonl: wrong verdicts as ca
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from mathrl.core.files import read_json, read_jsonl, read_numbered_jsonl, write_
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import AUDITS, RECIPES
 from mathrl.core.problems import read_problems
+from mathrl.core.rollout_files import WHOLE
+from mathrl.core.rollout_files import read_responses as read_kept
 from mathrl.evaluation.audit import LABELS, Label, Rates, Sampled, draw_sample, error_rates
 from mathrl.reports.lineage_picture import render
 
-NAMES = ("responses.jsonl", "samples.jsonl")
+NAMES = ("responses.jsonl", "samples.jsonl", WHOLE)
 TRUTHS = ("answers", "ground_truth")
 
 
@@ -107,13 +109,15 @@ def find_responses(text: str) -> Path:
         return here
     places = [here, here / "report", here / "reports" / "evaluate", Path("reports") / text]
     places += [RECIPES / text / "report", RECIPES / text, Path("runs") / text / "reports" / "evaluate"]
+    places += [here / "rollouts", Path("runs") / text / "reports" / "rl"]
     for folder in places:
         for name in NAMES:
             if (folder / name).is_file():
                 return folder / name
     raise UserError(
         f"{text}: no graded responses there; give evaluate, a responses.jsonl or a folder with one, a recipe's "
-        "evaluate or sample step (NAME/STEP), a run under runs/, or rows that `mathrl grade` wrote"
+        "evaluate or sample step (NAME/STEP), a run under runs/, rl if it kept rollouts (rl.keep_rollouts), or rows "
+        "that `mathrl grade` wrote"
     )
 
 
@@ -123,9 +127,10 @@ def read_responses(file: Path, model: str | None) -> list[dict[str, Any]]:
     Raises:
         UserError: a row has no accepted answers and its problem is in no curated split, or no row is of the model.
     """
-    rows = [row for row in read_jsonl(file) if model is None or row.get("model") == model]
+    read_rows = kept_responses if file.suffix == ".parquet" else read_jsonl
+    rows = [row for row in read_rows(file) if model is None or row.get("model") == model]
     if not rows:
-        raise UserError(f"{file}: no response" + (f" of model {model!r} in it" if model else " in it"))
+        raise UserError(f"{file}: no response" + (f" of the model {model!r}" if model else "") + " in it")
     curated: dict[str, Any] = {}
     if not any(name in rows[0] for name in TRUTHS):
         files = sorted(Path("data/curated").glob("*.jsonl"))
@@ -140,6 +145,12 @@ def read_responses(file: Path, model: str | None) -> list[dict[str, Any]]:
         several = isinstance(truths, Sequence) and not isinstance(truths, str)
         read.append({**row, "truths": [str(truth) for truth in truths] if several else [str(truths)]})
     return read
+
+
+def kept_responses(file: Path) -> Iterator[dict[str, Any]]:
+    """Kept rollouts as graded responses, which have a source for strata and no benchmark."""
+    for row in read_kept([file]).to_pylist():
+        yield {**row, "response": row["text"], "problem_id": row["problem"]}
 
 
 def open_audit(

@@ -76,6 +76,7 @@ class RewardResult:
     correct: bool
     parts: dict[str, float]
     verdict: Verdict
+    disagrees: bool | None = None
 
 
 PartValue = tuple[float, dict[str, float]]
@@ -247,8 +248,9 @@ class RewardFunction:
         self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
         self._timeouts += verdict.reason == "timeout"
         self._seconds += verdict.seconds
+        disagrees = None
         if self.second is not None:
-            self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)
+            disagrees = self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)
         values: dict[str, float] = {}
         overall = 0.0
         for part in self.parts_for(item.routes):
@@ -256,7 +258,7 @@ class RewardFunction:
             values[part.name] = value
             values |= {f"{part.name}/{name}": number for name, number in extra.items()}
             overall += part.weight * value
-        return RewardResult(overall, verdict.correct, values, verdict)
+        return RewardResult(overall, verdict.correct, values, verdict, disagrees)
 
 
 def _part(params: RewardPart, reward: Reward) -> Part:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from mathrl.core.statistics import sum_in_order
+
 # Shares of another count than what was graded.
 SHARES_OF = {"verifier/disagreement": "verifier/second_graded", "verifier/model_disagreement": "verifier/model_judged"}
 
@@ -20,9 +22,10 @@ def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in sorted({name for share in shares for name in share}):
         values = [share.get(name, 0.0) for share in shares]
         if name not in SHARES_OF and not name.startswith(("verifier/rule/", "verifier/tier/", "verifier/mean_")):
-            merged[name] = sum(values)
+            merged[name] = sum_in_order(values)
             continue
         counts = [share.get(SHARES_OF.get(name, "verifier/graded"), 0.0) for share in shares]
-        mean = sum(n * value for n, value in zip(counts, values, strict=True)) / max(1.0, sum(counts))
+        weighted = sum_in_order(n * value for n, value in zip(counts, values, strict=True))
+        mean = weighted / max(1.0, sum_in_order(counts))
         merged[f"time/{name}" if name.endswith("seconds") else name] = mean
     return merged

@@ -61,6 +61,7 @@ class Disagreement:
     ...         return True
     >>> disagreement = Disagreement(Yes(), share=1.0)
     >>> disagreement.see("", "7", ["8"], False)
+    True
     >>> disagreement.rate
     1.0
     """
@@ -70,16 +71,20 @@ class Disagreement:
         self.share = share
         self.judged = self.differed = self.abstained = 0
 
-    def see(self, prompt: str, response: str, truths: Sequence[str], correct: bool) -> None:
-        """Judge the response if it falls into the sample (chosen by its hash, so a rerun samples the same)."""
+    def see(self, prompt: str, response: str, truths: Sequence[str], correct: bool) -> bool | None:
+        """Judge the response if it falls into the sample (chosen by its hash, so a rerun samples the same).
+
+        Returns whether the graders differ; None where the second one was not asked or abstained.
+        """
         if hash_text(prompt + "\x00" + response) / 2**64 >= self.share:
-            return
+            return None
         verdict = self._judge.judge(prompt, response, truths)
         if verdict is None:
             self.abstained += 1
-            return
+            return None
         self.judged += 1
         self.differed += verdict != correct
+        return verdict != correct
 
     @property
     def rate(self) -> float:

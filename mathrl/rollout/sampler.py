@@ -77,6 +77,7 @@ class Sampler:
                 parts=scored.parts,
                 extracted=scored.verdict.extracted,
                 rule=scored.verdict.rule,
+                disagrees=scored.disagrees,
             )
             for (problem, completion), scored in zip(pairs, rewards, strict=True)
         ]

@@ -18,6 +18,7 @@ from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
+from mathrl.core.statistics import sum_in_order
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
@@ -39,7 +40,7 @@ def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
     token.)
     """
     responses = params.rl.prompts_per_step * params.rl.group_size
-    tokens: float = sum(row["trained_tokens"] + row["response_length"] * responses / 3 for row in rows)
+    tokens = sum_in_order(row["trained_tokens"] + row["response_length"] * responses / 3 for row in rows)
     return max(1, math.ceil(tokens / params.sft.tokens_per_step))
 
 

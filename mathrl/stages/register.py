@@ -1,14 +1,14 @@
 """register: the RL model becomes a version in MLflow's registry. `python -m mathrl.stages.register`.
 
 MLflow loads and serves a version by itself (registry.flavour). A model whose bytes are registered already keeps its
-version; the alias moves to it. Writes
-reports/registered.json, and the report of `mathrl report` for MLflow.
+version; the alias moves to it. Writes reports/registered.json, and for MLflow the report of `mathrl report` and a card,
+which is also the version's description.
 """
 
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.files import write_json
+from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import CURATED_SFT
 from mathrl.core.results import EvaluationSummary
@@ -18,12 +18,13 @@ from mathrl.params.run import Prompt
 from mathrl.stages.stage_run import StageRun, run_stage
 
 MODEL, SUMMARY, REGISTERED = Path("models/rl"), Path("reports/summary.json"), Path("reports/registered.json")
-REPORT = "report.html"
+REPORT, CARD = "report.html", "model_card.md"
 
 
 def work(run: StageRun) -> None:
-    from mathrl.registry.versions import find_version, register_version
+    from mathrl.registry.versions import describe, find_version, register_version
     from mathrl.reports.html import pipeline_material, write_report  # only needed with something to register
+    from mathrl.reports.model_card import model_card
     from mathrl.tracking.client import connect  # MLflow: 1.4 s
     from mathrl.tracking.upload import Upload
 
@@ -44,7 +45,11 @@ def work(run: StageRun) -> None:
         version = register_version(client, wanted.name, run_id, MODEL, tags, _usage(run))
     client.set_registered_model_alias(wanted.name, wanted.alias, version)
     # Kept with the MLflow run and not a DVC output: its figures belong to other stages.
-    write_report(pipeline_material(Path.cwd()), run.artifacts / REPORT, load_params())
+    material = pipeline_material(Path.cwd())
+    write_report(material, run.artifacts / REPORT, load_params())
+    card = model_card(f"{wanted.name} version {version}", f"{wanted.name}:{version}", digest, material)
+    write_text(run.artifacts / CARD, card)
+    describe(client, wanted.name, version, card=card)
     entry = {"name": wanted.name, "version": int(version), "alias": wanted.alias, "digest": digest}
     write_json(REGISTERED, entry)
     run.summary({"pass_at_1": accuracy, "version": float(version)})

@@ -1,18 +1,21 @@
 """rl: reinforcement learning on the mixture, from the SFT model. `python -m mathrl.stages.rl`.
 
-Writes models/rl and reports/rl/ (metrics.jsonl, health.json, curve.png). Starts only when the SFT model's
-measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothing to learn from. Resumes from its
-last checkpoint, on a CPU bit for bit; a signal ends it at the next step with exit status 75.
+Writes models/rl and reports/rl/ (metrics.jsonl, health.json, curve.png, with rl.keep_rollouts rollouts.parquet).
+Starts only when the SFT model's measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothing to
+learn from. Resumes from its last checkpoint, on a CPU bit for bit; a signal ends it at the next step with exit
+status 75.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.problems import read_problems
@@ -102,7 +105,8 @@ def work(
     )
     export_model(network, tokenizer, model, card)
     title = "Reinforcement learning with verifiable rewards"
-    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health)
+    rollouts = finish_rollouts(run, rl)
+    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, rollouts)
 
 
 def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
@@ -124,6 +128,8 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     rollout = resolve_rollout(params.rollout, start, params.model, hardware, longest=longest, ranks=ranks.world)
     rl = resolve_importance(rl, rollout)
     run.resolved(rollout, rl)
+    if rl.kept_size and rank() == 0:
+        print(f"rl.keep_rollouts: {rl.kept_size}", flush=True)
     tokenizer = load_tokenizer(start, params.model)
     network = load_to_train(load_model, start, params.model, ranks)
     engine = training_engine(network, start, tokenizer, params.model, rollout, rl.prefetch)
@@ -138,7 +144,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
         if name in others
     }
     helpers = Helpers(judge=_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
-    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health)
+    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health, run.rollouts)
     reward = build_reward(params.reward)
     result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, training, helpers)
     return network, tokenizer, result
@@ -163,6 +169,18 @@ def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]
     )
     training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health)
     return train_rl_with_trl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training)
+
+
+def finish_rollouts(run: StageRun, rl: Rl) -> Path | None:
+    """The file of the run's kept rollouts; None if it keeps none, or at another rank."""
+    if not rl.kept_size or rank() != 0:
+        return None
+    from mathrl.core.rollout_files import WHOLE, RolloutFolder  # pyarrow: only where rollouts are kept
+
+    missing = RolloutFolder(run.rollouts, rl.steps).finish(rl.steps)
+    if missing:
+        print(f"rl.keep_rollouts: {run.rollouts} lost the rollouts of {len(missing)} steps", file=sys.stderr)
+    return run.rollouts / WHOLE
 
 
 def _judge(

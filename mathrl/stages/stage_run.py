@@ -60,6 +60,11 @@ class StageRun:
     def metrics_file(self) -> Path:
         return self.record.metrics_file
 
+    @property
+    def rollouts(self) -> Path:
+        """Folder of the rollouts that the run keeps."""
+        return self.record.rollouts
+
     def open_metrics(self, resume_after: int | None = None) -> JsonlSink:
         """The live metrics file; `resume_after` is the step of the checkpoint that the run resumes from."""
         return JsonlSink(self.metrics_file, resume_after=resume_after)

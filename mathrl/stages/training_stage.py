@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,9 +33,10 @@ def write_report(
     datasets: Mapping[str, Sequence[Path]],
     summary: Mapping[str, float],
     health: HealthMonitor | None = None,
+    rollouts: Path | None = None,
 ) -> None:
-    """Rank 0 writes the folder `report` (metrics.jsonl, curve.png and, with `health`, health.json) and the run's last
-    facts; the other ranks do nothing."""
+    """Rank 0 writes the folder `report` (metrics.jsonl, curve.png and, with `health`, health.json, with `rollouts` a
+    copy of that file) and the run's last facts; the other ranks do nothing."""
     if rank() != 0:
         return
     from mathrl.health.watch import examine
@@ -44,6 +46,8 @@ def write_report(
         folder.mkdir(parents=True)
         picture = run.artifacts / f"{run.name}_curve.png"
         rows = report_curves(run.metrics_file, folder, picture, panels, title)
+        if rollouts is not None:
+            shutil.copy(rollouts, folder)
         if health is not None:
             findings = examine(rows, health.watch.health, health.watch.rl).report()
             write_json(folder / "health.json", findings)

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from mathrl.core.files import encodable
 from mathrl.core.metrics import complete_rows
-from mathrl.core.paths import home
+from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
 from mathrl.core.run_name import run_name
 from mathrl.tracking.batches import Batches, Point, mlflow_tags
@@ -60,6 +60,10 @@ class Upload:
                 tags=mlflow_tags(tags),
             )
         run_id = str(run.info.run_id)
+        if record.keeps_rollouts:
+            page = rollouts_page(record.folder.name)
+            note = f"[Rollouts]({page}): served by `mathrl ui` on the machine that trained; else `mathrl rollouts`"
+            self.batches.tags(run_id, {"mathrl.rollouts": page, "mlflow.note.content": note})
         self.batches.params(run_id, flatten(record.params))
         self._log_datasets(run_id, record)
         if not record.sweep:

@@ -126,7 +126,8 @@ class Collector:
             if share is None:
                 share = self.sample(derive_seed(seed, "round", rounds) if rounds else seed)
             _add(seconds, share.seconds)
-            judged = rollout_groups(share.problems, [self.prompts[n] for n in share.problems], share.graded)
+            prompts = [self.prompts[n] for n in share.problems]
+            judged = rollout_groups(share.problems, prompts, share.graded, params.keep_rollouts.which != "none")
             judged = self.judge(judged) if self.judge is not None else judged
             if params.advantage == "greedy":
                 judged = self._with_greedy_baselines(judged, seconds)

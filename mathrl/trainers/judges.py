@@ -12,6 +12,7 @@ import torch
 
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
+from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import Problem, Tokens
 from mathrl.learners.micro_batches import filled
 from mathrl.params.run import Judge
@@ -109,7 +110,7 @@ def with_steps(
     rows = [
         (*row[:-1], 0.0) if truncated else tuple(row) for row, truncated in zip(rewards, group.truncated, strict=True)
     ]
-    means = [sum(row) / len(row) for row in rows]
+    means = [sum_in_order(row) / len(row) for row in rows]
     return replace(group, step_ends=tuple(ends), step_rewards=tuple(rows), parts=_with_part(group, "steps", means))
 
 

@@ -23,9 +23,11 @@ from mathrl.models.sharding import is_sharded, sharded_copy
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.collect import Collector
+from mathrl.trainers.batch import Batch, group_logprobs
+from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
 from mathrl.trainers.prefetch import Prefetch
 from mathrl.trainers.rollouts import GroupJudge
 from mathrl.trainers.training_run import TrainingLog, TrainingRun
@@ -75,6 +77,7 @@ class RlSetup:
     state: RlState
     log: TrainingLog
     checkpoints: CheckpointFolder
+    kept: KeptRollouts | None
 
     @property
     def learners(self) -> list[Learner]:
@@ -98,6 +101,19 @@ class RlSetup:
                 self.state.kl_coef, row["kl"], responses, controller.target, controller.horizon
             )
         return {"kl_coef": used} if self.collector.params.kl_coef else {}
+
+    def keep_rollouts(self, rollouts: StepRollouts, batch: Batch) -> None:
+        """Keep the step's rollouts, with what the updates did to their tokens, where rl.keep_rollouts asks for it."""
+        if self.kept is None:
+            return
+        params, ranks = self.collector.params, self.collector.ranks
+        with self.scoring():
+            self.kept.keep(
+                self.state.step,
+                rollouts.sampled,
+                batch,
+                lambda groups: group_logprobs(self.policy.model, "policy", groups, params, ranks),
+            )
 
     def keep_dev_accuracy(self, row: Mapping[str, float]) -> None:
         """Keep the dev accuracy of the row and, where rl.export is best, the weights if they are the best so far."""
@@ -172,7 +188,9 @@ def open_rl(
             critic.load(saved, saved.values["critic"])
         order.load(saved.values["order"])
         state = RlState(**saved.values["state"])
-    log = run.open_log(state.step if saved is not None else None)
+    resume_after = state.step if saved is not None else None
+    log = run.open_log(resume_after)
+    kept = open_kept(params.keep_rollouts, problems, sampler.tokenizer, run, resume_after)
     usable_prompts = [prompts[index] or () for index in usable]
     sync = WeightSync(sampler.engine, policy, ranks, usable_prompts, params.temperature, params.max_tokens)
     sync()
@@ -184,7 +202,7 @@ def open_rl(
         for learner in [policy] if critic is None else [policy, critic]:
             learner.model.gradient_checkpointing_enable({"use_reentrant": False})
     return RlSetup(
-        policy, critic, frozen, reference, helpers.teacher, collector, sync, prefetch, state, log, checkpoints
+        policy, critic, frozen, reference, helpers.teacher, collector, sync, prefetch, state, log, checkpoints, kept
     )
 
 

@@ -17,6 +17,7 @@ from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
 from mathrl.core.seeding import derive_seed
+from mathrl.core.statistics import sum_in_order
 from mathrl.learners.learner import Learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
 from mathrl.models.device import to_device
@@ -68,20 +69,20 @@ class StepFigures:
         if not self.updates:
             return {}
         count, first = len(self.updates), self.updates[0]
-        tokens = sum(update.tokens for update in self.updates)
+        tokens = sum_in_order(update.tokens for update in self.updates)
         metrics = {
-            "actor_loss": sum(update.loss for update in self.updates) / count,
+            "actor_loss": sum_in_order(update.loss for update in self.updates) / count,
             "grad_norm": self.norm / count,
-            "entropy": sum(update.entropy for update in self.updates) / max(1.0, tokens),
-            "clip_fraction": sum(update.clipped for update in self.updates) / max(1.0, tokens),
-            "ratio/mean": sum(update.ratio for update in self.updates) / tokens if tokens else 1.0,
+            "entropy": sum_in_order(update.entropy for update in self.updates) / max(1.0, tokens),
+            "clip_fraction": sum_in_order(update.clipped for update in self.updates) / max(1.0, tokens),
+            "ratio/mean": sum_in_order(update.ratio for update in self.updates) / tokens if tokens else 1.0,
             "ratio/max": max(update.ratio_max for update in self.updates) or 1.0,
-            "trained_tokens": sum(update.trained for update in self.updates),
+            "trained_tokens": sum_in_order(update.trained for update in self.updates),
         }
         if first.responses:  # where no group has a gradient, none was computed
             metrics["rollout/logprob_alignment"] = first.alignment / first.responses
         if params.kl_coef and params.kl_in == "loss":
-            metrics["kl"] = sum(update.kl for update in self.updates) / max(1.0, tokens)
+            metrics["kl"] = sum_in_order(update.kl for update in self.updates) / max(1.0, tokens)
         if params.drop_ratio is not None:
             metrics["dropped_minibatches"] = float(self.dropped)
         if count > 1:

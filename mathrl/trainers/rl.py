@@ -126,6 +126,7 @@ def train_rl(
             waited = prefetch.wait()
             state.step += 1
             state.sampled_tokens += rollouts.tokens
+            setup.keep_rollouts(rollouts, batch)
 
             # Log.
             end = time.perf_counter()

@@ -3,16 +3,17 @@
 Shapes: P groups (prompts) of G responses.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
+from math import fsum, sqrt
 
 import numpy as np
 import torch
 
 from mathrl.algorithms.advantages import uniform_groups
 from mathrl.core.ngrams import distinct_ngrams
+from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import Graded, Logprobs, Problem, TokenIds, Tokens
 from mathrl.models.packing import Group
 
@@ -32,7 +33,7 @@ class RolloutGroup:
     sequences and are int32 and float32 arrays; `repeated` are the responses' `repeated_shares`. `step_ends` are the
     places of the last token of each reasoning step, one tuple per response, and `step_rewards` the rewards of the
     steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
-    `baseline_tokens` tokens (ReMax).
+    `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
     """
 
     problem: int
@@ -48,6 +49,7 @@ class RolloutGroup:
     step_rewards: tuple[tuple[float, ...], ...] = ()
     baseline: float = 0.0
     baseline_tokens: int = 0
+    graded: tuple[Graded, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "responses", tuple(np.asarray(response, np.int32) for response in self.responses))
@@ -77,9 +79,15 @@ GroupJudge = Callable[[list[RolloutGroup]], list[RolloutGroup]]
 
 
 def rollout_groups(
-    problems: Sequence[int], prompts: Sequence[Sequence[int] | None], graded: Sequence[Sequence[Graded] | None]
+    problems: Sequence[int],
+    prompts: Sequence[Sequence[int] | None],
+    graded: Sequence[Sequence[Graded] | None],
+    kept: bool = False,
 ) -> list[RolloutGroup]:
-    """The groups of these problems, with their prompts and graded responses; None leaves a problem out."""
+    """The groups of these problems, with their prompts and graded responses; None leaves a problem out.
+
+    With `kept` a group also holds what the verifier reported.
+    """
     sampled = [
         (problem, prompt or (), responses)
         for problem, prompt, responses in zip(problems, prompts, graded, strict=True)
@@ -99,6 +107,7 @@ def rollout_groups(
             truncated=tuple(response.completion.finish_reason == "length" for response in responses),
             parts=tuple(dict(response.parts) for response in responses),
             repeated=tuple(islice(repeated, len(responses))),
+            graded=tuple(responses) if kept else (),
         )
         for problem, prompt, responses in sampled
     ]
@@ -120,7 +129,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
         "rollout/length_reward_correlation": correlation(lengths, rewards.flatten().tolist()),
-        "rollout/repetition": sum(share for group in groups for share in group.repeated) / count,
+        "rollout/repetition": sum_in_order(share for group in groups for share in group.repeated) / count,
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
         "rollout/zero_variance_share": int(uniform.sum()) / len(trained),
     }
@@ -128,7 +137,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
     for name in sorted({name for part in parts for name in part}):
         # A response without the part (its route is another) does not count.
         values = [part[name] for part in parts if name in part]
-        figures.setdefault(f"reward/{name}", sum(values) / len(values))
+        figures.setdefault(f"reward/{name}", sum_in_order(values) / len(values))
     return figures
 
 
@@ -140,7 +149,11 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if len(first) < 2 or len(set(first)) < 2 or len(set(second)) < 2:
         return 0.0
-    return statistics.correlation(first, second)
+    # Not statistics.correlation, whose last bit is another from Python 3.12 on.
+    mean_x, mean_y = fsum(first) / len(first), fsum(second) / len(second)
+    pairs = [(x - mean_x, y - mean_y) for x, y in zip(first, second, strict=True)]
+    xx, yy = fsum(x * x for x, _ in pairs), fsum(y * y for _, y in pairs)
+    return fsum(x * y for x, y in pairs) / sqrt(xx * yy)
 
 
 def repeated_shares(responses: Sequence[TokenIds], n: int = REPEATED_GRAM) -> list[float]:
@@ -167,7 +180,7 @@ def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem
     for source, members in sorted(by_source.items()):
         count = sum(len(group.responses) for group in members)
         figures[f"source/{source}/accuracy"] = sum(sum(group.correct) for group in members) / count
-        figures[f"source/{source}/reward"] = sum(sum(group.rewards) for group in members) / count
+        figures[f"source/{source}/reward"] = sum_in_order(sum_in_order(group.rewards) for group in members) / count
         lengths = sum(len(response) for group in members for response in group.responses)
         figures[f"source/{source}/response_length"] = lengths / count
     return figures

@@ -14,7 +14,7 @@ class TrainingRun:
     """Where a trainer runs; `state` holds its checkpoints, from which it resumes.
 
     `open_metrics` is called at rank 0 with the step that the run resumes after, or None at a new run;
-    `health`, if there is one, judges every row of the metrics.
+    `health`, if there is one, judges every row of the metrics. `rollouts` is the folder of kept rollouts.
 
     Example:
         TrainingRun(Ranks(torch.device("cpu")), Path("state"), 0, lambda after: JsonlSink(file, resume_after=after))
@@ -25,6 +25,7 @@ class TrainingRun:
     seed: int
     open_metrics: Callable[[int | None], JsonlSink]
     health: HealthMonitor | None = None
+    rollouts: Path | None = None
 
     def open_log(self, resume_after: int | None) -> "TrainingLog":
         return TrainingLog(self, resume_after)

@@ -29,7 +29,7 @@ from mathrl.params.schema import READS
 from mathrl.params.train import Rl
 from mathrl.registry import promote as gate_stage
 from mathrl.registry.evidence import Evidence, judge
-from mathrl.registry.versions import champions, register_version
+from mathrl.registry.versions import champions, describe, register_version
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import Step
 from mathrl.tracking.upload import Upload, flatten
@@ -194,6 +194,7 @@ def test_a_run_with_one_illness_is_refused_for_it_alone(
 ) -> None:
     """Of a first version, which needs no comparison; the same run without the illness is taken."""
     client = add(1, **illness)
+    describe(client, "m", "1", card="# m version 1\n\nOld card.\n")
     said = refused("m:1", capsys=capsys)
     assert said.startswith("m version 1 refused on test:\n")
     reasons = said.split("\n- ")[1:]
@@ -203,6 +204,10 @@ def test_a_run_with_one_illness_is_refused_for_it_alone(
     version = client.get_model_version("m", "1")
     assert (version.tags["gate.decision"], version.tags[f"gate.{tag}"]) == ("refused", value)
     assert why in version.description and champions(client, "m") == []
+    assert version.description.endswith("\n\n# m version 1\n\nOld card."), "the card stays below the decision"
+    describe(client, "m", "1", card="# m version 1\n\nNew card.\n")
+    text = client.get_model_version("m", "1").description
+    assert why in text and "New card." in text and "Old card." not in text
     with pytest.raises(UserError, match="m has no earlier champion to go back to"):
         rollback("m")
     add(2)

@@ -39,7 +39,9 @@ class Servers:
 
     def __init__(self, checkout: Checkout, pids: Path) -> None:
         self.checkout, self.prefect_port, self.mlflow_port = checkout, free_port(), free_port()
+        self.rollouts_port = free_port()
         self.words = ["ui", "--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port)]
+        self.words += ["--rollouts-port", str(self.rollouts_port)]
         self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
         self.silent = pids.with_name("silent")  # names the stage that is silent
         env = checkout.env | {"STANDIN_SILENT": f"@{self.silent}", "STANDIN_PIDS": str(pids)}
@@ -364,6 +366,6 @@ def test_ctrl_c_ends_every_server(servers: Servers) -> None:
     time.sleep(0.3)
     servers.process.send_signal(signal.SIGTERM)  # as by somebody impatient
     assert servers.process.wait(timeout=60) == 0
-    for port in (servers.prefect_port, servers.mlflow_port):
+    for port in (servers.prefect_port, servers.mlflow_port, servers.rollouts_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0

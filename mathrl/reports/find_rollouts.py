@@ -1,0 +1,45 @@
+"""The kept rollouts that RUN names in `mathrl rollouts` and `mathrl audit`."""
+
+import re
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.core.records import ROLLOUTS, records_folder
+from mathrl.core.rollout_files import WHOLE, rollout_files
+from mathrl.reports.find_run import folders, mlflow_record
+
+
+def kept_files(text: str) -> list[Path]:
+    """The parquet files of kept rollouts in what `text` names without MLflow; empty if there are none.
+
+    A run that trains, or was stopped, has a file per step in its record.
+    """
+    if Path(text).suffix == ".parquet" and Path(text).is_file():
+        return [Path(text)]
+    for folder in folders(text):
+        for place in (folder, folder / ROLLOUTS):
+            if files := rollout_files(place):
+                return files
+    return []
+
+
+def find_rollouts(text: str) -> tuple[str, dict[str, Path]]:
+    """The name in the page's address, and where its rollouts are if that is not a record.
+
+    Raises:
+        UserError: the run kept no rollouts.
+    """
+    files = kept_files(text)
+    if not files:
+        record = mlflow_record(text)
+        files = rollout_files(record.rollouts) if record else []
+    if not files:
+        raise UserError(
+            f"{text}: no kept rollouts there; give rl, a recipe's step (NAME/STEP), a record, a parquet file or an "
+            "MLflow run, and keep some with --set rl.keep_rollouts.which=all (share, odd)"
+        )
+    folder = files[0].parent
+    if folder.name == ROLLOUTS and folder.parent.parent == records_folder():
+        return folder.parent.name, {}
+    name = re.sub(r"[^\w.-]+", "-", folder.parent.name if folder.name == "report" else folder.name)
+    return name, {name: files[0] if files[0].name != WHOLE and len(files) == 1 else folder}

@@ -1,0 +1,73 @@
+"""The card of a registered version, in Markdown: figures, health, lineage, what was set, how to reproduce it."""
+
+from collections.abc import Mapping, Sequence
+
+from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.health.watch import examine
+from mathrl.params.schema import SECTIONS
+from mathrl.reports.html import Material, lineage, origin
+from mathrl.tracking.lineage import Step
+from mathrl.tracking.upload import flatten
+
+LONGEST = 4000  # characters: MLflow keeps 5000 of a description, and the gate's decision stands in it too
+
+
+def model_card(title: str, reference: str, digest: str, material: Material) -> str:
+    """The card of the version `title` ("mathrl-chain version 3"), which `reference` ("mathrl-chain:3") names.
+
+    What was set comes last, because a long list is cut off there.
+    """
+    steps, _, complete = lineage(material)
+    lines = [f"# {title}", ""]
+    if material.summary is not None:
+        lines += [f"**{material.summary.verdict}**", "", *_figures(material.summary), ""]
+    lines += [f"Digest `{digest}`. {origin(steps)}.", "", "## Health", "", *_health(material), ""]
+    lines += ["## Lineage", "", *_lineage(steps), "", complete, ""]
+    lines += ["## Reproduce", "", f"    mathrl reproduce {reference}", "", "## Set, against the defaults", ""]
+    changed = _changed(steps)
+    lines += [f"- `{name}: {value}`" for name, value in changed.items()] or ["Nothing."]
+    text = "\n".join(lines) + "\n"
+    return text if len(text) <= LONGEST else text[: LONGEST - 24].rpartition("\n")[0] + "\n- and more: see MLflow\n"
+
+
+def default_texts() -> dict[str, str]:
+    """Every parameter's default as MLflow shows it: {"rl.lr": "1e-06", …}."""
+    return flatten({name: kind.model_construct().model_dump(mode="json") for name, kind in SECTIONS.items()})
+
+
+def _figures(summary: EvaluationSummary) -> list[str]:
+    """The table of results as Markdown."""
+    table = results_table(summary.models)
+    rows = [list(table[0]), ["---"] * len(table[0]), *(list(map(str, row.values())) for row in table)]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [f"On {summary.benchmark}:", "", *lines]
+
+
+def _health(material: Material) -> list[str]:
+    lines = []
+    for stage in material.trained:
+        report = examine(stage.rows, *stage.settings()).report()
+        lines.append(f"- {stage.name}: {report['colour']}")
+        lines += [
+            f"    - {finding['rule']} ({finding['colour']}): {finding['cause']}" for finding in report["findings"]
+        ]
+    return lines or ["No training run on this machine."]
+
+
+def _lineage(steps: Sequence[Step]) -> list[str]:
+    """A line per stage, sources first."""
+    lines = []
+    for step in reversed(steps):
+        made = ", ".join(f"`{path}` {digest}" for path, digest in step.outputs.items())
+        sources = f" from {', '.join(step.sources)}" if step.sources else ""
+        lines.append(f"- {step.stage}{sources}: {made}")
+    return lines or ["The records of its stages are not on this machine."]
+
+
+def _changed(steps: Sequence[Step]) -> Mapping[str, str]:
+    """What the stages' parameters have other than the defaults, by dotted name."""
+    defaults, changed = default_texts(), dict[str, str]()
+    for step in steps:
+        values = flatten(dict(step.params))
+        changed |= {name: value for name, value in values.items() if defaults.get(name) != value}
+    return dict(sorted(changed.items()))

@@ -1,0 +1,177 @@
+"""A fresh clone in which stages are run again: its data from the DVC remote, its parameters from a lineage."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError
+from mathrl.core.exit_status import RESUMABLE
+from mathrl.core.hashing import digest_path
+
+# In the clone, with its own code: the schema is that of the commit.
+WRITE = """
+import json, sys
+from mathrl.params import Params, load_params, write_params
+old, sections = load_params(), json.load(sys.stdin)
+write_params(old, Params.model_validate(old.model_dump(mode="json", by_alias=True) | sections))
+"""
+DESCRIBE = """
+import getpass, json, platform, torch, transformers
+lines = open("/proc/cpuinfo").read().splitlines() if platform.system() == "Linux" else []
+models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+print(json.dumps({"python": platform.python_version(), "torch": torch.__version__,
+    "transformers": transformers.__version__, "system": platform.platform(), "user": getpass.getuser(),
+    "host": platform.node(), "processor": models[0] if models else platform.processor(),
+    "threads": str(torch.get_num_threads()), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}))
+"""
+NEEDED = "import torch, transformers, pydantic, ruamel.yaml, pyarrow"
+KEPT = (Variable.DATA, Variable.JUDGE_KEY, Variable.SERVE_KEY)  # of mathrl's variables: what a person sets for data
+
+
+class FreshClone:
+    """A clone of `source` at a commit, in `folder`, with state, records and MLflow store of its own.
+
+    `python` runs its stages; without its own packages it gets an environment in the clone (`make install`).
+    """
+
+    def __init__(self, source: Path, commit: str, folder: Path, python: str = "") -> None:
+        self.source, self.commit, self.folder, self.python = source, commit, folder, python or sys.executable
+
+    def open(self) -> None:
+        """Clone, unless the folder has this commit already: then a reproduction that was cut off goes on.
+
+        Raises:
+            UserError: the source does not have the commit, or the folder holds something else.
+        """
+        if not self.folder.exists():
+            partial = self.folder.with_name(f"{self.folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            # The objects are copied: nothing of the clone depends on the folder it came from.
+            _git(Path.cwd(), "clone", "--quiet", "--no-hardlinks", "--no-checkout", str(self.source), str(partial))
+            try:
+                _git(partial, "checkout", "--quiet", "--detach", self.commit)
+            except UserError as error:
+                shutil.rmtree(partial)
+                raise UserError(f"{self.source} has no commit {self.commit}: fetch it there first ({error})") from None
+            partial.rename(self.folder)
+        elif not (self.folder / ".git").exists() or _git(self.folder, "rev-parse", "HEAD").strip() != self.commit:
+            raise UserError(f"{self.folder} is no clone at {self.commit[:12]}: remove it, or choose another --folder")
+
+    def install(self) -> None:
+        """An environment with the packages of the commit's constraints.txt, where `python` lacks them.
+
+        Raises:
+            UserError: it cannot be installed.
+        """
+        own = self.folder / ".venv" / "bin" / "python"
+        if (self.folder / ".venv" / ".installed").exists():
+            self.python = str(own)
+        elif subprocess.run([self.python, "-c", NEEDED], capture_output=True, check=False).returncode:
+            print(f"{self.python} lacks packages: make install in {self.folder}", flush=True)
+            if subprocess.run(["make", "install", f"PYTHON={self.python}"], cwd=self.folder, check=False).returncode:
+                raise UserError(f"make install failed in {self.folder}: see above")
+            self.python = str(own)
+
+    def write_sections(self, sections: Mapping[str, Any]) -> None:
+        """Write the parameters of a lineage over those of the commit.
+
+        Raises:
+            UserError: the commit's schema refuses them.
+        """
+        self._python("-c", WRITE, text=json.dumps(sections))
+
+    def describe(self) -> dict[str, str]:
+        """Python, packages, processor and user of the reproduction."""
+        described: dict[str, str] = json.loads(self._python("-c", DESCRIBE))
+        return described
+
+    def pull(self, paths: Sequence[str]) -> None:
+        """Fetch outputs from the DVC remote of the checkout, with its credentials and by its dvc.lock.
+
+        A model's commit has the dvc.lock from before the run; whether the bytes are the model's, their digests show.
+
+        Raises:
+            UserError: there is no remote, or it does not have them.
+        """
+        if (self.source / "dvc.lock").is_file():
+            shutil.copy(self.source / "dvc.lock", self.folder)
+        share_remotes(self.source / ".dvc", self.folder / ".dvc")
+        command = [self.python, "-m", "dvc", "pull", *paths]
+        done = subprocess.run(command, cwd=self.folder, env=self.environment(), capture_output=True, text=True)
+        if done.returncode or not all((self.folder / path).exists() for path in paths):
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            raise UserError(
+                f"dvc pull {' '.join(paths)} failed ({lines[-1] if lines else 'no output'}): check out the "
+                "dvc.lock of the run, whose outputs `dvc push` has sent to a remote"
+            )
+
+    def run(self, stage: str) -> float:
+        """Run a stage to its end; returns its seconds.
+
+        Raises:
+            UserError: the stage failed, or was stopped; started again, it resumes.
+        """
+        start = time.monotonic()
+        done = subprocess.run(
+            [self.python, "-m", f"mathrl.stages.{stage}"], cwd=self.folder, env=self.environment(), check=False
+        )
+        if done.returncode in RESUMABLE or done.returncode < 0:
+            raise UserError(f"{stage} was stopped; the same command goes on where it was")
+        if done.returncode:
+            raise UserError(f"{stage} failed in {self.folder}: see above")
+        return time.monotonic() - start
+
+    def digests(self, paths: Sequence[str]) -> dict[str, str]:
+        """The digests of the outputs that are there."""
+        return {path: digest_path(self.folder / path) for path in paths if (self.folder / path).exists()}
+
+    def environment(self) -> dict[str, str]:
+        """Nothing of the caller's runs: its own home, no tracking server, the clone's code first."""
+        dropped = {str(variable) for variable in Variable if variable not in KEPT} | {"PYTHONPATH"}
+        variables = {name: value for name, value in os.environ.items() if name not in dropped}
+        home = self.folder / ".mathrl"
+        return variables | {
+            "PATH": str(Path(self.python).parent) + os.pathsep + variables.get("PATH", ""),
+            "PYTHONUNBUFFERED": "1",
+            "DVC_NO_ANALYTICS": "1",
+            "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
+            Variable.HOME: str(home),
+            Variable.MIRROR: "none",
+        }
+
+    def _python(self, *words: str, text: str = "") -> str:
+        done = subprocess.run(
+            [self.python, *words], cwd=self.folder, env=self.environment(), input=text, capture_output=True, text=True
+        )
+        if done.returncode:
+            last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+            raise UserError(f"{self.folder}: {last}")
+        return done.stdout
+
+
+def share_remotes(source: Path, clone: Path) -> None:
+    """Give the clone the remotes and credentials of a .dvc folder, but not its cache."""
+    from dvc.config import Config, merge  # 0.2 s, which only a reproduction that fetches data pays
+
+    original = Config(str(source))
+    with Config(str(clone)).edit("local") as config:
+        for level in Config.REPO_LEVELS:
+            read = original.read(level)
+            merge(config, {name: read[name] for name in ("core", "remote") if name in read})
+    if (clone / "config.local").exists():
+        (clone / "config.local").chmod(0o600)
+
+
+def _git(folder: Path, *words: str) -> str:
+    git = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    if git.returncode:
+        raise UserError(f"git {words[0]} failed: {git.stderr.strip()}")
+    return git.stdout

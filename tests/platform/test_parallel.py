@@ -1,0 +1,105 @@
+"""Steps at the same time, through real `dvc repro` processes: at once, in order, ended by a failure and by Ctrl-C."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.params.load import dump_yaml
+from tasks.parallel import needed_steps, places
+
+Checkout = Any
+pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
+FLOW = """
+from pathlib import Path
+from prefect import flow
+from mathrl.params.load import parse_yaml
+from tasks.parallel import Steps, needed_steps, places, run_at_once
+from tasks.repro import environment
+
+@flow
+def at_once():
+    file = "side/dvc.yaml"
+    needs, _ = needed_steps(parse_yaml(Path(file).read_text(), file)["stages"])
+    steps = Steps(Path.cwd(), file, environment(Path.cwd()), lambda text: print(text, end="", flush=True),
+                  places(2, 1, []))
+    run_at_once(steps, needs, lambda step, outcome: print("ENDED", step, outcome, flush=True))
+
+at_once()
+"""
+# Writes its file only after the other's signal is there: alone, one after another, neither would end.
+MEET = "touch {own}.here; for n in $(seq 600); do [ -e {other}.here ] && break; sleep 0.1; done; [ -e {other}.here ]"
+
+
+def write(checkout: Checkout, stages: dict[str, dict[str, Any]]) -> None:
+    side = checkout.folder / "side"
+    side.mkdir(exist_ok=True)
+    (side / "dvc.yaml").write_text(dump_yaml({"stages": stages}))
+
+
+def test_what_needs_nothing_runs_at_once_and_what_failed_holds_up_its_own_alone(checkout: Checkout) -> None:
+    meeting = {
+        own: {"cmd": MEET.format(own=own, other=other) + f" && echo {own} > {own}", "outs": [own]}
+        for own, other in (("a", "b"), ("b", "a"))
+    }
+    both = {"cmd": "cat a b > both", "deps": ["a", "b"], "outs": ["both"]}
+    wrong = {"cmd": "echo 'error: no room' && exit 2", "deps": ["both"], "outs": ["wrong"]}
+    after, beside = ({"cmd": f"touch {name}", "deps": [dep], "outs": [name]}
+                     for name, dep in (("after", "wrong"), ("beside", "both")))  # fmt: skip
+    write(checkout, {**meeting, "both": both, "wrong": wrong, "after": after, "beside": beside})
+    failed = checkout.run(sys.executable, "-c", FLOW, ok=False)
+    side = checkout.folder / "side"
+    assert failed.returncode and "stage side/dvc.yaml:wrong failed: no room" in failed.stderr
+    assert (side / "both").read_text() == "a\nb\n" and (side / "beside").exists() and not (side / "after").exists()
+    assert "a: Running stage 'side/dvc.yaml:a'" in failed.stdout.replace('"', "'")
+    assert "git add" not in failed.stdout, "DVC's advice concerns no run"
+
+    # Again, with the mistake taken out: only what is missing runs.
+    write(
+        checkout, {**meeting, "both": both, "wrong": wrong | {"cmd": "touch wrong"}, "after": after, "beside": beside}
+    )
+    done = checkout.run(sys.executable, "-c", FLOW)
+    ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    assert ended == [["a", "skipped"], ["b", "skipped"], ["both", "skipped"], ["wrong", "ran"], ["after", "ran"],
+                     ["beside", "skipped"]]  # fmt: skip
+
+
+def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
+    write(
+        checkout,
+        {name: {"cmd": f"echo $$ > {tmp_path}/{name}; sleep 600", "outs": [f"long_{name}"]} for name in ("x", "y")},
+    )
+    flow = subprocess.Popen([sys.executable, "-c", FLOW], cwd=checkout.folder, env=checkout.env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not all((tmp_path / name).exists() and (tmp_path / name).read_text().strip() for name in ("x", "y")):
+        assert flow.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    flow.send_signal(signal.SIGINT)
+    assert flow.wait(timeout=120) != 0
+    for name in ("x", "y"):
+        process = Path(f"/proc/{(tmp_path / name).read_text().strip()}")
+        while process.exists():
+            assert time.monotonic() < deadline, f"step {name} lives on"
+            time.sleep(0.1)
+    assert not (checkout.folder / "side" / "long_x").exists()
+
+
+def test_needs_and_places() -> None:
+    stages = {
+        "curate": {"outs": ["p/c"]},
+        "sft": {"deps": ["p/c/splits/sft.jsonl", "mathrl/models"], "outs": [{"p/sft": {"cache": True}}]},
+        "near": {"deps": ["p/sft2"], "outs": ["p/near"]},
+        "test": {"deps": ["p/sft/model", "p/c/splits/test.jsonl", "p/sft"], "metrics": ["p/test.json"]},
+        "summary": {"deps": ["p/test.json"]},
+    }
+    needs, outside = needed_steps(stages)
+    assert needs == {"curate": [], "sft": ["curate"], "near": [], "test": ["sft", "curate"], "summary": ["test"]}
+    assert not outside and needed_steps({"a": {"deps": ["data/curated/rl.jsonl"]}})[1]
+    assert places(4, 2, ["0", "1", "2", "3", "4"]) == ["0,1", "2,3"]
+    assert places(1, 1, ["GPU-a", "GPU-b"]) == ["GPU-a"] and places(2, 8, ["0", "1"]) == ["0,1"]
+    assert places(3, 2, []) == ["", "", ""]

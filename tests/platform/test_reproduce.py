@@ -1,0 +1,139 @@
+"""`mathrl reproduce`: a fresh clone, every stage again, the first difference by name; resumed; from a DVC remote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.params.schema import STAGES
+from mathrl.registry.reproduction import Certificate, StageCheck, plan_reproduction
+from mathrl.tracking.lineage import Back, Step
+
+Checkout = Any
+pytestmark = [pytest.mark.xdist_group("reproduce"), pytest.mark.timeout(1800)]
+AGAIN = [stage for stage in STAGES if stage != "register"]
+
+
+@pytest.fixture(scope="module")
+def registered(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A pipeline that was run with a parameter of its own in params/, its outputs pushed to a remote."""
+    checkout.set_param("rl.yaml", "lr: 0.01", "lr: 0.02")
+    checkout.git("commit", "-qam", "another learning rate")
+    checkout.repro("register")
+    checkout.run("dvc", "remote", "add", "--local", "-d", "far", str(tmp_path_factory.mktemp("remote")))
+    checkout.run("dvc", "push", "-q")
+    return checkout
+
+
+def certificate(folder: Path) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads((folder / "certificate.json").read_text())
+    return row
+
+
+def test_a_version_is_reproduced_and_says_so(registered: Checkout) -> None:
+    done = registered.mathrl("reproduce", "mathrl-chain@candidate")
+    folder = registered.home / "reproduced" / "mathrl-chain-1"
+    row = certificate(folder)
+    assert row["same"] and row["first_difference"] is None and [stage["stage"] for stage in row["stages"]] == AGAIN
+    assert all(stage["found"] == stage["expected"] and stage["outcome"] == "same" for stage in row["stages"])
+    assert "was reproduced to the bit: curate, sft, difficulty, mix, rl, evaluate were run again" in done.stdout
+    assert row["commit"] == registered.git("rev-parse", "HEAD") and row["environment"]["python"]
+    clone = folder / "checkout"
+    assert not (clone / ".git" / "objects" / "info" / "alternates").exists(), "the clone stands alone"
+    assert (clone / "models" / "rl").is_dir() and not (clone / "reports" / "registered.json").exists()
+    page = (folder / "certificate.html").read_text()
+    assert row["verdict"] in page and row["stages"][4]["expected"]["models/rl"] in page
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{registered.home / 'mlflow.db'}")
+    version = client.get_model_version("mathrl-chain", "1")
+    assert version.tags["reproduced"].startswith("mathrl-chain version 1 was reproduced to the bit")
+    assert {item.path for item in client.list_artifacts(version.run_id, "reproduction")} == {
+        "reproduction/certificate.json", "reproduction/certificate.html"
+    }  # fmt: skip
+    assert "# mathrl-chain version 1" in version.description and "`rl.lr: 0.02`" in version.description
+
+    again = registered.mathrl("reproduce", "mathrl-chain")
+    assert "was reproduced to the bit" in again.stdout and certificate(folder)["stages"] == row["stages"], (
+        "not once more"
+    )
+
+
+def test_a_cut_off_reproduction_goes_on_and_names_the_first_difference(registered: Checkout, tmp_path: Path) -> None:
+    words = ("reproduce", "mathrl-chain:1", "--folder", str(tmp_path / "here"))
+    failed = registered.mathrl(*words, ok=False, STANDIN_FAIL="difficulty")
+    assert failed.returncode == 2 and "difficulty failed" in failed.stderr
+    before = certificate(tmp_path / "here")["stages"]
+    assert [stage["outcome"] for stage in before] == ["same", "same", "not run", "not run", "not run", "not run"]
+
+    mix = tmp_path / "here" / "checkout" / "mathrl" / "stages" / "mix.py"
+    mix.write_text(mix.read_text().replace("digest([STAGE", "digest([7, STAGE"))
+    differs = registered.mathrl(*words, ok=False)
+    row = certificate(tmp_path / "here")
+    assert differs.returncode == 1 and row["first_difference"] == "mix" and not row["same"]
+    assert "mix is the first stage that differs, in data/mixture" in differs.stdout
+    assert [stage["outcome"] for stage in row["stages"]] == ["same", "same", "same", "differs", "not run", "not run"]
+    assert row["stages"][0]["seconds"] == before[0]["seconds"], "what was done was not done again"
+
+
+def test_data_come_from_the_remote_on_request(registered: Checkout, tmp_path: Path) -> None:
+    words = ("reproduce", "mathrl-chain", "--folder", str(tmp_path / "here"), "--from", "rl")
+    done = registered.mathrl(*words)
+    row = certificate(tmp_path / "here")
+    assert [stage["fetched"] for stage in row["stages"]] == [True] * 4 + [False] * 2 and row["same"]
+    assert "rl, evaluate were run again" in done.stdout and "mix came from the DVC remote" in done.stdout
+    nowhere = registered.mathrl("reproduce", "mathrl-chain", "--from", "dpo", ok=False)
+    assert nowhere.returncode == 2 and "the stages of this lineage are curate, sft" in nowhere.stderr
+
+
+def step(stage: str, **changes: Any) -> Step:
+    values: dict[str, Any] = {
+        "run": f"run-{stage}", "stage": stage, "commit": "c0ffee", "dirty": False, "params": {"run.seed": "1"},
+        "inputs": {}, "outputs": {f"models/{stage}": "77aa"}, "sources": {},
+    }  # fmt: skip
+    return Step(**values | changes)
+
+
+def back(*steps: Step, **changes: Any) -> Back:
+    values: dict[str, Any] = {"name": "m", "version": "3", "digest": "77aa", "tags": {"git.commit": "c0ffee"},
+                              "steps": steps, "edges": [], "unexplained": []}  # fmt: skip
+    return Back(**values | changes)
+
+
+def test_a_plan_is_in_the_order_of_the_pipeline_and_refuses_what_it_cannot_run() -> None:
+    plan = plan_reproduction(back(step("register"), step("rl", dirty=True), step("sft", commit="0ld")))
+    assert [check.stage for check in plan.stages] == ["sft", "rl"] and plan.sections == {"run": {"seed": 1}}
+    assert plan.notes == ["rl ran with uncommitted changes", "sft ran at commit 0ld"]
+    for wrong, message in (
+        (
+            back(step("rl"), unexplained=[("run-rl", "models/sft", "9be1")]),
+            "not complete, no run in MLflow made models/s",
+        ),
+        (back(step("rl"), step("study/dpo-s0")), "only models of the pipeline are reproduced"),
+        (back(step("rl"), step("sft"), step("sft", run="other")), "several runs of sft"),
+        (back(step("rl"), step("sft", params={"run.seed": "2"})), "different parameters of section run"),
+    ):
+        with pytest.raises(UserError, match=message):
+            plan_reproduction(wrong)
+
+
+def test_verdicts() -> None:
+    def verdict(*founds: dict[str, str], **changes: Any) -> Certificate:
+        names = ("sft", "rl")
+        checks = [
+            StageCheck(name, "r", "c", {"a": "1", "b": "2"}, found=found, **changes)
+            for name, found in zip(names, founds, strict=True)
+        ]
+        return Certificate("m", "3", "77aa", "c0ffee", {}, checks)
+
+    same, other, lacking = {"a": "1", "b": "2"}, {"a": "1", "b": "3"}, {"b": "2"}
+    assert verdict(same, same).same and verdict(same, same).verdict.endswith("no output differs")
+    assert not verdict(same, {}).complete and "not finished" in verdict(same, {}).verdict
+    assert verdict(same, other).verdict.endswith("rl is the first stage that differs, in b")
+    assert verdict(lacking, other).verdict.endswith("sft is the first stage that differs, in a")
+    fetched = verdict(same, same, fetched=True)
+    fetched.stages[1] = verdict(same, same).stages[1]
+    assert "rl were run again and no output differs; the outputs of sft came from the DVC remote" in fetched.verdict
+    assert verdict(lacking, {}).complete and not verdict(lacking, {}).same
