@@ -45,7 +45,7 @@ def test_countdown_problems_of_each_are_graded_alike_by_both(gym: Any) -> None:
         assert truth is not None
         numbers, target = list(truth[0]), int(truth[1])
         entry = {"metadata": {"numbers": numbers, "target": target}}
-        for answer in variants(problem.extra["demonstrated_answer"], numbers, target):
+        for answer in variants(str(problem.control.demonstrated_answer), numbers, target):
             right = theirs.score_answer(answer, entry) == 1.0
             assert countdown_correct(answer, numbers, target)[0] == right, (problem, answer)
             verdicts.append(right)

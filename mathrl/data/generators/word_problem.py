@@ -71,4 +71,4 @@ class WordProblem(WordProblemOptions):
         who, distracted = people(rng, language), rng.random() < self.distractors
         question = structure.told(numbers, who, rng, distracted)
         extra = {"structure": structure.name, "language": language, "distractor": distracted}
-        return Draft(question, str(answer), "\n".join(work.lines), structure.kind, extra)
+        return Draft(question, str(answer), "\n".join(work.lines), structure.kind, extra=extra)
