@@ -95,6 +95,7 @@ def _draw_new(
                 solution=draft.solution,
                 subject=draft.subject,
                 control=draft.control,
+                extra=draft.extra,
             )
     raise UserError(
         f"curate: source {name}: no new problem of level {level} in {TRIES} draws (after {len(seen)}); "
