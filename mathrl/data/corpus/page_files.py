@@ -122,7 +122,7 @@ def read_evaluation(params: PagesClean, seed: int) -> tuple[EvaluationIndex, lis
     Raises:
         UserError: a set or a file that is not there, or a bad row in it.
     """
-    index, inputs = EvaluationIndex(params.ngram), []
+    index, inputs = EvaluationIndex(params.ngram, "words"), []
     for source in resolve_evaluation(params.benchmarks, params.files, params.data_folder):
         read = Read()
         problems, _ = taken(read_source(source, seed, read), "correct the row")
