@@ -36,6 +36,12 @@ class ChainOptions(Options):
     operations: tuple[Literal["+", "-", "*"], ...] = Field(("+", "-", "*"), min_length=1, description="Operators.")
     largest_number: int = Field(9, ge=1, description="Largest operand; the smallest is 1.")
     largest_result: int = Field(40, ge=1, description="Largest intermediate result.")
+    notation: Literal["words", "brackets", "bare"] = Field(
+        "words",
+        description="How the question says that it is worked from left to right: words: in a sentence; brackets: by "
+        "brackets where the usual precedence differs, (7+5-3)*4=; bare: not at all, 7+5-3*4=, for a model that learns "
+        "this notation from worked solutions.",
+    )
     working: Literal["steps", "rest"] = Field(
         "steps",
         description="Form of the worked solution: steps: every operation (7+5=12;12-3=9;9*4=36); rest: the expression "
@@ -46,7 +52,7 @@ class ChainOptions(Options):
 
 
 class ChainSource(GeneratedSource):
-    """Chained arithmetic, evaluated strictly from left to right: 7+5-3*4=."""
+    """Chained arithmetic, evaluated strictly from left to right: 7+5-3*4= is 36."""
 
     generator: Literal["chain"]
     options: ChainOptions = ChainOptions()
@@ -90,6 +96,45 @@ class FractionsSource(GeneratedSource):
     options: FractionsOptions = FractionsOptions()
 
 
+class GeometryOptions(FiveKindsOptions):
+    """Level 1: areas, perimeters; 2: angles; 3: right triangles; 4: circles, similarity; 5: coordinates, solids."""
+
+    largest_number: int = Field(24, ge=6, description="Scale of the lengths; some kinds use a multiple of it.")
+
+
+class GeometrySource(GeneratedSource):
+    """Lengths, angles, areas and volumes."""
+
+    generator: Literal["geometry"]
+    options: GeometryOptions = GeometryOptions()
+
+
+class CombinatoricsOptions(FiveKindsOptions):
+    """Level 1: product rule; 2: ordered choices and pairs; 3: committees; 4: arrangements; 5: conditions, paths."""
+
+    largest_number: int = Field(10, ge=5, description="Scale of the numbers; some kinds use a multiple of it.")
+
+
+class CombinatoricsSource(GeneratedSource):
+    """Counting problems."""
+
+    generator: Literal["combinatorics"]
+    options: CombinatoricsOptions = CombinatoricsOptions()
+
+
+class UnitConversionOptions(FiveKindsOptions):
+    """Level 1: to a smaller unit; 2: to a larger one; 3: mixed units; 4: areas and volumes; 5: rates."""
+
+    largest_number: int = Field(300, ge=20, description="Scale of the quantities.")
+
+
+class UnitConversionSource(GeneratedSource):
+    """Conversions between units of measure."""
+
+    generator: Literal["unit_conversion"]
+    options: UnitConversionOptions = UnitConversionOptions()
+
+
 class LinearEquationOptions(Options):
     """Level 1: ax + b = c; 2: unknown on both sides; 3: brackets; 4: two unknowns; 5: a rational solution."""
 
@@ -117,24 +162,44 @@ class NumberTheorySource(GeneratedSource):
     options: NumberTheoryOptions = NumberTheoryOptions()
 
 
+StoryKind = Literal["rates", "units", "measures", "time", "money", "comparisons", "sharing", "percent", "change"]
+StoryLanguage = Literal["en", "de", "fr", "es"]
+
+
 class WordProblemOptions(Options):
-    """Level: number of events. All quantities are positive integers."""
+    """Level: number of steps of the worked solution. All quantities are positive integers."""
 
-    events: Levels = Field((1, 2, 3, 4), description="Numbers of events per problem; each number is a level.")
-    largest_number: int = Field(30, ge=5, description="Largest number in the text; the smallest is 2.")
-    largest_result: int = Field(600, ge=20, description="Largest intermediate result.")
+    steps: Levels = Field((1, 2, 3, 4, 5), description="Numbers of steps per problem; each number is a level.")
+    kinds: tuple[StoryKind, ...] | None = Field(None, min_length=1, description="Kinds of problems; null: all.")
+    languages: tuple[StoryLanguage, ...] = Field(
+        ("en",), min_length=1, description="Languages, by their ISO 639-1 codes; drawn evenly."
+    )
+    distractors: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Share of problems with a sentence whose number has nothing to do with the answer.",
+    )
 
-    _different = field_validator("events")(different)
+    _different = field_validator("steps")(different)
 
 
 class WordProblemSource(GeneratedSource):
-    """Word problems: events change a quantity that a person has."""
+    """Word problems: rates, units, measures, time, money, comparisons, sharing, percentages, changes."""
 
     generator: Literal["word_problem"]
     options: WordProblemOptions = WordProblemOptions()
 
 
 Generated = Annotated[
-    ChainSource | CountdownSource | FractionsSource | LinearEquationSource | NumberTheorySource | WordProblemSource,
+    ChainSource
+    | CombinatoricsSource
+    | CountdownSource
+    | FractionsSource
+    | GeometrySource
+    | LinearEquationSource
+    | NumberTheorySource
+    | UnitConversionSource
+    | WordProblemSource,
     Field(discriminator="generator"),
 ]

@@ -81,9 +81,16 @@ def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
         yield from idle("rl.kl_coef is 0: there is no KL term", "kl_estimator", "kl_in")
     else:
         yield from idle("rl.kl_coef is above 0, so the KL is measured on every group", "kl_probe")
-    if rl.curriculum.order != "pass_rate":
-        reason = f"rl.curriculum.order is {rl.curriculum.order} (only pass_rate uses them)"
-        yield from _set(rl.curriculum, "rl.curriculum", reason, "floor", "memory")
+    curriculum = rl.curriculum
+    for names, orders in (
+        (("floor",), ("pass_rate",)),
+        (("memory",), ("pass_rate", "pools")),
+        (("pools",), ("pools",)),
+    ):
+        if curriculum.order not in orders:
+            users = " and ".join(orders)
+            reason = f"rl.curriculum.order is {curriculum.order} (only {users} use{'s' * (len(orders) == 1)} it)"
+            yield from _set(curriculum, "rl.curriculum", reason, *names)
     if rl.importance is not None and rl.importance.kind == "truncated":
         reason = "rl.importance.kind truncated has only an upper bound"
         yield from _set(rl.importance, "rl.importance", reason, "low")

@@ -20,7 +20,7 @@ from mathrl.params.engines import engine_problem
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
-from mathrl.params.user_function import function_problems
+from mathrl.params.user_function import function_problems, sampler_problems
 
 FOLDER = Path("params")
 S = TypeVar("S", bound=Section)
@@ -238,6 +238,7 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
         raise UserError("; ".join(lines)) from None
     problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
+    problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
     if params.rl.prefetch and params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1:
         problems.append(
             f"{origin['rl']}: prefetch: true needs rollout.vllm.tensor_parallel 1: ranks that share an engine would "

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.curriculum import Curriculum
 from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
@@ -109,20 +110,6 @@ class Importance(Section):
         if self.low >= self.high:
             raise ValueError("importance.low must be below importance.high")
         return self
-
-
-class Curriculum(Section):
-    """The order in which problems are sampled for training."""
-
-    order: Literal["shuffled", "as_given", "easy_to_hard", "pass_rate"] = Field(
-        "shuffled",
-        description="shuffled: reshuffled every pass; as_given: order of the mixture; easy_to_hard: by measured "
-        "pass rate, else by level; pass_rate: sampled with weight p (1 - p), p the pass rate in training.",
-    )
-    floor: float = Field(
-        0.02, ge=0, le=0.25, description="Added to p (1 - p), so that every problem can still be sampled."
-    )
-    memory: float = Field(0.5, ge=0, lt=1, description="Weight of the old estimate when p is updated.")
 
 
 class Ramp(Section):
@@ -339,6 +326,15 @@ class Rl(Section):
                 raise ValueError("advantage max_rl needs rewards of at least 0, which a KL lowers: set kl_in loss")
         if self.advantage in SETS and self.k > self.group_size:
             raise ValueError(f"k must be at most group_size = {self.group_size}: a set has k of a group's responses")
+        adaptive = self.curriculum.adaptive
+        if adaptive is not None and self.advantage == "part_std":
+            raise ValueError(
+                "curriculum.adaptive makes groups of different sizes, which advantage part_std cannot take"
+            )
+        if adaptive is not None and self.advantage in SETS and self.k > adaptive.least:
+            raise ValueError(
+                f"curriculum.adaptive.least must be at least k = {self.k}: a set has k of a group's responses"
+            )
         if self.dual_clip is not None and self.policy_loss not in ("clip", "gspo", "dppo_tv", "dppo_kl"):
             raise ValueError(f"dual_clip has no effect on policy_loss {self.policy_loss}: leave it empty")
         return self

@@ -1,4 +1,4 @@
-"""User functions of the reward, checked before anything runs: read from their source, without importing it."""
+"""User functions and samplers, checked before anything runs: read from their source, without importing it."""
 
 import ast
 import importlib.util
@@ -7,6 +7,7 @@ from pathlib import Path
 from symtable import symtable
 from typing import Any
 
+from mathrl.params.curriculum import SamplerOptions
 from mathrl.params.messages import did_you_mean
 from mathrl.params.reward_parts import FunctionPart
 from mathrl.params.run import Reward
@@ -18,32 +19,63 @@ def function_problems(reward: Reward) -> Iterator[str]:
     for place, parts in {"parts": reward.parts, **routes}.items():
         for number, part in enumerate(parts):
             if isinstance(part, FunctionPart):
-                problem = _problem(part.options.path, part.options.keywords())
+                problem, found = _definitions(part.options.path)
+                functions = [node for node in found if isinstance(node, ast.FunctionDef)]
+                problem = problem or next((_wrong_option(node, part.options.keywords()) for node in functions), "")
                 if problem:
                     yield f"{place}.{number}.options.{problem}"
 
 
-def _problem(path: str, options: dict[str, Any]) -> str:
+def sampler_problems(sampler: SamplerOptions | None) -> Iterator[str]:
+    """The errors in the class of rl.curriculum.sampler, with its path in the section rl."""
+    if sampler is not None:
+        problem, found = _definitions(sampler.path)
+        classes = [node for node in found if isinstance(node, ast.ClassDef)]
+        problem = problem or next((_wrong_class(node, sampler.keywords()) for node in classes), "")
+        if problem:
+            yield f"curriculum.sampler.{problem}"
+
+
+def _definitions(path: str) -> tuple[str, list[ast.AST]]:
+    """What is wrong with a dotted path, or "", and where its name is defined in the module's source, if it is."""
     module, _, name = path.rpartition(".")
     file = _source(module)
     if file is None:
-        return f"path: no module {module!r} in the working folder or installed; write package.module.function"
+        return f"path: no module {module!r} in the working folder or installed; write package.module.{name}", []
     if file.suffix != ".py":
-        return ""  # compiled: the import at the start of the stage checks it
+        return "", []  # compiled: the import at the start of the stage checks it
     try:
         source = file.read_text(encoding="utf-8")
         table, tree = symtable(source, str(file), "exec"), ast.parse(source)
     except (OSError, SyntaxError, ValueError) as error:
-        return f"path: {file} cannot be read as Python ({error})"
+        return f"path: {file} cannot be read as Python ({error})", []
     nodes = list(ast.walk(tree))
     if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes):
-        return ""  # only Python knows the names of such an import
+        return "", []  # only Python knows the names of such an import
     names = [s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()]
     if name not in names:
-        return f"path: {file} defines no {name!r}{did_you_mean(name, names)}"
+        return f"path: {file} defines no {name!r}{did_you_mean(name, names)}", []
     lines = {space.get_lineno() for space in table.lookup(name).get_namespaces()}  # where the module defines it
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
-    return next((_wrong_option(node, options) for node in functions if node.lineno in lines), "")
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return "", [node for node in nodes if isinstance(node, kinds) and node.name == name and node.lineno in lines]
+
+
+def _wrong_class(made: ast.ClassDef, options: dict[str, Any]) -> str:
+    if made.bases or made.decorator_list:
+        return ""  # a base class may have what is missing here
+    methods = {node.name: node for node in made.body if isinstance(node, ast.FunctionDef)}
+    missing = [name for name in ("take", "observe", "state", "load") if name not in methods]
+    if missing:
+        return f"path: {made.name} lacks {', '.join(missing)}; see docs/extend/sampler.md"
+    if "__init__" not in methods or methods["__init__"].args.kwarg is not None:
+        return ""
+    arguments = methods["__init__"].args
+    accepted = [argument.arg for argument in (*arguments.args[3:], *arguments.kwonlyargs)]
+    for option in options:
+        if option not in accepted:
+            hint = did_you_mean(option, accepted)
+            return f"{option}: unknown option{hint}; {made.name} accepts {', '.join(accepted) or 'no options'}"
+    return ""
 
 
 def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:

@@ -28,8 +28,8 @@ def outcome_advantages(
     if kind == "correct":
         return torch.tensor([float(correct) for group in groups for correct in group.correct])
     if kind == "process":
-        lengths_PG = lengths_S.view(len(groups), -1)
-        return torch.cat([_step_advantages(group, lengths_PG[i], params) for i, group in enumerate(groups)])
+        lengths = torch.split(lengths_S, [len(group.responses) for group in groups])
+        return torch.cat([_step_advantages(group, lengths[i], params) for i, group in enumerate(groups)])
     if kind == "part_std":
         return _part_advantages(groups, params).flatten()
     rewards_S = _rewards(groups)
@@ -41,16 +41,21 @@ def outcome_advantages(
     assert kind != "gae" and kind != "distillation"
     if penalty_N is not None:
         rewards_S = response_sums(token_rewards(rewards_S, lengths_S, penalty_N), lengths_S)
-    rewards_PG = rewards_S.view(len(groups), -1)
-    if kind == "max_rl" and bool((rewards_PG < 0).any()):
+    if kind == "max_rl" and bool((rewards_S < 0).any()):
         raise UserError(
             "rl.advantage max_rl needs rewards of at least 0: set reward.incorrect and the parts with penalties so, "
             "or take another rl.advantage"
         )
-    if kind == "max_rl" or kind == "pass_at_k" or kind == "max_at_k":
-        return set_advantages(rewards_PG, kind, params.k, eps=params.std_eps).flatten()
-    advantages_PG = group_advantages(rewards_PG, kind, ddof=params.std_ddof, eps=params.std_eps)
-    return advantages_PG.flatten()
+    sizes_P = torch.tensor([len(group.responses) for group in groups])
+    size_S, advantages_S = sizes_P.repeat_interleave(sizes_P), torch.empty_like(rewards_S)
+    for size in sorted(set(sizes_P.tolist())):  # groups of one size at a time; mostly all groups have the same
+        rewards_PG = rewards_S[size_S == size].view(-1, size)
+        if kind == "max_rl" or kind == "pass_at_k" or kind == "max_at_k":
+            advantages_PG = set_advantages(rewards_PG, kind, params.k, eps=params.std_eps)
+        else:
+            advantages_PG = group_advantages(rewards_PG, kind, ddof=params.std_ddof, eps=params.std_eps)
+        advantages_S[size_S == size] = advantages_PG.flatten()
+    return advantages_S
 
 
 def gae_advantages(

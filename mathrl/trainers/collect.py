@@ -3,9 +3,10 @@
 Shapes: P groups (prompts) of G responses.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 from mathrl.core.seeding import derive_seed
@@ -15,7 +16,7 @@ from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.curriculum import Order
 from mathrl.trainers.rollouts import GroupJudge, RolloutGroup, rollout_groups
 
 
@@ -88,7 +89,7 @@ class Collector:
     sampler: Sampler
     problems: Sequence[Problem]
     prompts: Sequence[Sequence[int] | None]
-    order: ProblemOrder
+    order: Order
     reward: RewardFunction
     judge: GroupJudge | None
     params: Rl
@@ -96,12 +97,24 @@ class Collector:
 
     def sample(self, seed: int, updates: int = 0) -> RolloutShare:
         """Take the problems of a round, sample and grade this rank's share of them."""
-        sampling = Sampling(self.params.group_size, self.params.temperature, self.params.max_tokens)
         over = self.params.prompts_per_round if self.params.dynamic_sampling else None
-        numbers = self.order.take(over or self.params.prompts_per_step)[self.ranks.rank :: self.ranks.world]
-        problems, prompts = [self.problems[n] for n in numbers], [self.prompts[n] for n in numbers]
-        graded = self.sampler.sample(problems, sampling, self.reward, seed, prompts=prompts)
-        return RolloutShare(numbers, graded, dict(self.sampler.seconds), updates)
+        taken = self.order.take(over or self.params.prompts_per_step)
+        counts = self.order.sample_counts(taken, self.params.group_size)
+        rank, world = self.ranks.rank, self.ranks.world
+        graded = self._sample_groups(taken[rank::world], counts[rank::world], math.gcd(*counts), seed)
+        return RolloutShare(taken[rank::world], graded, dict(self.sampler.seconds), updates)
+
+    def _sample_groups(self, numbers: list[int], counts: list[int], part: int, seed: int) -> list[list[Graded] | None]:
+        """A group of `counts` responses per problem: every prompt is sampled in parts of `part` responses."""
+        sampling = Sampling(part, self.params.temperature, self.params.max_tokens)
+        repeated = [n for n, count in zip(numbers, counts, strict=True) for _ in range(count // part)]
+        problems, prompts = [self.problems[n] for n in repeated], [self.prompts[n] for n in repeated]
+        parts = iter(self.sampler.sample(problems, sampling, self.reward, seed, prompts=prompts))
+        groups = [list(islice(parts, count // part)) for count in counts]
+        return [
+            None if group[0] is None else [response for graded in group for response in graded or ()]
+            for group in groups
+        ]
 
     def sample_ahead(self, seed: int, updates: int) -> RolloutShare:
         """As `sample`, with the verifier's counters: a step's counters are those of its own rollouts."""
@@ -140,7 +153,7 @@ class Collector:
             if rounds >= params.dynamic_sampling or len(differing) >= params.prompts_per_step:
                 break
         for group in groups:
-            self.order.observe(group.problem, sum(group.correct) / len(group.correct))
+            self.order.observe(group.problem, sum(group.correct), len(group.correct))
         trained = groups
         if params.dynamic_sampling:
             differing_ids = {id(group) for group in differing}

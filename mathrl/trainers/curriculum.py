@@ -1,17 +1,63 @@
 """Curriculum: which problems a step takes (shuffled, as given, easy to hard, or by the policy's pass rate)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.train import Curriculum
+from mathrl.params.curriculum import Curriculum
 from mathrl.trainers.demonstrations import Stream
+from mathrl.trainers.pools import PoolOrder
+from mathrl.trainers.user_order import UserOrder
 
 UNKNOWN_PASS_RATE = 0.5
+
+
+class Order(Protocol):
+    """Hands out the problems of each sampling round, as numbers in the training set, and learns from their groups.
+
+    It sees the same at every rank and must then hand out the same; `state` is JSON and goes into the checkpoint.
+    """
+
+    def take(self, count: int) -> list[int]:
+        """The problems of the next round."""
+        ...
+
+    def sample_counts(self, problems: Sequence[int], group_size: int) -> list[int]:
+        """The number of responses to each of these problems, which were taken last."""
+        ...
+
+    def observe(self, problem: int, correct: int, samples: int) -> None:
+        """A group of the problem was sampled: `correct` of its `samples` responses are right."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last round, under curriculum/."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+def make_order(
+    params: Curriculum, problems: Sequence[Problem], usable: Sequence[int], planned: int, seed: int
+) -> Order:
+    """The order that `params` ask for, over the problems with the numbers `usable`.
+
+    `planned` is the number of problems that the run is expected to take.
+
+    Raises:
+        UserError: the user's class cannot be made, or easy_to_hard has nothing to sort by.
+    """
+    if params.order == "pools":
+        return PoolOrder(params, problems, usable, seed)
+    if params.sampler is not None:
+        return UserOrder(params.sampler, problems, usable, seed)
+    return ProblemOrder(params, problems, usable, planned, seed)
 
 
 class ProblemOrder:
@@ -71,10 +117,16 @@ class ProblemOrder:
             places += keys.topk(min(count - len(places), len(p))).indices.tolist()
         return places
 
-    def observe(self, problem: int, pass_rate: float) -> None:
+    def sample_counts(self, problems: Sequence[int], group_size: int) -> list[int]:
+        return [group_size] * len(problems)
+
+    def observe(self, problem: int, correct: int, samples: int) -> None:
         """Move the problem's estimate towards the pass rate of its rollouts."""
         place, memory = self.place[problem], self.params.memory
-        self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * pass_rate
+        self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * (correct / samples)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {"cursor": self.cursor, "pass_rates": list(self.pass_rates)}

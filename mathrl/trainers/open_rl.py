@@ -26,7 +26,7 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import Batch, group_logprobs
 from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
-from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
 from mathrl.trainers.prefetch import Prefetch
 from mathrl.trainers.rollouts import GroupJudge
@@ -178,7 +178,7 @@ def open_rl(
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
-    order = ProblemOrder(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
+    order = make_order(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
     state = RlState(0, params.kl_coef)
     checkpoints = CheckpointFolder(run.state / "checkpoints")
     saved = checkpoints.latest()

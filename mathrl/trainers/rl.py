@@ -137,6 +137,7 @@ def train_rl(
                 **policy_figures.metrics(params),
                 **(policy_figures.mismatch() if sync.engine else {}),
                 **merged_counters(rollouts.counters),
+                **collector.order.metrics(),
                 **figures,
                 "lr_factor": policy.factor,
                 "skipped_updates": policy.bad,

@@ -118,8 +118,8 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
 
     `trained` are those of the groups that are trained on; the zero-variance share is of them.
     """
-    rewards = torch.tensor([group.rewards for group in groups])
-    uniform = uniform_groups(torch.tensor([group.rewards for group in trained]))
+    rewards = torch.tensor([reward for group in groups for reward in group.rewards])
+    uniform = sum(bool(uniform_groups(torch.tensor([group.rewards]))) for group in trained)
     lengths = [len(response) for group in groups for response in group.responses]
     count = len(lengths)
     figures = {
@@ -128,10 +128,10 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         "reward/accuracy": sum(sum(group.correct) for group in groups) / count,
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
-        "rollout/length_reward_correlation": correlation(lengths, rewards.flatten().tolist()),
+        "rollout/length_reward_correlation": correlation(lengths, rewards.tolist()),
         "rollout/repetition": sum_in_order(share for group in groups for share in group.repeated) / count,
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
-        "rollout/zero_variance_share": int(uniform.sum()) / len(trained),
+        "rollout/zero_variance_share": uniform / len(trained),
     }
     parts = [part for group in groups for part in group.parts]
     for name in sorted({name for part in parts for name in part}):

@@ -4,6 +4,7 @@ import time
 from fractions import Fraction
 
 import pytest
+import sympy
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
@@ -39,12 +40,15 @@ def test_more_training_problems_leave_the_test_split_as_it_is(name: str) -> None
 
 
 GOLDEN = {
-    "chain": (1, "9c06dfd9cf627981"),
+    "chain": (2, "c9bf7b1a41fd5842"),
+    "combinatorics": (1, "14889e385ea11192"),
     "countdown": (2, "94bd7748b2fd6876"),
     "fractions": (1, "5472f4d7c7124f23"),
+    "geometry": (1, "5121ac1d430f266d"),
     "linear_equation": (1, "aa33f47886e2f364"),
     "number_theory": (1, "4b98f06562493a0f"),
-    "word_problem": (1, "8683bbe12a3e0a0a"),
+    "unit_conversion": (1, "aa38c9049848cd0d"),
+    "word_problem": (2, "b3199bfaa728a98f"),
 }
 
 
@@ -64,7 +68,7 @@ def left_to_right(question: str) -> list[int]:
 
 
 def test_chains_are_right_by_an_evaluation_of_their_own() -> None:
-    for problem in generate("chain", {"rl": 300}, {"steps": [1, 4], "largest_result": 40}, seed=0):
+    for problem in generate("chain", {"rl": 300}, {"steps": [1, 4], "largest_result": 40, "notation": "bare"}, seed=0):
         values = left_to_right(problem.question)
         assert problem.level == len(values) - 1
         assert problem.answers == (str(values[-1]),)
@@ -76,7 +80,7 @@ def test_chains_are_right_by_an_evaluation_of_their_own() -> None:
 
 def test_chains_worked_by_what_is_left_to_do() -> None:
     steps, rest = (
-        list(generate("chain", {"rl": 50}, {"steps": [1, 4], "working": working}, seed=0))
+        list(generate("chain", {"rl": 50}, {"steps": [1, 4], "working": working, "notation": "bare"}, seed=0))
         for working in ("steps", "rest")
     )
     assert [p.question for p in steps] == [p.question for p in rest]
@@ -196,8 +200,6 @@ def test_number_theory_by_counting() -> None:
 
 @pytest.mark.parametrize("name", ["fractions", "word_problem", "number_theory"])
 def test_every_equation_of_a_worked_solution_is_true(name: str) -> None:
-    import sympy
-
     for problem in generate(name, {"rl": 150}, {}, seed=6):
         for line in (problem.solution or "").splitlines():
             if "gcd" in line or "lcm" in line or "mod" in line:
@@ -211,3 +213,22 @@ def test_the_last_line_of_a_solution_is_the_answer() -> None:
         for problem in generate(name, {"rl": 100}, {}, seed=7):
             last = re.split(r"[\n;]", problem.solution or "")[-1]
             assert last.rsplit("=", 1)[1].strip() == problem.answers[0], problem
+
+
+def test_a_chain_says_how_it_is_worked_unless_it_is_bare() -> None:
+    """In two of five of the bare ones the usual precedence of operators gives another result."""
+    options = [{"notation": notation} for notation in ("words", "brackets", "bare")]
+    words, brackets, bare = (list(generate("chain", {"rl": 300}, each, seed=0)) for each in options)
+    assert [p.answers for p in words] == [p.answers for p in brackets] == [p.answers for p in bare]
+    assert all(
+        p.question == "Work strictly from left to right: " + q.question for p, q in zip(words, bare, strict=True)
+    )
+    assert all(str(sympy.sympify(p.question[:-1])) == p.answers[0] for p in brackets)
+    other = sum(str(sympy.sympify(p.question[:-1])) != p.answers[0] for p in bare)
+    assert other / len(bare) == pytest.approx(0.41, abs=0.05)
+    assert list(generate("chain", {"rl": 300}, {}, seed=0)) == words, "the default says it"
+
+
+def test_what_remains_of_a_chain_with_brackets_has_them_too() -> None:
+    for problem in generate("chain", {"rl": 100}, {"notation": "brackets", "working": "rest"}, seed=0):
+        assert {str(sympy.sympify(line)) for line in (problem.solution or "").split(";")} == set(problem.answers)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXTEND = ROOT / "docs" / "extend"
-PAGES = [EXTEND / f"{name}.md" for name in ("parameter", "source", "reward", "algorithm", "engine")]
+PAGES = [EXTEND / f"{name}.md" for name in ("parameter", "source", "reward", "sampler", "algorithm", "engine")]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.M | re.S)
 

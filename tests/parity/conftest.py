@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not str(item.path).startswith(HERE):
             continue
-        package = "verl" if "verl" in item.path.name else "trl"
+        name = item.path.name
+        package = next(package for package in ("verl", "reasoning_gym", "trl") if package in name)
         if find_spec(package) is None:
             item.add_marker(pytest.mark.skip(reason=f"{package} is not installed; `make parity` installs and runs"))
 

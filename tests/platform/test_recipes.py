@@ -33,7 +33,7 @@ TINY = (
 )  # fmt: skip
 CURATE = """sources:
   - {type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 4, test: 4},
-     options: {steps: [2], largest_number: 3, largest_result: 4}}
+     options: {steps: [2], largest_number: 3, largest_result: 4, notation: bare}}
 decontaminate: null
 deduplicate: {exact: false}
 """

@@ -21,7 +21,7 @@ TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
     "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=200",
     "sft.tokens_per_step=128", "sft.checkpoint_every=20", "curate.sources=[{type: generated, name: chain, "
-    "generator: chain, counts: {sft: 64, rl: 8, dev: 8, test: 8}, options: {steps: [2]}}]",
+    "generator: chain, counts: {sft: 64, rl: 8, dev: 8, test: 8}, options: {steps: [2], notation: bare}}]",
     "curate.decontaminate=null", "curate.deduplicate.exact=false",
 )  # fmt: skip
 

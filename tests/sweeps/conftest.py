@@ -24,7 +24,7 @@ TINY = (
 )  # fmt: skip
 CURATE = (
     "curate.sources=[{type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 16, "
-    "test: 16}, options: {steps: [2], largest_number: 3, largest_result: 4}}]",
+    "test: 16}, options: {steps: [2], largest_number: 3, largest_result: 4, notation: bare}}]",
     "curate.decontaminate=null",
     "curate.deduplicate.exact=false",
 )

@@ -122,7 +122,7 @@ def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             write_text(folder / "params" / file.name, file.read_text())
         write_params(before, after, folder / "params")
         counts = {"sft": 60, "rl": 16, "dev": 6}
-        problems = list(generate("chain", counts, {"steps": [2]}, seed=0))
+        problems = list(generate("chain", counts, {"steps": [2], "notation": "bare"}, seed=0))
         for split in counts:
             chosen = [problem for problem in problems if problem.split == split]
             write_problems(folder / "data" / "curated" / f"{split}.jsonl", chosen)

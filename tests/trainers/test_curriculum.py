@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.params.train import Curriculum
+from mathrl.params.curriculum import Curriculum
 from mathrl.trainers.curriculum import ProblemOrder
 
 
@@ -79,7 +79,7 @@ def test_pass_rate_draws_by_p_times_1_minus_p_without_repetition_in_a_step(floor
 def test_estimates_follow_the_rollouts_and_are_resumed() -> None:
     found = order("pass_rate", memory=0.25)
     found.take(3)
-    found.observe(0, 0.1)
+    found.observe(0, correct=1, samples=10)
     assert found.pass_rates[0] == pytest.approx(0.25 * 0.9 + 0.75 * 0.1)
     resumed = order("pass_rate", memory=0.25)
     assert resumed.take(6) != found.take(6) or resumed.pass_rates != found.pass_rates

@@ -2,10 +2,12 @@
 
 import operator
 import random
+from collections.abc import Sequence
 
 from mathrl.data.generators.draft import Draft
 from mathrl.params.generators import ChainOptions
 
+LEFT_TO_RIGHT = "Work strictly from left to right: "
 _RESULT = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -36,7 +38,18 @@ class Chain(ChainOptions):
         written = [f"{operation}{number}" for operation, number, _ in done]
         values = [first, *(result for _, _, result in done)]
         if self.working == "rest":
-            lines = [f"{result}{''.join(written[index:])}" for index, (*_, result) in enumerate(done, start=1)]
+            lines = [self._expression(result, written[index:]) for index, (*_, result) in enumerate(done, start=1)]
         else:
             lines = [f"{values[index]}{written[index]}={result}" for index, (*_, result) in enumerate(done)]
-        return Draft(question=f"{first}{''.join(written)}=", answer=str(value), solution=";".join(lines))
+        task = LEFT_TO_RIGHT if self.notation == "words" else ""
+        question = f"{task}{self._expression(first, written)}="
+        return Draft(question=question, answer=str(value), solution=";".join(lines))
+
+    def _expression(self, first: int, written: Sequence[str]) -> str:
+        """The chain, with brackets around every sum that is multiplied where the notation has brackets."""
+        expression, is_sum = str(first), False
+        for part in written:
+            if part[0] == "*" and is_sum and self.notation == "brackets":
+                expression = f"({expression})"
+            expression, is_sum = expression + part, part[0] != "*"
+        return expression

@@ -1,8 +1,9 @@
 """What a generator is: levels, and one problem drawn at a level."""
 
 import random
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from mathrl.core.control import NO_CONTROL, Control
 
@@ -20,6 +21,7 @@ class Draft:
     solution: str
     subject: str | None = None
     control: Control = NO_CONTROL
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Generator(Protocol):

@@ -31,8 +31,8 @@ class Fractions(FractionsOptions):
     def _percent(self, rng: random.Random) -> Draft:
         percent, base = rng.randint(1, 99), rng.randint(4, 2_000) * 5
         value = Fraction(percent * base, 100)
-        steps = f"{percent}/100 * {base} = {percent * base}/100 = {_decimal(value)}"
-        return Draft(f"What is {percent}% of {base}?", _decimal(value), steps, "percentage")
+        steps = f"{percent}/100 * {base} = {percent * base}/100 = {decimal(value)}"
+        return Draft(f"What is {percent}% of {base}?", decimal(value), steps, "percentage")
 
     def _change(self, rng: random.Random) -> Draft:
         price, percent = rng.randint(2, 2_000) * 20, rng.choice((5, 10, 15, 20, 25, 30, 40, 50))
@@ -40,13 +40,13 @@ class Fractions(FractionsOptions):
         first = price + Fraction(price * percent, 100)
         second = first - first * then / 100
         steps = (
-            f"{price} + {percent}/100 * {price} = {_decimal(first)}\n"
-            f"{_decimal(first)} - {then}/100 * {_decimal(first)} = {_decimal(second)}"
+            f"{price} + {percent}/100 * {price} = {decimal(first)}\n"
+            f"{decimal(first)} - {then}/100 * {decimal(first)} = {decimal(second)}"
         )
         question = (
             f"A price of {price} dollars rises by {percent}% and then falls by {then}%. What is it then, in dollars?"
         )
-        return Draft(question, _decimal(second), steps, "percentage change")
+        return Draft(question, decimal(second), steps, "percentage change")
 
     def _three(self, rng: random.Random) -> Draft:
         a, b, c = (self._fraction(rng) for _ in range(3))
@@ -70,7 +70,7 @@ def _add(a: Fraction, b: Fraction, sign: str) -> tuple[Fraction, str]:
     return value, f"{a} {sign} {b} = {left}/{common} {sign} {right}/{common} = {top}/{common} = {value}"
 
 
-def _decimal(value: Fraction) -> str:
+def decimal(value: Fraction) -> str:
     """Exact: the denominators here are divisors of powers of 10."""
     scaled = value * 10_000
     assert scaled.denominator == 1

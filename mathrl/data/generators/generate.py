@@ -10,24 +10,30 @@ from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.generators.chain import Chain
+from mathrl.data.generators.combinatorics import Combinatorics
 from mathrl.data.generators.countdown import Countdown
 from mathrl.data.generators.draft import Generator
 from mathrl.data.generators.fractions import Fractions
+from mathrl.data.generators.geometry import Geometry
 from mathrl.data.generators.linear_equation import LinearEquation
 from mathrl.data.generators.number_theory import NumberTheory
+from mathrl.data.generators.unit_conversion import UnitConversion
 from mathrl.data.generators.word_problem import WordProblem
 
 GENERATORS: dict[str, Callable[..., Generator]] = {
     "chain": Chain,
+    "combinatorics": Combinatorics,
     "countdown": Countdown,
     "fractions": Fractions,
+    "geometry": Geometry,
     "linear_equation": LinearEquation,
     "number_theory": NumberTheory,
+    "unit_conversion": UnitConversion,
     "word_problem": WordProblem,
 }
 
 # Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
-VERSIONS = dict.fromkeys(GENERATORS, 1) | {"countdown": 2}
+VERSIONS = dict.fromkeys(GENERATORS, 1) | {"chain": 2, "countdown": 2, "word_problem": 2}
 
 # Test first: adding training problems leaves the held-out ones as they are.
 SPLIT_ORDER = ("test", "dev", "rl", "sft")
@@ -89,6 +95,7 @@ def _draw_new(
                 solution=draft.solution,
                 subject=draft.subject,
                 control=draft.control,
+                extra=draft.extra,
             )
     raise UserError(
         f"curate: source {name}: no new problem of level {level} in {TRIES} draws (after {len(seen)}); "

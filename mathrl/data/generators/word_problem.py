@@ -1,62 +1,74 @@
-"""Word problems: a person, a quantity with its unit, and as many events as the level says.
-
-Scenes (things, money, distance, water, flour, minutes) have their own sentences for the start, for each kind
-of event and for the question, so the phrasings multiply: start × events × question.
-"""
+"""Word problems: a structure (what is told and asked), its numbers, people, and perhaps a distractor."""
 
 import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from pydantic import model_validator
 
 from mathrl.data.generators.draft import Draft
-from mathrl.data.generators.scenes import FRIENDS, NAMES, SCENES, THINGS, Scene
+from mathrl.data.stories.comparisons import COMPARISONS
+from mathrl.data.stories.people import people
+from mathrl.data.stories.rates import RATES
+from mathrl.data.stories.structure import Structure
+from mathrl.data.stories.trade import TRADE
+from mathrl.data.stories.translations import TRANSLATIONS
+from mathrl.data.stories.units import UNITS
 from mathrl.params.generators import WordProblemOptions
+
+ENGLISH = (*RATES, *UNITS, *TRADE, *COMPARISONS)
+STRUCTURES: tuple[Structure, ...] = (
+    *ENGLISH,
+    *(
+        replace(structure, language=language, text=told[structure.name][0], distractor=told[structure.name][1])
+        for language, told in TRANSLATIONS.items()
+        for structure in ENGLISH
+        if structure.name in told
+    ),
+)
+
+
+@cache
+def by_steps() -> Mapping[int, tuple[Structure, ...]]:
+    """The structures of each number of steps."""
+    steps = [structure.steps() for structure in STRUCTURES]
+    return {
+        count: tuple(structure for structure, own in zip(STRUCTURES, steps, strict=True) if own == count)
+        for count in sorted(set(steps))
+    }
 
 
 class WordProblem(WordProblemOptions):
-    """Level: the number of events. All quantities are whole and positive."""
+    """Level: the number of steps. All quantities are whole and positive."""
 
     @property
     def levels(self) -> tuple[int, ...]:
-        return self.events
+        return self.steps
+
+    @model_validator(mode="after")
+    def _there_are_some(self) -> "WordProblem":
+        for language in self.languages:
+            for level in self.steps:
+                if not self._choices(language, level):
+                    raise ValueError(
+                        f"there is no structure of {level} steps in language {language} of these kinds; allow more "
+                        "kinds, or leave out the level or the language"
+                    )
+        return self
+
+    def _choices(self, language: str, level: int) -> list[Structure]:
+        return [
+            structure
+            for structure in by_steps().get(level, ())
+            if structure.language == language and (self.kinds is None or structure.kind in self.kinds)
+        ]
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:
-        scene = rng.choice(SCENES)
-        name, pronoun = rng.choice(NAMES)
-        words = {
-            "name": name,
-            "they": pronoun,
-            "They": pronoun.capitalize(),
-            "friend": rng.choice(FRIENDS),
-            "thing": rng.choice(THINGS),
-        }
-        value = rng.randint(2, self.largest_number)
-        sentences = [rng.choice(scene.starts).format(n=value, **words)]
-        lines, last_kind = [], ""
-        for _ in range(level):
-            event = self._event(rng, scene, value, last_kind)
-            if event is None:
-                return None
-            last_kind, text, numbers, step, value = event
-            sentences.append(text.format(**numbers, **words))
-            lines.append(f"{step} = {value}")
-        sentences.append(rng.choice(scene.questions).format(**words))
-        return Draft(" ".join(sentences), str(value), "\n".join(lines), scene.name)
-
-    def _event(
-        self, rng: random.Random, scene: Scene, value: int, last_kind: str
-    ) -> tuple[str, str, dict[str, int], str, int] | None:
-        """A kind of event that fits the quantity: its sentence, numbers, step and the new quantity."""
-        kinds = [kind for kind in scene.events if kind != last_kind]
-        for kind in rng.sample(kinds, len(kinds)):
-            n, m = rng.randint(2, self.largest_number), rng.randint(2, min(12, self.largest_number))
-            change = {
-                "more": (f"{value} + {n}", value + n),
-                "less": (f"{value} - {n}", value - n),
-                "times": (f"{value} * {m}", value * m),
-                "share": (f"{value} / {m}", value // m if value % m == 0 else 0),
-                "groups": (f"{value} + {n} * {m}", value + n * m),
-                "groups_less": (f"{value} - {n} * {m}", value - n * m),
-            }
-            step, new_value = change[kind]
-            if 0 < new_value <= self.largest_result:
-                return kind, rng.choice(scene.events[kind]), {"n": n, "m": m}, step, new_value
-        return None
+        language = rng.choice(self.languages)
+        structure = rng.choice(self._choices(language, level))
+        numbers, work, answer = structure.draw(rng)
+        who, distracted = people(rng, language), rng.random() < self.distractors
+        question = structure.told(numbers, who, rng, distracted)
+        extra = {"structure": structure.name, "language": language, "distractor": distracted}
+        return Draft(question, str(answer), "\n".join(work.lines), structure.kind, extra=extra)

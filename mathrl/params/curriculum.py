@@ -1,0 +1,125 @@
+"""Section rl.curriculum: which problems a training step takes, and how many responses each gets."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mathrl.params.options import FreeOptions
+from mathrl.params.section import Section
+
+
+class PoolWeights(Section):
+    """Shares of a step's prompts, relative to their sum; an empty pool's share goes to the others."""
+
+    hard: float = Field(1.0, ge=0, description="Share of the pool of problems that are hardly ever solved.")
+    medium: float = Field(8.0, ge=0, description="Share of the pool between hard and easy.")
+    easy: float = Field(1.0, ge=0, description="Share of the pool of problems that are almost always solved.")
+
+    @model_validator(mode="after")
+    def _some(self) -> "PoolWeights":
+        if not self.hard + self.medium + self.easy:
+            raise ValueError("all weights are 0; give at least one pool a weight above 0, such as medium: 8")
+        return self
+
+
+class Retire(Section):
+    """When a problem is retired, and after how many steps it is brought back."""
+
+    solved_after: int | None = Field(
+        2, ge=1, description="Groups in a row without an incorrect response that retire a problem; null: never."
+    )
+    failed_after: int | None = Field(
+        3, ge=1, description="Groups in a row without a correct response that retire a problem; null: never."
+    )
+    steps: int = Field(10, ge=1, description="Sampling rounds until a retired problem is brought back.")
+    growth: float = Field(
+        2.0, ge=1, description="Factor on that number when the problem is brought back and is still all right or wrong."
+    )
+
+
+class Pools(Section):
+    """Pools by running pass rate: hard, medium and easy problems, drawn by weight."""
+
+    hard_below: float = Field(0.1, ge=0, le=1, description="Running pass rate below which a problem is hard.")
+    easy_above: float = Field(0.9, ge=0, le=1, description="Running pass rate above which a problem is easy.")
+    weights: PoolWeights = PoolWeights()
+    retire: Retire | None = Field(Retire(), description="Retire problems that teach nothing; null: retire none.")
+    predict: bool = Field(
+        True,
+        description="Predict the pass rates of problems not yet sampled from those sampled (logistic regression on "
+        "source, level, measured pass rate and length of the question); false: the measured pass rate, else 1/2.",
+    )
+    prior: float = Field(
+        4.0, gt=0, description="Weight of the predicted pass rate in the running one, as a number of responses."
+    )
+
+    @model_validator(mode="after")
+    def _edges(self) -> "Pools":
+        if self.hard_below >= self.easy_above:
+            raise ValueError("pools.hard_below must be below pools.easy_above")
+        return self
+
+
+class AdaptiveSamples(Section):
+    """Responses per prompt by expected use: the chance of a group with correct and incorrect responses."""
+
+    least: int = Field(
+        4, ge=2, description="Responses that every prompt gets; further ones come in parts of this size."
+    )
+    most: int = Field(32, ge=2, description="Maximum number of responses per prompt.")
+    min_gain: float = Field(
+        0.005,
+        ge=0,
+        lt=1,
+        description="Minimum rise, per response, of the chance that the group has correct and incorrect responses; "
+        "below it the rest of the step's budget (prompts x group_size) is saved.",
+    )
+
+    @model_validator(mode="after")
+    def _multiple(self) -> "AdaptiveSamples":
+        if self.most % self.least:
+            raise ValueError(f"adaptive.most ({self.most}) must be a multiple of adaptive.least ({self.least})")
+        return self
+
+
+class SamplerOptions(FreeOptions):
+    """The class and its keyword arguments."""
+
+    path: str = Field(
+        pattern=r"^\w+(\.\w+)+$",
+        description="Dotted path of the class, such as my.module.MySampler; other options are its keyword arguments.",
+    )
+
+    def keywords(self) -> dict[str, Any]:
+        return {name: value for name, value in self.values().items() if name != "path"}
+
+
+class Curriculum(Section):
+    """The order in which problems are sampled for training."""
+
+    order: Literal["shuffled", "as_given", "easy_to_hard", "pass_rate", "pools", "user"] = Field(
+        "shuffled",
+        description="shuffled: reshuffled every pass; as_given: order of the mixture; easy_to_hard: by measured "
+        "pass rate, else by level; pass_rate: sampled with weight p (1 - p), p the pass rate in training; pools: hard, "
+        "medium and easy problems by weight, by their running or predicted pass rate; user: a class of yours.",
+    )
+    floor: float = Field(
+        0.02, ge=0, le=0.25, description="Added to p (1 - p), so that every problem can still be sampled."
+    )
+    memory: float = Field(0.5, ge=0, lt=1, description="Weight of the old estimate when p is updated.")
+    pools: Pools = Pools()
+    adaptive: AdaptiveSamples | None = Field(
+        None, description="With order pools: more responses where they help; null: group_size for every prompt."
+    )
+    sampler: SamplerOptions | None = Field(None, description="With order user: the class that hands out the problems.")
+
+    @model_validator(mode="after")
+    def _fit(self) -> "Curriculum":
+        if self.adaptive is not None and self.order != "pools":
+            raise ValueError("curriculum.adaptive needs the running pass rates of curriculum.order pools: set it")
+        if (self.order == "user") != (self.sampler is not None):
+            raise ValueError(
+                "curriculum.order user and curriculum.sampler go together: set both, such as "
+                "sampler: {path: my.module.MySampler}, or neither"
+            )
+        return self

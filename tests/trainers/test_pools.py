@@ -1,0 +1,313 @@
+"""Pools, predicted pass rates, adaptive numbers of responses and samplers of users."""
+
+import copy
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
+from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools, PoolWeights, Retire, SamplerOptions
+from mathrl.params.load import load_params
+from mathrl.params.train import Rl
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.advantages import outcome_advantages
+from mathrl.trainers.curriculum import make_order
+from mathrl.trainers.pass_rate_model import Calibration, features, measured_rates, predict
+from mathrl.trainers.pools import PoolOrder
+from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.sample_counts import mixed_chance, sample_counts
+
+
+def problems(count: int, **fields: Any) -> list[Problem]:
+    return [
+        Problem(id=f"p{n}", question="?" * 5, answers=("1",), source="s", split="rl", **fields) for n in range(count)
+    ]
+
+
+def pools(count: int = 40, adaptive: AdaptiveSamples | None = None, **settings: Any) -> PoolOrder:
+    settings = {"predict": False, **settings}
+    params = Curriculum(order="pools", pools=Pools(**settings), adaptive=adaptive)
+    order = make_order(params, problems(count), range(count), 0, seed=1)
+    assert isinstance(order, PoolOrder)
+    return order
+
+
+def test_pools_are_drawn_by_weight_and_by_the_running_pass_rate() -> None:
+    order = pools(300, weights=PoolWeights(hard=2, medium=5, easy=3), retire=None)
+    for number in range(300):  # 0 to 99 hard, 100 to 199 medium, 200 to 299 easy, by many responses
+        order.observe(number, correct=[0, 50, 100][number // 100], samples=100)
+    taken = Counter(number // 100 for _ in range(300) for number in order.take(10))
+    for pool, share in enumerate((0.2, 0.5, 0.3)):
+        assert taken[pool] / 3000 == pytest.approx(share, abs=5 * (share * (1 - share) / 3000) ** 0.5)
+    assert order.metrics() == {
+        "curriculum/hard": 100, "curriculum/medium": 100, "curriculum/easy": 100, "curriculum/retired": 0,
+        "curriculum/unseen": 0, "curriculum/brought_back": 0,
+    }  # fmt: skip
+
+
+def test_none_twice_in_a_round_while_there_are_others_and_an_empty_pool_lends_its_share() -> None:
+    order = pools(6, weights=PoolWeights(hard=1, medium=0, easy=0))
+    assert sorted(order.take(6)) == list(range(6)), "all are medium, of weight 0, and there is nothing else"
+    assert Counter(order.take(14)).most_common()[0][1] == 3
+
+
+def test_the_running_pass_rate_by_hand() -> None:
+    """(prior x 1/2 + correct) / (prior + samples), the older group counting half."""
+    order = pools(2, prior=4.0)
+    order.take(2)
+    order.observe(0, correct=6, samples=8)
+    order.observe(0, correct=1, samples=8)
+    assert order.rates().tolist() == pytest.approx([(2 + 0.5 * 6 + 1) / (4 + 0.5 * 8 + 8), 0.5])
+
+
+def test_solved_problems_are_retired_and_brought_back_later_each_time() -> None:
+    """Retired after two solved groups: for 3 rounds, and for 6 when it is solved again."""
+    order = pools(2, retire=Retire(solved_after=2, failed_after=None, steps=3, growth=2), weights=PoolWeights(medium=1))
+    away = []
+    for _ in range(14):
+        (taken,) = order.take(1)
+        retired = order.metrics()["curriculum/retired"]
+        away.append(retired)
+        order.observe(taken, correct=4 if taken == 0 else 2, samples=4)
+    # Problem 1 is never solved completely, problem 0 always: it is away, back, and away for twice as long.
+    gaps = "".join(str(int(value)) for value in away).strip("0").split("0")
+    lengths = [len(gap) for gap in gaps if gap]
+    assert lengths[0] == 2 and lengths[1] == 5 and order.metrics()["curriculum/hard"] == 0
+
+
+def test_a_mixed_group_ends_retirement_and_failures_retire_on_their_own() -> None:
+    order = pools(1, retire=Retire(solved_after=1, failed_after=2, steps=5))
+    order.take(1)
+    order.observe(0, 4, 4)
+    assert (order.due_N[0], order.pause_N[0]) == (6, 5)
+    order.take(1)
+    assert order.metrics()["curriculum/retired"] == 1, "taken all the same: there is no other"
+    order.observe(0, 3, 4)
+    assert (order.due_N[0], order.pause_N[0], order.streak_N[0]) == (0, 0, 0)
+    order.observe(0, 0, 4)
+    assert order.due_N[0] == 0
+    order.observe(0, 0, 4)
+    assert (order.due_N[0], order.streak_N[0]) == (2 + 5, -2)
+    order.observe(0, 4, 4)
+    assert (order.pause_N[0], order.streak_N[0]) == (5, 1), "solved after failures: its pause starts anew"
+
+
+def mixture(count: int) -> list[Problem]:
+    """Two sources with pass rates that fall with the level."""
+    return [
+        Problem(
+            id=f"p{n}", question="x" * 9, answers=("1",), source="ab"[n % 2], split="rl", level=1 + n // 2 % 5,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+def true_rate(problem: Problem) -> float:
+    return (0.95 if problem.source == "a" else 0.6) - 0.11 * (problem.level or 0)
+
+
+def test_unseen_problems_are_predicted_from_source_and_level() -> None:
+    chosen, rng = mixture(400), random.Random(0)
+    correct_N, samples_N = np.zeros(400), np.zeros(400)
+    for number in range(150):
+        samples_N[number] = 8
+        correct_N[number] = sum(rng.random() < true_rate(chosen[number]) for _ in range(8))
+    matrix_NF = features(chosen)
+    assert np.allclose(matrix_NF.mean(axis=0), 0) and np.allclose(matrix_NF.std(axis=0), 1)
+    found_N = predict(matrix_NF, measured_rates(chosen), correct_N, samples_N, np.ones(400))
+    errors = [abs(found_N[n] - true_rate(chosen[n])) for n in range(150, 400)]
+    assert sum(errors) / len(errors) < 0.05 < sum(abs(0.5 - true_rate(p)) for p in chosen) / 400
+    assert (found_N == np.round(found_N, 3)).all()
+    few_N = predict(matrix_NF, measured_rates(chosen), correct_N, samples_N * (np.arange(400) < 7), np.ones(400))
+    assert (few_N == 0.5).all(), "too few problems to learn from"
+
+
+def test_calibration_by_hand() -> None:
+    calibration = Calibration()
+    for predicted, correct, samples in ((0.95, 4, 4), (0.15, 0, 4), (0.1, 2, 4), (1.0, 1, 4)):
+        calibration.add(predicted, correct, samples)
+    # Bin 1: predicted .125 of 8 responses, found 2/8; bin 9: .975 of 8, found 5/8.
+    assert calibration.rows() == [(pytest.approx(0.125), 0.25, 8), (pytest.approx(0.975), 0.625, 8)]
+    assert calibration.error() == pytest.approx((8 * 0.125 + 8 * 0.35) / 16)
+    squares, of_mean = 0.15**2 + 0.4**2 + 0.75**2, 1.0**2 + (0.5 - 0.5) ** 2 + (0.25 - 0.5) ** 2
+    assert calibration.skill() == pytest.approx(1 - squares / of_mean)
+    again = Calibration()
+    again.load(json.loads(json.dumps(calibration.state())))
+    assert again.rows() == calibration.rows() and again.skill() == calibration.skill()
+
+
+def test_the_chance_of_a_mixed_group_by_simulation() -> None:
+    rng = random.Random(3)
+    for alpha, beta, samples in ((1.0, 1.0, 4), (0.5, 6.0, 8), (20.0, 3.0, 16)):
+        mixed = 0
+        for _ in range(4000):
+            rate = rng.betavariate(alpha, beta)
+            mixed += 0 < sum(rng.random() < rate for _ in range(samples)) < samples
+        assert mixed_chance(alpha, beta, samples) == pytest.approx(mixed / 4000, abs=0.04)
+
+
+def test_responses_go_where_they_most_raise_the_chance() -> None:
+    posteriors = [(50.0, 50.0), (2.0, 40.0), (1.0, 1.0), (0.1, 400.0)]
+    params = AdaptiveSamples(least=4, most=16, min_gain=0.0)
+    counts = sample_counts(posteriors, 40, params)
+    assert sum(counts) == 40 and all(4 <= count <= 16 and count % 4 == 0 for count in counts)
+
+    def value(division: list[int]) -> float:
+        return sum(mixed_chance(*posterior, count) for posterior, count in zip(posteriors, division, strict=True))
+
+    sizes = (4, 8, 12, 16)
+    divisions = [[a, b, c, d] for a in sizes for b in sizes for c in sizes for d in sizes if a + b + c + d <= 40]
+    assert value(counts) == pytest.approx(max(value(division) for division in divisions)), "no division is better"
+    thrifty = sample_counts(posteriors, 40, AdaptiveSamples(least=4, most=16, min_gain=0.03))
+    assert thrifty == [8, 8, 8, 4]
+    assert sample_counts(posteriors, 4, params) == [4, 4, 4, 4], "everyone gets the least"
+
+
+SETTINGS: dict[str, Any] = {"steps": 6, "prompts_per_step": 4, "group_size": 8, "max_tokens": 8, "lr": 5e-3}
+ADAPTIVE = Curriculum(
+    order="pools",
+    pools=Pools(retire=Retire(solved_after=1, failed_after=1, steps=2)),
+    adaptive=AdaptiveSamples(least=4, most=16, min_gain=0.045),
+)
+
+
+class Alternating:
+    """A user's sampler: takes problems in turn, and counts what it has seen."""
+
+    def __init__(self, problems: Any, seed: int, *, step: int = 1) -> None:
+        self.size, self.step, self.next, self.seen = len(problems), step, seed, 0
+
+    def take(self, count: int) -> list[int]:
+        first, self.next = self.next, self.next + count * self.step
+        return [(first + number * self.step) % self.size for number in range(count)]
+
+    def sample_counts(self, problems: list[int], group_size: int) -> list[int]:
+        return [group_size if problem % 2 else 2 for problem in problems]
+
+    def observe(self, problem: int, correct: int, samples: int) -> None:
+        self.seen += samples
+
+    def metrics(self) -> dict[str, float]:
+        return {"seen": self.seen}
+
+    def state(self) -> dict[str, int]:
+        return {"next": self.next, "seen": self.seen}
+
+    def load(self, state: dict[str, int]) -> None:
+        self.next, self.seen = state["next"], state["seen"]
+
+
+class Forgetful(Alternating):
+    def state(self) -> Any:
+        return {"next": (1, 2)}
+
+
+USER = Curriculum(order="user", sampler=SamplerOptions(path=f"{__name__}.Alternating", step=3))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("curriculum", [ADAPTIVE, USER], ids=["pools", "user"])
+@pytest.mark.parametrize("prefetch", [False, True], ids=["", "prefetch"])
+def test_a_run_that_is_cut_goes_on_to_the_same_bits(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curriculum: Curriculum, prefetch: bool
+) -> None:
+    policy = small.policy
+
+    def with_a_copy() -> tuple[Any, Any]:
+        model, _ = policy()
+        engine = CopyEngine(copy.deepcopy(model), small.TOKENIZER, small.Rollout(), 1e-4)
+        return model, small.Sampler(engine, small.TOKENIZER, small.Prompt())
+
+    if prefetch:
+        monkeypatch.setattr(small, "policy", with_a_copy)
+    more = {"prefetch": prefetch}
+    params = Rl(**SETTINGS, curriculum=curriculum, checkpoint_every=1, eval_every=0, **more)
+    _, whole, model = small.run(params, tmp_path / "whole")
+    for cut in (3,):
+        with pytest.raises(small.Killed):
+            small.run(params, tmp_path / str(cut), last=cut)
+        _, rows, resumed = small.run(params, tmp_path / str(cut))
+        assert rows == whole
+        for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
+            assert torch.equal(ours, other)
+    if curriculum is ADAPTIVE:
+        assert {row["curriculum/samples_per_prompt"] for row in whole} not in ({4.0}, {8.0})
+        assert any(row["curriculum/retired"] for row in whole) and any(row["grad_norm"] for row in whole)
+    else:  # 4 problems a step, two of them of even number
+        assert [row["curriculum/seen"] for row in whole] == [20 * step for step in range(1, 7)]
+
+
+def test_groups_of_different_sizes_have_their_own_advantages() -> None:
+    groups = [_group([1, 0]), _group([1, 0, 0, 0]), _group([0, 1]), _group([1, 1, 1, 1])]
+    lengths_S = torch.ones(12, dtype=torch.long)
+    found = outcome_advantages(groups, lengths_S, None, Rl(advantage="leave_one_out", group_size=4))
+    assert found.tolist() == pytest.approx([1, -1, 1, -1 / 3, -1 / 3, -1 / 3, -1, 1, 0, 0, 0, 0])
+
+
+def _group(rewards: list[int]) -> RolloutGroup:
+    size = len(rewards)
+    return RolloutGroup(
+        problem=0, prompt=(1,), responses=((2,),) * size, logprobs=((0.0,),) * size, rewards=tuple(map(float, rewards)),
+        correct=tuple(map(bool, rewards)), truncated=(False,) * size, parts=({},) * size,
+    )  # fmt: skip
+
+
+def user(path: str, **options: Any) -> Any:
+    params = Curriculum(order="user", sampler=SamplerOptions(path=path, **options))
+    return make_order(params, problems(4), range(4), 0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("no.such.Sampler", {}, "cannot be imported"),
+        (f"{__name__}.problems", {}, "lacks take, observe, state, load"),
+        (f"{__name__}.Alternating", {"stepp": 2}, "cannot be made.*stepp"),
+    ],
+)
+def test_a_users_class_that_does_not_fit_is_refused(path: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        user(path, **options)
+
+
+def test_what_a_users_class_answers_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="not the same after JSON: use lists"):
+        user(f"{__name__}.Forgetful").state()
+    order = user(f"{__name__}.Alternating")
+    monkeypatch.setattr(order.sampler, "take", lambda count: [0, 9])
+    with pytest.raises(UserError, match=r"take\(2\) must return 2 numbers from 0 to 3, found \[0, 9\]"):
+        order.take(2)
+    monkeypatch.setattr(order.sampler, "sample_counts", lambda problems, group_size: [1])
+    with pytest.raises(UserError, match="a number of responses, at least 2, for each of the 1 problems"):
+        order.sample_counts([0], 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rl.curriculum.order=user"], "set both, such as sampler:"),
+        (["rl.curriculum={order: user, sampler: {path: a.b.C}}"], "curriculum.sampler.path: no module 'a.b'"),
+        (["rl.curriculum={order: user, sampler: {path: mathrl.trainers.pools.PoolOrdr}}"], "did you mean PoolOrder"),
+        (["rl.curriculum={order: user, sampler: {path: mathrl.core.types.Problem}}"], None),
+        (
+            ["rl.curriculum={order: user, sampler: {path: mathrl.trainers.demonstrations.Stream}}"],
+            "Stream lacks observe",
+        ),
+        (["rl.curriculum={adaptive: {}}"], "needs the running pass rates of curriculum.order pools"),
+        (["rl.curriculum={order: pools, adaptive: {least: 3}}"], "must be a multiple of adaptive.least"),
+        (["rl.curriculum={order: pools, pools: {hard_below: 0.95}}"], "must be below pools.easy_above"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_runs(overrides: list[str], message: str | None) -> None:
+    folder = Path(__file__).parents[2] / "params"
+    if message is None:  # a decorated class: Python alone knows its methods
+        assert load_params(folder, overrides=overrides).rl.curriculum.sampler is not None
+        return
+    with pytest.raises(UserError, match=message):
+        load_params(folder, overrides=overrides)
