@@ -202,13 +202,13 @@ class Rl(Section):
         gt=0,
         le=1,
         description="The ratio is clipped below at 1 - clip_low. geo_mean: its log at -clip_low; dppo_*: largest "
-        "divergence where a token becomes less likely.",
+        "divergence of tokens that become less likely.",
     )
     clip_high: float = Field(
         0.28,
         gt=0,
         description="The ratio is clipped above at 1 + clip_high. geo_mean: its log at clip_high; dppo_*: largest "
-        "divergence where a token becomes more likely.",
+        "divergence of tokens that become more likely.",
     )
     dual_clip: float | None = Field(
         None,

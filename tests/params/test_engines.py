@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
 TRL = ["rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.lr=5e-4", "rl.std_eps=1e-4"]
 # Sections as a whole, which one entry of the table stands for, or which have no meaning of their own.
-WHOLE = {"rl.engine", "rl.lora", "rl.critic", "rl.kl_controller", "rl.importance"}
+WHOLE = {"rl.engine", "rl.curriculum.pools", "rl.lora", "rl.critic", "rl.kl_controller", "rl.importance"}
 
 
 def settings(section: Section, path: str) -> Iterator[str]:
