@@ -87,7 +87,7 @@ class SamplerOptions(FreeOptions):
 
     path: str = Field(
         pattern=r"^\w+(\.\w+)+$",
-        description="Dotted path of the class, such as my.module.MySampler; other options are its keyword arguments.",
+        description="Dotted path of the class, such as my.module.sampler; other options are its keyword arguments.",
     )
 
     def keywords(self) -> dict[str, Any]:
@@ -120,6 +120,6 @@ class Curriculum(Section):
         if (self.order == "user") != (self.sampler is not None):
             raise ValueError(
                 "curriculum.order user and curriculum.sampler go together: set both, such as "
-                "sampler: {path: my.module.MySampler}, or neither"
+                "sampler: {path: my.module.sampler}, or neither"
             )
         return self
