@@ -13,7 +13,7 @@ from prefect import Flow, flow
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, create_model
 
 from mathrl.params.form import section_form
-from mathrl.params.load import load_params, preset_names
+from mathrl.params.load import NO_PRESET, load_params, preset_names
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
@@ -21,7 +21,6 @@ from tasks.stages import run_stages
 
 PARAMS = Path(__file__).parents[1] / "params"
 # The list of presets, from the folder as it stands when the flows are deployed. Without null, a form shows it at once.
-NO_PRESET = "none"
 Preset = Annotated[
     Literal[(NO_PRESET, *preset_names(PARAMS))],  # type: ignore[valid-type]
     BeforeValidator(lambda value: NO_PRESET if value is None else value),

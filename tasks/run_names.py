@@ -11,6 +11,7 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from mathrl.core.environment import Variable
+from mathrl.params.load import NO_PRESET
 from tasks.generated_names import was_generated
 from tasks.workspace import Workspace
 
@@ -77,7 +78,7 @@ def announce_model(step: str, model: Path, workspace: Workspace) -> None:
         payload={
             "stage": step,
             "model": str(model),
-            "preset": workspace.preset,
+            "preset": workspace.preset or NO_PRESET,
             "overrides": list(workspace.overrides),
         },
     )

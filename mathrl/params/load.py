@@ -23,6 +23,7 @@ from mathrl.params.section import SECRET, Section
 from mathrl.params.user_function import function_problems, sampler_problems
 
 FOLDER = Path("params")
+NO_PRESET = "none"  # what a flow's form has where no preset is chosen
 S = TypeVar("S", bound=Section)
 
 
