@@ -3,22 +3,26 @@
 Shapes: G responses of a group; N tokens of all kept responses of a step.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from mathrl.core.files import encodable
-from mathrl.core.rollout_files import RolloutFolder
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.training_run import TrainingRun
+
+if TYPE_CHECKING:
+    from mathrl.core.rollout_files import RolloutFolder
 
 REPEATS = 0.2  # share of a response's 16-grams that occurred before in it
 Floats = npt.NDArray[np.float32]
@@ -121,6 +125,8 @@ def open_kept(
     """What keeps the run's rollouts; None if it keeps none."""
     if params.which == "none" or run.rollouts is None:
         return None
+    from mathrl.core.rollout_files import RolloutFolder  # pyarrow, which starts threads: only where rollouts are kept
+
     folder = RolloutFolder(run.rollouts, resume_after) if run.ranks.rank == 0 else None
     return KeptRollouts(params, problems, tokenizer, run.seed, folder)
 

@@ -57,7 +57,7 @@ def test_help_of_a_command_imports_no_framework() -> None:
 
 def test_an_unknown_command_is_answered_by_the_nearest() -> None:
     done = mathrl("recpie")
-    assert done.returncode == 2 and "Did you mean 'recipe'?" in done.stderr
+    assert done.returncode == 2 and "Did you mean 'recipe'" in done.stderr
 
 
 @pytest.mark.parametrize(
