@@ -115,7 +115,7 @@ def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
         curate.work(start("curate", params))
         files = sorted([*Path("data/curated").iterdir(), *Path("reports/curate").iterdir()])
         outputs.append({file.name: file.read_bytes() for file in files})
-    assert outputs[0] == outputs[1] and len(outputs[0]) == 10
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 12
 
 
 def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(params: Params, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(param
         assert file["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
     assert (made["generator"], made["version"], made["rows"]) == ("fractions", 1, 4)
     assert set(manifest["outputs"]) == {
-        f"{name}.jsonl" for name in ("sft", "rl", "dev", "test", "dropped", "rejected", "hits")
+        f"{name}.jsonl" for name in ("sft", "rl", "dev", "test", "dropped", "rejected", "hits", "variants", "quality")
     }
     for name, file in manifest["outputs"].items():
         content = (Path("data/curated") / name).read_bytes()

@@ -325,7 +325,8 @@ def test_a_collapse_is_judged_by_dev_and_not_by_problems_that_become_harder() ->
         return [{**row, **(dev[n] if n % 10 == 9 else {})} for n, row in enumerate(falling)]
 
     for order in get_args(Curriculum.model_fields["order"].annotation):
-        rl = Rl(curriculum=Curriculum(order=order))
+        sampler = {"path": "my.module.sampler"} if order == "user" else None
+        rl = Rl(curriculum=Curriculum(order=order, sampler=sampler))
         assert ("collapse" in colours(falling, rl)) == (order == "shuffled"), order
         assert ("collapse" in colours(on_dev(0.4, 0.6), rl)) == (order == "shuffled")
         assert colours(on_dev(0.8, 0.4), rl)["collapse"] == "red"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, processors
 
+from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.engines.trl_arguments import grpo_arguments
@@ -50,7 +51,7 @@ def test_the_text_that_trl_gets_has_mathrls_tokens(start: bool) -> None:
 
 def test_a_start_token_that_the_prompt_spells_is_not_doubled() -> None:
     own = sampler(start=True)
-    templated = problem("<s>ab").with_(extra={"templated": True})
+    templated = problem("<s>ab").with_(control=Control(templated=True))
     tokens = own.prompt_tokens(templated)
     assert tokens == [0, 5]
     assert PromptTexts(own).text(templated, tokens) == "ab"
