@@ -62,7 +62,9 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
     rows = list(list_runs(connect()))
     if sort in SORTS:
         rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)
-    title = f"{len(rows)} runs; dev and test (sft, rl) are pass@1, sampled counts tokens"
+    title = (
+        f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}; dev and test (sft, rl) are pass@1, sampled counts tokens"
+    )
     print_table(title, [row.cells() for row in rows[:limit]], left=("run, what is different, folder", "health"))
     if len(rows) > limit:
         print_lines([f"and {len(rows) - limit} more: --limit {len(rows)}"])

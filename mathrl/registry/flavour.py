@@ -51,7 +51,7 @@ def save_flavour(folder: Path, usage: Usage, target: Path, run_id: str, model_id
         str(folder.absolute()),
         str(target),
         task="text-generation",
-        model_card=ModelCard((folder / "README.md").read_text(encoding="utf-8")) if _has_card(folder) else None,
+        model_card=ModelCard(_card(folder)) if _has_card(folder) else None,
         mlflow_model=Model(run_id=run_id, model_id=model_id),
         signature=_signature(usage.max_tokens),
         prompt_template=prompt_template(folder, usage),
@@ -71,6 +71,12 @@ def prompt_template(folder: Path, usage: Usage) -> str:
     except UserError:  # the tokenizer has no chat template, and no row needed one
         return "{prompt}"
     return text.replace("{", "{{").replace("}", "}}").replace(QUESTION, "{prompt}")
+
+
+def _card(folder: Path) -> str:
+    """The model's README with a metadata block, whose absence the hub's library warns of."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    return text if text.startswith("---") else f"---\nlibrary_name: transformers\n---\n{text}"
 
 
 def _has_card(folder: Path) -> bool:
