@@ -11,6 +11,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.evaluation.audit import Label
 from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, shown
+from mathrl.rewards.disagreement import MathVerifyJudge
 
 KEYS: dict[str, Label] = {"y": "y", "n": "n", "u": "unsure"}
 SHOWN = 2000  # characters at the end of a response
@@ -74,8 +75,6 @@ def _read() -> str:
 
 
 def _disagrees() -> Any:
-    from mathrl.rewards.disagreement import MathVerifyJudge
-
     judge = MathVerifyJudge()
     if not judge.engine.warm_up():
         raise UserError("Math-Verify does not start: `mathrl doctor` says what is missing")

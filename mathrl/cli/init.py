@@ -12,8 +12,11 @@ from mathrl.cli.inspect import given_keys, prompting_of, show
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
+from mathrl.core.gpus import gpu_count
+from mathrl.core.hardware import CPU, Hardware
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import dump_yaml, load_params
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
 
 HEADINGS = {
@@ -66,12 +69,9 @@ def init(
 def _sections(
     folder: Path, data: Path, model: str, test: Path | None, given: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    from mathrl.core.gpus import gpu_count  # and torch below: --help answers without them
-    from mathrl.core.hardware import CPU, Hardware
-    from mathrl.data.inspection import inspect_rows
+    from mathrl.data.inspection import inspect_rows  # and torch below: --help answers without them
     from mathrl.models.load import load_tokenizer
     from mathrl.models.model_shape import config_of, shape_of
-    from mathrl.params.run import PretrainedModel
     from mathrl.planning.project import project_sections, test_source
 
     config = config_of(PretrainedModel(path=model))

@@ -12,7 +12,9 @@ from mathrl.cli.tables import print_table
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_text
+from mathrl.params.load import validated
 from mathrl.params.messages import did_you_mean
+from mathrl.params.run import Prompt
 
 if TYPE_CHECKING:
     from mathrl.data.inspection import Inspection, Prompting
@@ -84,8 +86,6 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
     """
     from mathrl.data.inspection import Prompting
     from mathrl.data.templates import is_chat, prompt_text, render
-    from mathrl.params.load import validated
-    from mathrl.params.run import Prompt
 
     if model is None:
         prompt = validated(Prompt, {"template": template or "boxed"}, "--template")

@@ -12,6 +12,9 @@ import typer
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.paths import home, main_checkout
+from mathrl.tracking.client import connect
+from mathrl.tracking.lineage import way_back
+from tasks.reproduction import FreshClone
 
 if TYPE_CHECKING:
     from mathrl.registry.reproduction import Certificate
@@ -39,9 +42,6 @@ def reproduce(
     os.chdir(main_checkout())
     # MLflow: 1.4 s
     from mathrl.registry.reproduction import PAGE, plan_reproduction, publish
-    from mathrl.tracking.client import connect
-    from mathrl.tracking.lineage import way_back
-    from tasks.reproduction import FreshClone
 
     client = connect()
     certificate = plan_reproduction(way_back(client, model))

@@ -17,6 +17,8 @@ from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
 from mathrl.params.changes import differences
 from mathrl.params.load import read_yaml
+from mathrl.tracking.client import connect
+from mathrl.tracking.run_list import list_runs
 from tasks import workspace
 
 SORTS = {"rl": "rl/pass_at_1", "dev": "dev/best"}
@@ -56,9 +58,6 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
     """The runs that MLflow has, then the worktrees of which it has none."""
     for variable, url in answering().items():
         os.environ.setdefault(variable, url)
-    from mathrl.tracking.client import connect  # MLflow: 1.4 s
-    from mathrl.tracking.run_list import list_runs
-
     rows = list(list_runs(connect()))
     if sort in SORTS:
         rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)

@@ -9,17 +9,14 @@ from mathrl.core.seeding import derive_seed
 from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.evaluation.responses import eval_row
-from mathrl.models.device import choose_device
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.rewards.compose import build_reward
 from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.open_engine import open_engine
+from mathrl.rollout.open_sampler import open_sampler
 from mathrl.rollout.ranks import gather
-from mathrl.rollout.resolve import stage_longest
 from mathrl.rollout.sample_problems import sample_problems, usable
-from mathrl.rollout.sampler import Sampler
 
 
 def evaluate_model(
@@ -43,9 +40,7 @@ def evaluate_model(
         UserError: the folder holds no model, every prompt is too long, or the judge model cannot be asked.
     """
     settings = params.evaluate
-    device, longest = choose_device(params.run.device), stage_longest(params, "evaluate")
-    engine, tokenizer = open_engine(folder, params.model, params.rollout, device, longest)
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    sampler = open_sampler(folder, params, "evaluate", few_shot)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p)
     if state is not None:  # partial results belong to the bytes of a model folder, not to its name
         state /= digest_path(Path(folder)) if Path(folder).is_dir() else str(folder).replace("/", "--")

@@ -17,6 +17,8 @@ from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.load import S, validated, without_removed
 from mathrl.params.train import Rl
+from mathrl.tracking.client import connect
+from mathrl.tracking.lineage import find_run
 
 ACCEPTED = (
     "a folder with metrics.jsonl (reports/rl, a record), a stage (rl, sft), a recipe's step (NAME/STEP), a "
@@ -104,9 +106,6 @@ def mlflow_record(text: str) -> RunRecord | None:
     Raises:
         UserError: MLflow has the run, but its record is on another machine.
     """
-    from mathrl.tracking.client import connect  # MLflow: 1.4 s
-    from mathrl.tracking.lineage import find_run
-
     run = find_run(connect(), text)
     if run is None:
         return None

@@ -8,12 +8,15 @@
 Writes models/controls/ and reports/controls/summary.json, evaluated like the models of the pipeline.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mathrl.core.environment import world_size
+from mathrl.core.environment import rank, world_size
 from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
@@ -26,7 +29,10 @@ from mathrl.params import Params
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import open_ranks
+from mathrl.stages.training_stage import load_start, open_training
+
+if TYPE_CHECKING:
+    from mathrl.trainers.training_run import TrainingRun
 
 PROBLEMS, DEV, TEST = (Path(f"data/curated/{split}.jsonl") for split in ("sft", "dev", "test"))
 BASE, SFT, RL_METRICS = Path("models/base"), Path("models/sft"), Path("reports/rl/metrics.jsonl")
@@ -46,16 +52,16 @@ def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
 
 def work(run: StageRun) -> None:
     params = run.params
-    ranks = open_ranks(params)
+    training = open_training(run)
     controls: dict[str, tuple[Path, Sft]] = {}
     if params.controls.more_sft:
         steps = equal_steps(list(read_jsonl(RL_METRICS)), params)
         controls["more_sft"] = (SFT, params.sft.model_copy(update={"steps": steps}))
     if params.controls.worked_only:
         controls["worked_only"] = (BASE, params.sft.model_copy(update={"terse_share": 0.0}))
-    trained = {name: _train(name, start, sft, run, ranks) for name, (start, sft) in controls.items()}
+    trained = {name: _train(name, start, sft, run.params, training) for name, (start, sft) in controls.items()}
     results = _evaluate(run, trained)
-    if ranks.rank != 0:
+    if rank() != 0:
         return
     summary: dict[str, Any] = {
         "benchmark": params.evaluate.benchmarks[0],
@@ -72,21 +78,18 @@ def work(run: StageRun) -> None:
     run.summary({f"{r.model}/pass_at_1": float(summary["models"][r.model]["pass_at_1"]) for r in results})
 
 
-def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
+def _train(name: str, start: Path, sft: Sft, params: Params, training: TrainingRun) -> Path:
     """Fine-tune from `start`; the model's folder, in the stage's state until all are there."""
-    from mathrl.learners.sharding import load_to_train
-    from mathrl.models.load import export_model, load_model, load_tokenizer
+    from mathrl.models.load import export_model
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
-    from mathrl.trainers.training_run import TrainingRun
 
-    params, state = run.params, run.state / name
+    state = training.state / name
     folder = state / "model"
-    ranks.gather(name)
+    training.ranks.gather(name)
     if folder.is_dir():
         return folder
-    tokenizer = load_tokenizer(start, params.model)
-    model = load_to_train(load_model, start, params.model, ranks)
+    model, tokenizer = load_start(start, params.model, training)
     demonstrations, dev = (
         tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed)
         for file in (PROBLEMS, DEV)
@@ -95,10 +98,11 @@ def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
     def open_metrics(resume_after: int | None) -> JsonlSink:
         return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)
 
-    train_sft(model, demonstrations, dev, sft, TrainingRun(ranks, state, params.run.seed, open_metrics), title=name)
-    training = f"{sft.steps} steps of SFT from {start}, {sft.terse_share:.0%} of the demonstrations terse"
-    export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{training}.\n")
-    ranks.gather(name)
+    its_run = replace(training, state=state, open_metrics=open_metrics)
+    train_sft(model, demonstrations, dev, sft, its_run, title=name)
+    account = f"{sft.steps} steps of SFT from {start}, {sft.terse_share:.0%} of the demonstrations terse"
+    export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{account}.\n")
+    training.ranks.gather(name)
     return folder
 
 

@@ -31,6 +31,7 @@ from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
 from mathrl.params.rollout import Rollout
+from mathrl.reports.pictures import draw_difficulty
 from mathrl.rewards.compose import build_reward
 from mathrl.stages.stage_run import StageRun, run_stage
 
@@ -51,25 +52,19 @@ def work(
     params = run.params
     settings = params.difficulty
     # torch: not before the inputs have been checked.
-    from mathrl.models.device import choose_device
-    from mathrl.reports.pictures import draw_difficulty
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open_engine import open_engine
+    from mathrl.rollout.open_sampler import open_sampler
     from mathrl.rollout.ranks import from_rank_0
-    from mathrl.rollout.resolve import stage_longest
     from mathrl.rollout.sample_problems import sample_problems, usable
-    from mathrl.rollout.sampler import Sampler
 
     run.dataset("rl", split)
     problems = seeded_subset(read_problems(split), settings.max_problems, params.run.seed)
-    device, longest = choose_device(params.run.device), stage_longest(params, "difficulty")
-    engine, tokenizer = open_engine(start, params.model, params.rollout, device, longest)
-    run.resolved(engine.rollout)
-    check_prompts(problems, params.prompt, tokenizer)
     few_shot = few_shot_examples(params.prompt, examples)
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    sampler = open_sampler(start, params, "difficulty", few_shot)
+    run.resolved(sampler.engine.rollout)
+    check_prompts(problems, params.prompt, sampler.tokenizer)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens)
-    cache = rates_file(params, engine.rollout, start, few_shot)
+    cache = rates_file(params, sampler.engine.rollout, start, few_shot)
     # The same at all ranks, and after an interruption, whatever other runs measure meanwhile.
     cached: dict[str, int] = from_rank_0(lambda: _snapshot(run.state / "known.json", cache, problems))
     unmeasured = [problem for problem in problems if problem_key(problem) not in cached]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mathrl.core.files import read_jsonl
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import open_ranks, write_report
+from mathrl.stages.training_stage import load_start, open_training, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -23,21 +23,17 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, repor
     Writes the folders `model` and `report`.
     """
     params = run.params
-    ranks = open_ranks(params)
+    training = open_training(run)
     # torch: not before the inputs have been checked.
-    from mathrl.learners.sharding import load_to_train
-    from mathrl.models.load import export_model, load_model, load_tokenizer
+    from mathrl.models.load import export_model
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
     from mathrl.trainers.supervised import hold_out
-    from mathrl.trainers.training_run import TrainingRun
 
-    tokenizer = load_tokenizer(start, params.model)
-    network = load_to_train(load_model, start, params.model, ranks)
+    network, tokenizer = load_start(start, params.model, training)
     rows = [row for file in data for row in read_jsonl(file)]
     pairs, dev = (
         tokenize_pairs(part, params.prompt, tokenizer) for part in hold_out(rows, params.dpo.dev_share, params.run.seed)
     )
-    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics)
     figures = train_dpo(network, pairs, dev, params.dpo, training)
     card = (
         f"# DPO model of mathrl\n\nTrained from {start} on {len(pairs):,} pairs: {params.dpo.steps} steps of "

@@ -15,19 +15,18 @@ from mathrl.core.results import EvaluationSummary
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params.load import load_params, parse_yaml
 from mathrl.params.run import Prompt
+from mathrl.registry.versions import describe, find_version, register_version
+from mathrl.reports.html import pipeline_material, write_report
+from mathrl.reports.model_card import model_card
 from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.tracking.client import connect
+from mathrl.tracking.upload import Upload
 
 MODEL, SUMMARY, REGISTERED = Path("models/rl"), Path("reports/summary.json"), Path("reports/registered.json")
 REPORT, CARD = "report.html", "model_card.md"
 
 
 def work(run: StageRun) -> None:
-    from mathrl.registry.versions import describe, find_version, register_version
-    from mathrl.reports.html import pipeline_material, write_report  # only needed with something to register
-    from mathrl.reports.model_card import model_card
-    from mathrl.tracking.client import connect  # MLflow: 1.4 s
-    from mathrl.tracking.upload import Upload
-
     wanted, digest, summary = run.params.register_, digest_path(MODEL), EvaluationSummary.read(SUMMARY)
     accuracy = summary.models["rl"].pass_at_1.mean
     client = connect()

@@ -11,7 +11,7 @@ from typing import Any
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import open_ranks, write_report
+from mathrl.stages.training_stage import open_training, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -28,15 +28,14 @@ def work(
     """
     params, process = run.params, run.name == "process_reward_model"
     settings, seed = params.reward_model, params.run.seed
-    ranks = open_ranks(params)
+    training = open_training(run)
     # torch: not before the inputs have been checked.
     from mathrl.models.load import export_model, load_tokenizer
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
     from mathrl.trainers.supervised import hold_out
-    from mathrl.trainers.training_run import TrainingRun
 
-    tokenizer, scorer = load_tokenizer(start, params.model), _scorer(start, params, ranks)
+    tokenizer, scorer = load_tokenizer(start, params.model), _scorer(start, params, training.ranks)
     new, old = ([row for file in files for row in read_jsonl(file)] for files in (data, replay))
     rows, held_out = hold_out(new, settings.dev_share, seed)
     held_out_ids = {row["problem_id"] for row in held_out}
@@ -49,7 +48,6 @@ def work(
         for part in (rows, held_out)
     )
     scorer.config.reward_logits = process
-    training = TrainingRun(ranks, run.state, seed, run.open_metrics)
     figures = train_reward_model(scorer, items, dev, settings, tokenizer.eos_token_id, training)
     what = "responses with labelled steps" if process else "pairs"
     card = (

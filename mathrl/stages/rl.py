@@ -24,16 +24,13 @@ from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.engines.installed import check_installed
 from mathrl.health.watch import HealthMonitor
-from mathrl.params import Params
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import open_ranks, write_report
+from mathrl.stages.training_stage import load_start, open_training, write_report
 
 if TYPE_CHECKING:
-    from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.rl import RlResult
-    from mathrl.trainers.rollouts import GroupJudge
 
 PROBLEMS, DEV = Path("data/mixture/train.jsonl"), Path("data/curated/dev.jsonl")
 EXAMPLES, DIFFICULTY = Path("data/curated/sft.jsonl"), Path("data/difficulty/summary.json")
@@ -112,26 +109,26 @@ def work(
 def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     """The model that mathrl's own loop has trained, its tokenizer, and the run's figures."""
     params, rl, start, others = run.params, run.params.rl, inputs.start, inputs.others
-    ranks = open_ranks(params)
+    training = open_training(run, inputs.health, run.rollouts)
     # torch: not before the inputs have been checked.
     from mathrl.learners.sharding import load_to_train
     from mathrl.models.device import hardware_of
-    from mathrl.models.load import load_model, load_tokenizer
+    from mathrl.models.load import load_model
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.resolve import resolve_importance, resolve_rollout, stage_longest
     from mathrl.rollout.sampler import Sampler
+    from mathrl.trainers.judges import open_judge
     from mathrl.trainers.open_rl import Helpers
     from mathrl.trainers.rl import train_rl
-    from mathrl.trainers.training_run import TrainingRun
 
-    longest, hardware = stage_longest(params, "rl"), hardware_of(ranks.device)
+    ranks, longest = training.ranks, stage_longest(params, "rl")
+    hardware = hardware_of(ranks.device)
     rollout = resolve_rollout(params.rollout, start, params.model, hardware, longest=longest, ranks=ranks.world)
     rl = resolve_importance(rl, rollout)
     run.resolved(rollout, rl)
     if rl.kept_size and rank() == 0:
         print(f"rl.keep_rollouts: {rl.kept_size}", flush=True)
-    tokenizer = load_tokenizer(start, params.model)
-    network = load_to_train(load_model, start, params.model, ranks)
+    network, tokenizer = load_start(start, params.model, training)
     engine = training_engine(network, start, tokenizer, params.model, rollout, rl.prefetch)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
     check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
@@ -143,8 +140,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
         for name in ("reference", "teacher")
         if name in others
     }
-    helpers = Helpers(judge=_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
-    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health, run.rollouts)
+    helpers = Helpers(judge=open_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
     reward = build_reward(params.reward)
     result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, training, helpers)
     return network, tokenizer, result
@@ -160,14 +156,11 @@ def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]
         )
     # accelerate before transformers, and torch not before the inputs have been checked.
     from mathrl.engines.trl_rl import train_rl_with_trl
-    from mathrl.trainers.training_run import TrainingRun
 
-    params = run.params
-    ranks = open_ranks(params)
+    params, training = run.params, open_training(run, inputs.health)
     run.resolved(
         params.rollout.model_copy(update={"engine": "torch"}), params.rl.model_copy(update={"importance": None})
     )
-    training = TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, inputs.health)
     return train_rl_with_trl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training)
 
 
@@ -181,26 +174,6 @@ def finish_rollouts(run: StageRun, rl: Rl) -> Path | None:
     if missing:
         print(f"rl.keep_rollouts: {run.rollouts} lost the rollouts of {len(missing)} steps", file=sys.stderr)
     return run.rollouts / WHOLE
-
-
-def _judge(
-    params: Params, rl: Rl, sampler: Sampler, problems: Sequence[Problem], device: Any, folders: Mapping[str, Path]
-) -> GroupJudge | None:
-    """What judges rollouts beside the rule, if anything does."""
-    from mathrl.models.scores import load_scorer
-    from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge
-
-    judge, tokenizer, steps = params.reward.judge, sampler.tokenizer, params.reward.steps
-    if "reward_model" in folders:
-        scorer = load_scorer(folders["reward_model"], params.model, device)
-        return reward_model_judge(scorer, judge, tokenizer.eos_token_id, rl.tokens_per_microbatch)
-    if "process_reward_model" in folders:
-        scorer = load_scorer(folders["process_reward_model"], params.model, device)
-        return process_judge(scorer, judge, tokenizer, steps, rl.tokens_per_microbatch)
-    if judge.continuations:
-        reward = build_reward(params.reward)
-        return continuations_judge(sampler, problems, reward, rl, judge, steps, params.run.seed)
-    return None
 
 
 def summary_of(result: RlResult) -> dict[str, float]:

@@ -36,20 +36,15 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     params = run.params
     settings, seed = params.sample, params.run.seed
     # torch: not before the inputs have been checked.
-    from mathrl.models.device import choose_device
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open_engine import open_engine
+    from mathrl.rollout.open_sampler import open_sampler
     from mathrl.rollout.ranks import from_rank_0
-    from mathrl.rollout.resolve import stage_longest
     from mathrl.rollout.sample_problems import sample_problems, usable
-    from mathrl.rollout.sampler import Sampler
 
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
-    device, longest = choose_device(params.run.device), stage_longest(params, "sample")
-    engine, tokenizer = open_engine(start, params.model, params.rollout, device, longest)
-    run.resolved(engine.rollout)
-    check_prompts(problems, params.prompt, tokenizer)
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot_examples(params.prompt, examples))
+    sampler = open_sampler(start, params, "sample", few_shot_examples(params.prompt, examples))
+    run.resolved(sampler.engine.rollout)
+    check_prompts(problems, params.prompt, sampler.tokenizer)
     reward = build_reward(params.reward)
 
     def sample(title: str, prompts: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
@@ -72,7 +67,7 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
         groups = [(p, with_prefix(rows, params)) for p, rows in zip(problems, sampled, strict=True) if rows is not None]
     labelled: list[Row] | None = None
     if settings.continuations:
-        chosen = from_rank_0(lambda: to_label(groups, params, tokenizer))
+        chosen = from_rank_0(lambda: to_label(groups, params, sampler.tokenizer))
         prefixes = [prefix for row in chosen for prefix in _prefixes(row)]
         continued = sample("continue", prefixes, settings.continuations) if prefixes else []
         # An answer in a response that was cut off does not count.

@@ -13,7 +13,7 @@ from mathrl.core.files import written_aside
 from mathrl.core.problems import read_problems
 from mathrl.health.watch import HealthMonitor
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import open_ranks, write_report
+from mathrl.stages.training_stage import load_start, open_training, write_report
 
 PROBLEMS, DEV = Path("data/curated/sft.jsonl"), Path("data/curated/dev.jsonl")
 BASE, MODEL, REPORT = Path("models/base"), Path("models/sft"), Path("reports/sft")
@@ -41,19 +41,17 @@ def work(
         if rank() == 0:
             _hand_on(run, start, data, model, report, base)
         return
-    ranks = open_ranks(params)
+    health = HealthMonitor(params.health, None, run.health)
+    training = open_training(run, health)
     # torch: not before the inputs have been checked.
-    from mathrl.learners.sharding import load_to_train
-    from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
+    from mathrl.models.load import export_model, make_base
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
-    from mathrl.trainers.training_run import TrainingRun
 
-    if base and ranks.rank == 0:
+    if base and rank() == 0:
         make_base(params.model, start, seed)
-    ranks.gather("the start is there")
-    tokenizer = load_tokenizer(start, params.model)
-    network = load_to_train(load_model, start, params.model, ranks)
+    training.ranks.gather("the start is there")
+    network, tokenizer = load_start(start, params.model, training)
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],
@@ -64,8 +62,6 @@ def work(
         )
         for files in (data, (dev,))
     )
-    health = HealthMonitor(params.health, None, run.health)
-    training = TrainingRun(ranks, run.state, seed, run.open_metrics, health)
     figures = train_sft(network, demonstrations, held_out, params.sft, training)
     summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}
     card = (

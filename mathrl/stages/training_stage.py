@@ -5,24 +5,36 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mathrl.core.environment import rank
 from mathrl.core.files import write_json, written_aside
-from mathrl.params import Params
+from mathrl.health.watch import HealthMonitor, examine
+from mathrl.params.run import Model
+from mathrl.reports.training_curves import report_curves
 from mathrl.stages.stage_run import StageRun
 
 if TYPE_CHECKING:
-    from mathrl.health.watch import HealthMonitor
-    from mathrl.learners.distributed import Ranks
+    from mathrl.trainers.training_run import TrainingRun
 
 
-def open_ranks(params: Params) -> Ranks:
-    """The stage's ranks, of which this process is one."""
+def open_training(run: StageRun, health: HealthMonitor | None = None, rollouts: Path | None = None) -> TrainingRun:
+    """Join the stage's ranks, of which this process is one. Imports torch: check the inputs before."""
     from mathrl.learners.distributed import Ranks
     from mathrl.models.device import choose_device
+    from mathrl.trainers.training_run import TrainingRun
 
-    return Ranks(choose_device(params.run.device), params.training)
+    params = run.params
+    ranks = Ranks(choose_device(params.run.device), params.training)
+    return TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, health, rollouts)
+
+
+def load_start(folder: Path, model: Model, training: TrainingRun) -> tuple[Any, Any]:
+    """The model of a folder as the backend trains it, and its tokenizer."""
+    from mathrl.learners.sharding import load_to_train
+    from mathrl.models.load import load_model, load_tokenizer
+
+    return load_to_train(load_model, folder, model, training.ranks), load_tokenizer(folder, model)
 
 
 def write_report(
@@ -39,9 +51,6 @@ def write_report(
     copy of that file) and the run's last facts; the other ranks do nothing."""
     if rank() != 0:
         return
-    from mathrl.health.watch import examine
-    from mathrl.reports.training_curves import report_curves
-
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
         picture = run.artifacts / f"{run.name}_curve.png"

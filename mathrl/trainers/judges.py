@@ -4,8 +4,9 @@ A judge takes one rank's groups after grading and returns them with other reward
 The rule's verdict stays in `correct`, so that accuracy means the same in every run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +16,37 @@ from mathrl.core.seeding import derive_seed
 from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import Problem, Tokens
 from mathrl.learners.micro_batches import filled
+from mathrl.models.device import Device
+from mathrl.models.scores import load_scorer
+from mathrl.params import Params
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import RewardFunction
+from mathrl.rewards.compose import RewardFunction, build_reward
 from mathrl.rewards.steps import step_ends
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.reward_model import scores_after
 from mathrl.trainers.rollouts import GroupJudge, RolloutGroup
+
+
+def open_judge(
+    params: Params, rl: Rl, sampler: Sampler, problems: Sequence[Problem], device: Device, folders: Mapping[str, Path]
+) -> GroupJudge | None:
+    """The judge beside the rule: the model in `folders` (reward_model, process_reward_model), or continuations.
+
+    None if the rule judges alone.
+    """
+    judge, tokenizer, steps = params.reward.judge, sampler.tokenizer, params.reward.steps
+    if "reward_model" in folders:
+        scorer = load_scorer(folders["reward_model"], params.model, device)
+        return reward_model_judge(scorer, judge, tokenizer.eos_token_id, rl.tokens_per_microbatch)
+    if "process_reward_model" in folders:
+        scorer = load_scorer(folders["process_reward_model"], params.model, device)
+        return process_judge(scorer, judge, tokenizer, steps, rl.tokens_per_microbatch)
+    if judge.continuations:
+        reward = build_reward(params.reward)
+        return continuations_judge(sampler, problems, reward, rl, judge, steps, params.run.seed)
+    return None
 
 
 def reward_model_judge(scorer: Any, params: Judge, end_token: int, budget: int) -> GroupJudge:
