@@ -19,8 +19,17 @@ from mathrl.params.run import Prompt
 if TYPE_CHECKING:
     from mathrl.data.inspection import Inspection, Prompting
 
-KEYS = ("format", "prompt_key", "answer_key", "solution_key", "id_key", "level_key", "subject_key", "pass_rate_key",
-        "answer_rule")  # fmt: skip
+KEYS = (
+    "format",
+    "prompt_key",
+    "answer_key",
+    "solution_key",
+    "id_key",
+    "level_key",
+    "subject_key",
+    "pass_rate_key",
+    "answer_rule",
+)
 LINES = 12  # of a prompt on the screen
 
 

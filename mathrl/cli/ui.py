@@ -186,8 +186,19 @@ def _mlflow(port: int, host: str) -> list[str]:
     artifacts = (home() / "artifacts").as_uri()
     home().mkdir(parents=True, exist_ok=True)
     login = ["--app-name", "basic-auth"] if host != HOST and os.environ.get("MLFLOW_AUTH_CONFIG_PATH") else []
-    return ["mlflow", "server", "--host", host, "--port", str(port), "--workers", "1",
-            "--artifacts-destination", artifacts, *login]  # fmt: skip
+    return [
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--artifacts-destination",
+        artifacts,
+        *login,
+    ]
 
 
 def _wait(url: str, name: str, logs: Path, children: list[subprocess.Popen[bytes]]) -> None:

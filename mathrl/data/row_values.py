@@ -13,8 +13,15 @@ from typing import Any
 
 HIGHEST = 10**6  # a level; what is larger is an id or a mistake
 DEEPEST = 64  # levels of nesting that a payload may have
-ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant",
-         "chatbot": "assistant", "ai": "assistant"}  # fmt: skip
+ROLES = {
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "ai": "assistant",
+}
 # Where an object holds its answer: Open-Reasoner-Zero, DROP and others.
 ANSWER_KEYS = ("value", "answer", "ground_truth", "final_answer", "text", "content", "label", "number")
 

@@ -55,7 +55,9 @@ TRL_RL = (
     Meaning("rl.temperature", "`temperature`"),
     Meaning("rl.max_tokens", "`max_completion_length`"),
     Meaning(
-        "rl.advantage", "`scale_rewards`: group for group_std, none for group_mean", ("group_std", "group_mean"),
+        "rl.advantage",
+        "`scale_rewards`: group for group_std, none for group_mean",
+        ("group_std", "group_mean"),
         "GRPOTrainer has no other advantage",
     ),
     Meaning("rl.std_ddof", "TRL's constant", (1,), "it divides by the unbiased standard deviation"),
@@ -67,7 +69,9 @@ TRL_RL = (
     Meaning("rl.gae_lambda", f"{UNUSED}: advantages of groups use no critic"),
     Meaning("rl.critic", "refused", (None,), "it has no critic"),
     Meaning(
-        "rl.policy_loss", "`loss_type` and `importance_sampling_level`", ("clip", "gspo", "cispo", "sapo"),
+        "rl.policy_loss",
+        "`loss_type` and `importance_sampling_level`",
+        ("clip", "gspo", "cispo", "sapo"),
         "it has no other loss",
     ),
     Meaning("rl.clip_low", "`epsilon`; cispo has no lower bound, so only 1 there"),
@@ -93,8 +97,10 @@ TRL_RL = (
     Meaning("rl.prompts_per_round", f"{UNUSED} without dynamic sampling"),
     Meaning("rl.prefetch", "refused", (False,), "it samples after the update"),
     Meaning(
-        "rl.curriculum.order", "mathrl's order, row by row (`shuffle_dataset` false)",
-        ("shuffled", "as_given", "easy_to_hard"), "its order of problems is fixed before training",
+        "rl.curriculum.order",
+        "mathrl's order, row by row (`shuffle_dataset` false)",
+        ("shuffled", "as_given", "easy_to_hard"),
+        "its order of problems is fixed before training",
     ),
     Meaning("rl.curriculum.floor", f"{UNUSED}: only order pass_rate uses it"),
     Meaning("rl.curriculum.memory", f"{UNUSED}: only order pass_rate uses it"),
@@ -125,7 +131,7 @@ TRL_RL = (
     Meaning("training.checkpoint_minutes", MATHRL),
     Meaning("training.collective_timeout_minutes", MATHRL),
     Meaning("training.on_out_of_memory", "refused", ("stop",), "it cannot retry a micro-batch"),
-)  # fmt: skip
+)
 
 
 def unsupported(params: Params, stage: str) -> Iterator[str]:

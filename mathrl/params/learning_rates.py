@@ -8,8 +8,14 @@ from mathrl.core.errors import UserError
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 
-TRAINED = {"sft": "sft", "controls": "sft", "rl": "rl", "dpo": "dpo", "reward_model": "reward_model",
-           "process_reward_model": "reward_model"}  # fmt: skip
+TRAINED = {
+    "sft": "sft",
+    "controls": "sft",
+    "rl": "rl",
+    "dpo": "dpo",
+    "reward_model": "reward_model",
+    "process_reward_model": "reward_model",
+}
 LARGE = 10.0  # billions of parameters
 
 

@@ -123,9 +123,13 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, kind: str, text: str, policy: str = "default-src 'none'") -> None:
         body = text.encode("utf-8", errors="backslashreplace")
         self.send_response(status)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)),
-                   "Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff",
-                   "Cache-Control": "no-store"}  # fmt: skip
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        }
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

@@ -14,8 +14,17 @@ from mathrl.tracking.batches import Batches, Point
 from mathrl.tracking.names import tags_under
 
 LINKED = 50  # stages that a note links
-SHOWN = ("rl.lr", "rl.steps", "rl.group_size", "rl.kl_coef", "rl.clip_low", "rl.clip_high", "sft.lr", "sft.steps",
-         "run.seed")  # fmt: skip
+SHOWN = (
+    "rl.lr",
+    "rl.steps",
+    "rl.group_size",
+    "rl.kl_coef",
+    "rl.clip_low",
+    "rl.clip_high",
+    "sft.lr",
+    "sft.steps",
+    "run.seed",
+)
 COLOURS = ("green", "yellow", "red")
 FINAL, BEST = "final/", "dev/best"
 MODELS = ("base", "sft", "rl")

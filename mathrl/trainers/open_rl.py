@@ -140,6 +140,12 @@ class RlSetup:
         write = self.checkpoint_writer()
         write()
 
+    def finish(self) -> None:
+        """The models get their final weights; nothing is sampled any more."""
+        self.sync.sleep()
+        for learner in self.learners:
+            learner.finish()
+
 
 def open_rl(
     model: Any,

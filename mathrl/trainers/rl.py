@@ -170,8 +170,6 @@ def train_rl(
                 setup.write_checkpoint()
             if stopping and not last:
                 raise Stopped
-    sync.sleep()
-    for learner in setup.learners:
-        learner.finish()
+    setup.finish()
     exported_step = state.exported_step if params.export == "best" and state.exported_step else state.step
     return RlResult(state.step, state.sampled_tokens, state.trained_tokens, state.dev_accuracy, exported_step)
