@@ -84,8 +84,8 @@ class LiveProgress:
         health = record.health if record else None
         if health is not None and health != self.health:
             self.health, key = health, artifact_key(f"{self.stage}-health")
-            found = len(health["findings"])
-            about = f"Health of {self.stage}: {health['colour']}, {found} warning{'s' * (found != 1)}"
+            warnings = len(health["findings"])
+            about = f"Health of {self.stage}: {health['colour']}, {warnings} warning{'s' * (warnings != 1)}"
             self._try(lambda: create_markdown_artifact(health_markdown(health), key=key, description=about))
 
     def _show_link(self) -> None:

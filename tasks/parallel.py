@@ -152,7 +152,7 @@ def needed_steps(stages: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, lis
 
 
 def places(jobs: int, processes: int, gpus: Sequence[str]) -> list[str]:
-    """For each of at most `jobs` steps at a time its CUDA_VISIBLE_DEVICES; empty texts on a machine without GPUs.
+    """For per_job of at most `jobs` steps at a time its CUDA_VISIBLE_DEVICES; empty texts on a machine without GPUs.
 
     A step has as many GPUs as it has processes; what is left over is not used.
 
@@ -161,8 +161,8 @@ def places(jobs: int, processes: int, gpus: Sequence[str]) -> list[str]:
     """
     if not gpus:
         return [""] * jobs
-    each = min(processes, len(gpus))
-    return [",".join(gpus[n * each : (n + 1) * each]) for n in range(min(jobs, len(gpus) // each))]
+    per_job = min(processes, len(gpus))
+    return [",".join(gpus[n * per_job : (n + 1) * per_job]) for n in range(min(jobs, len(gpus) // per_job))]
 
 
 def visible_gpus() -> list[str]:

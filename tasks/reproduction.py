@@ -71,14 +71,14 @@ class FreshClone:
         Raises:
             UserError: it cannot be installed.
         """
-        own = self.folder / ".venv" / "bin" / "python"
+        installed = self.folder / ".venv" / "bin" / "python"
         if (self.folder / ".venv" / ".installed").exists():
-            self.python = str(own)
+            self.python = str(installed)
         elif subprocess.run([self.python, "-c", NEEDED], capture_output=True, check=False).returncode:
             print(f"{self.python} lacks packages: make install in {self.folder}", flush=True)
             if subprocess.run(["make", "install", f"PYTHON={self.python}"], cwd=self.folder, check=False).returncode:
                 raise UserError(f"make install failed in {self.folder}: see above")
-            self.python = str(own)
+            self.python = str(installed)
 
     def write_sections(self, sections: Mapping[str, Any]) -> None:
         """Write the parameters of a lineage over those of the commit.

@@ -67,7 +67,7 @@ def init(
 
 
 def _sections(
-    folder: Path, data: Path, model: str, test: Path | None, given: Mapping[str, str]
+    folder: Path, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     from mathrl.data.inspection import inspect_rows  # and torch below: --help answers without them
     from mathrl.models.load import load_tokenizer
@@ -77,14 +77,14 @@ def _sections(
     config = config_of(PretrainedModel(path=model))
     shape = shape_of(config)
     prompting = prompting_of(model, None)
-    benchmarks = str(Path(known).expanduser().absolute()) if (known := Variable.DATA.get()) else None
+    benchmarks = str(Path(data_folder).expanduser().absolute()) if (data_folder := Variable.DATA.get()) else None
     name = folder.name.replace(" ", "-")
-    inspection = inspect_rows(data.expanduser().resolve(), given, prompting, name=name, data_folder=benchmarks)
+    inspection = inspect_rows(data.expanduser().resolve(), keys, prompting, name=name, data_folder=benchmarks)
     show(inspection, model)
     source = None
     if test is not None:
         path = test.expanduser().resolve()
-        held_out = inspect_rows(path, given, prompting, name=f"{name}_test", data_folder=benchmarks)
+        held_out = inspect_rows(path, keys, prompting, name=f"{name}_test", data_folder=benchmarks)
         source = test_source(path, f"{name}_test", held_out)
     gpus = gpu_count()
     hardware = Hardware("cuda", count=gpus) if gpus else CPU
@@ -137,6 +137,6 @@ def _git(*arguments: str) -> None:
 
 def _commit(folder: Path, message: str) -> None:
     """Commit the project's parameters, by the person's own identity where git knows it."""
-    known = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
-    identity = [] if known.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
+    identified = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
+    identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
     _git("-C", str(folder), *identity, "commit", "--quiet", "--all", "--message", message)

@@ -55,12 +55,12 @@ def inspect(
     """Show what a file of problems holds: fields, faults, answers, languages, lengths, overlaps, and how to use it."""
     from mathrl.data.inspection import inspect_rows  # numpy and the grader: --help answers without them
 
-    given = given_keys(field or ())
+    keys = given_keys(field or ())
     prompting = prompting_of(model, template)
-    folder = benchmarks or (Path(known) if (known := Variable.DATA.get()) else None)
+    folder = benchmarks or (Path(default) if (default := Variable.DATA.get()) else None)
     data_folder = str(folder.expanduser().absolute()) if folder else None
     path = file.expanduser().resolve()
-    inspection = inspect_rows(path, given, prompting, limit=limit or None, data_folder=data_folder)
+    inspection = inspect_rows(path, keys, prompting, limit=limit or None, data_folder=data_folder)
     show(inspection, model)
     print("\nThe section for params/curate.yaml or a preset:\n")
     print(inspection.section, end="")
@@ -77,13 +77,13 @@ def given_keys(fields: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: no "=", or an unknown key.
     """
-    given = {}
+    keys = {}
     for text in fields:
         key, equals, value = text.partition("=")
         if not equals or key not in KEYS:
             raise UserError(f"--field {text}: write KEY=FIELD{did_you_mean(key, KEYS)}; keys: {', '.join(KEYS)}")
-        given[key] = value
-    return given
+        keys[key] = value
+    return keys
 
 
 def prompting_of(model: str | None, template: str | None) -> "Prompting":
@@ -113,14 +113,16 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
 
 def show(inspection: "Inspection", model: str | None) -> None:
     """Print the inspection as one screen after the other: fields, faults, answers, texts and examples."""
-    found, looked = inspection.sniffed, inspection.looked_at
+    sniffed, looked = inspection.sniffed, inspection.looked_at
     files = f"{len(inspection.files)} files" if len(inspection.files) > 1 else inspection.files[0].name
     part = "" if looked == inspection.rows else f"; {looked:,} of them, chosen by a seed, were looked at"
     print(f"{files}: {inspection.rows:,} rows{part}\n")
-    keys: Mapping[str, Any] = {key: getattr(found.shape, key) for key in KEYS if key in found.reasons}
-    rows = [{"key": key, "field": escape(str(value)), "why": escape(found.reasons[key])} for key, value in keys.items()]
+    keys: Mapping[str, Any] = {key: getattr(sniffed.shape, key) for key in KEYS if key in found.reasons}
+    rows = [
+        {"key": key, "field": escape(str(value)), "why": escape(sniffed.reasons[key])} for key, value in keys.items()
+    ]
     print_table("What was taken for what (change it with --field KEY=NAME)", rows, ("key", "field", "why"))
-    for doubt in found.doubts:
+    for doubt in sniffed.doubts:
         print(f"note: {doubt}")
     _faults(inspection)
     _answers(inspection)

@@ -49,10 +49,12 @@ def reproduce(
     if first not in names:
         raise UserError(f"--from {first}: the stages of this lineage are {', '.join(names)}")
     place = start / folder if folder else home() / "reproduced" / f"{certificate.name}-{certificate.version}"
-    found = shutil.which(python) if python else ""
-    if found is None:
+    interpreter = shutil.which(python) if python else ""
+    if interpreter is None:
         raise UserError(f"--python {python}: there is no such program")
-    clone = FreshClone(Path.cwd(), certificate.commit, place / "checkout", str(Path(found).absolute()) if found else "")
+    clone = FreshClone(
+        Path.cwd(), certificate.commit, place / "checkout", str(Path(interpreter).absolute()) if interpreter else ""
+    )
     clone.open()
     clone.install()
     clone.write_sections(certificate.sections)

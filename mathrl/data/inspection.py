@@ -128,7 +128,7 @@ class Prompting:
 
 def inspect_rows(
     path: Path,
-    given: Mapping[str, str],
+    keys: Mapping[str, str],
     prompting: Prompting,
     *,
     name: str | None = None,
@@ -147,7 +147,7 @@ def inspect_rows(
     """
     files = tuple(list_files(path))
     sample = _sample(files, seed)
-    sniffed = sniff(sample, given)
+    sniffed = sniff(sample, keys)
     name = name or re.sub(r"\W+", "_", path.stem.split(".")[0]).strip("_") or "mine"
     resolved = ResolvedSource(name, "rl", "not stated", files, shapes=(sniffed.shape,), limit=limit)
     read = Read()
@@ -262,7 +262,7 @@ def _overlaps(
 ) -> tuple[list[Overlap], list[str]]:
     """The overlaps with the benchmarks that are on this machine, and the names of the others."""
     overlaps, missing = [], []
-    own = {file.resolve() for file in files}
+    inspected = {file.resolve() for file in files}
     keys = [exact_key(problem.question) for problem in problems]
     trained = [replace(problem, split="rl") for problem in problems]
     for name in (name for name, named in REGISTRY.items() if named.evaluation):
@@ -270,15 +270,15 @@ def _overlaps(
         if not resolved.files:
             missing.append(name)
             continue
-        if own & {file.resolve() for file in resolved.files}:
+        if inspected & {file.resolve() for file in resolved.files}:
             continue
         index = EvaluationIndex(RULE.ngram, RULE.share)
-        known = [item for item in read_source(resolved, seed) if isinstance(item, Problem)]
-        for problem in known:
+        benchmark = [item for item in read_source(resolved, seed) if isinstance(item, Problem)]
+        for problem in benchmark:
             index.add_problem(problem)
-        questions = {exact_key(problem.question) for problem in known}
+        questions = {exact_key(problem.question) for problem in benchmark}
         equal = [key in questions for key in keys]
         hits = (hit for _, hit in find_hits(trained, index, min_share=RULE.min_share))
         near = sum(hit is not None and not same for hit, same in zip(hits, equal, strict=True))
-        overlaps.append(Overlap(name, len(known), sum(equal), near))
+        overlaps.append(Overlap(name, len(benchmark), sum(equal), near))
     return overlaps, missing

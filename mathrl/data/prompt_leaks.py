@@ -62,13 +62,13 @@ def check_prompts(problems: Iterable[Problem], prompt: Prompt, tokenizer: Any) -
     """
     leaks: list[tuple[Problem, str]] = []
     for problem in problems:
-        if found := leak(prompt_text(problem, prompt, tokenizer), problem):
-            leaks.append((problem, found))
+        if leaked := leak(prompt_text(problem, prompt, tokenizer), problem):
+            leaks.append((problem, leaked))
     if leaks:
-        problem, found = leaks[0]
+        problem, leaked = leaks[0]
         further = f" (and the prompts of {len(leaks) - 1} further problems)" if len(leaks) > 1 else ""
         raise UserError(
-            f"problem {problem.id}: its prompt holds {found}{further}, so there is nothing to learn from it; correct "
+            f"problem {problem.id}: its prompt holds {leaked}{further}, so there is nothing to learn from it; correct "
             f"the prompt_key of source {problem.source}, or drop such rows with curate.quality.drop=[leak]"
         )
 

@@ -52,12 +52,12 @@ def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     cache: dict[str, int] = {}
     total = int(lengths.sum())
     hashed = np.fromiter((_hash(token, cache) for row in tokens for token in row), np.uint64, total)
-    found, found_rows = [], []
+    hashes, hash_rows = [], []
     for size, value, row in windows(hashed, lengths, ngram):
         wanted = np.ones(len(row), bool) if size == ngram else lengths[row] == size  # shorter ones: the whole row
-        found.append(value[wanted])
-        found_rows.append(row[wanted])
-    values, rows = np.concatenate(found), np.concatenate(found_rows)
+        hashes.append(value[wanted])
+        hash_rows.append(row[wanted])
+    values, rows = np.concatenate(hashes), np.concatenate(hash_rows)
     order = np.lexsort((values, rows))
     values, rows = values[order], rows[order]
     first = np.ones(len(values), dtype=bool)

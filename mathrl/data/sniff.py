@@ -84,7 +84,7 @@ def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = N
         UserError: no field looks like a question, or none like an answer.
     """
     given = dict(given or {})
-    fields = {found.path: found for found in _fields(rows)}
+    fields = {column.path: column for column in _fields(rows)}
     listed = ", ".join(dict.fromkeys(name for row in rows for name in row)) or "none"
     if known := _known_format(rows):
         known_shape, reason = known
@@ -94,8 +94,8 @@ def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = N
     prompt = given.get("prompt_key") or _prompt(fields, reasons)
     if prompt is None:
         raise UserError(f"no field looks like a question (fields: {listed}); name it with --field prompt_key=NAME")
-    free = {path: found for path, found in fields.items() if path not in prompt.split("+")}
-    free = {path: found for path, found in free.items() if not path.startswith(f"{prompt}.")}
+    free = {path: column for path, column in fields.items() if path not in prompt.split("+")}
+    free = {path: column for path, column in free.items() if not path.startswith(f"{prompt}.")}
     shape = RowShape(prompt_key=prompt, answer_key=None)
     shape = replace(shape, **_answer(free, fields.get(prompt), given, reasons))
     if shape.answer_key is None and shape.solution_key is None and not reasons.get("answer_rule"):
@@ -106,7 +106,7 @@ def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = N
     if shape.solution_key is None and shape.answer_key and "solution_key" not in given:
         shape = replace(shape, solution_key=_working(rows, free, shape.answer_key, reasons))
     used = {prompt, shape.answer_key, shape.solution_key}
-    further = _further({path: found for path, found in free.items() if path not in used}, reasons)
+    further = _further({path: column for path, column in free.items() if path not in used}, reasons)
     doubts = _doubts(rows, fields.get(prompt), further)
     return Sniffed(replace(shape, **{**further, **given}), reasons, doubts, tuple(fields))
 
@@ -170,8 +170,8 @@ def _named(fields: Mapping[str, Field], names: Sequence[str]) -> list[Field]:
         return name.lower().replace("_", "").replace("-", "").replace(" ", "")
 
     ranks = {plain(name): rank for rank, name in enumerate(names)}
-    found = [(ranks[last], path.count("."), path) for path in fields if (last := plain(path.split(".")[-1])) in ranks]
-    return [fields[path] for _, _, path in sorted(found)]
+    matches = [(ranks[last], path.count("."), path) for path in fields if (last := plain(path.split(".")[-1])) in ranks]
+    return [fields[path] for _, _, path in sorted(matches)]
 
 
 def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
@@ -179,10 +179,10 @@ def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
     if "body" in by_name and "question" in by_name:
         reasons["prompt_key"] = "a Body and its Question, joined"
         return f"{by_name['body']}+{by_name['question']}"
-    texts = {path: found for path, found in fields.items() if (found.text or found.chat) and found.present > MOST}
+    texts = {path: column for path, column in fields.items() if (column.text or column.chat) and column.present > MOST}
     named = _named(texts, PROMPTS)
     # A chat list often repeats a question that has a column of its own, and adds the reply.
-    for candidate in sorted(named, key=lambda found: found.chat):
+    for candidate in sorted(named, key=lambda column: column.chat):
         further = texts.get(by_name.get("input", "")) if candidate.path.lower() == "instruction" else None
         if further is not None and further.present > 0.95 and further.distinct > 0.1:
             reasons["prompt_key"] = "an instruction and its input, joined"
@@ -190,7 +190,7 @@ def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
         if candidate.distinct > 0.1 or len(candidate.values) < 20:
             reasons["prompt_key"] = "by its name; " + ("chat lists" if candidate.chat else _looks(candidate))
             return candidate.path
-    asking = {path: _share(found.values, lambda text: bool(ASKS.search(text))) for path, found in texts.items()}
+    asking = {path: _share(column.values, lambda text: bool(ASKS.search(text))) for path, column in texts.items()}
     best = max(asking, key=lambda path: (asking[path], texts[path].distinct), default=None)
     if best is None or asking[best] < 0.3:
         return None
@@ -203,11 +203,11 @@ def _answer(
 ) -> dict[str, Any]:
     """answer_key, solution_key and answer_rule."""
     keys: dict[str, Any] = {key: given[key] for key in ("answer_key", "solution_key", "answer_rule") if key in given}
-    likely = [found for found in free.values() if found.present > 0.2]
-    named = _named({found.path: found for found in likely}, ANSWERS)
+    likely = [column for column in free.values() if column.present > 0.2]
+    named = _named({column.path: column for column in likely}, ANSWERS)
     # A bare answer first, whatever its rank: a solution that ends in \boxed{} is read only where there is none.
-    bare = [found for found in named if found.short and not found.marked and not found.chat and _answers(found)]
-    marked = [found for found in (*named, *likely) if found.marked]
+    bare = [column for column in named if column.short and not column.marked and not column.chat and _answers(column)]
+    marked = [column for column in (*named, *likely) if column.marked]
     if "answer_key" not in keys and bare:
         keys["answer_key"] = bare[0].path
         reasons["answer_key"] = f"by its name; {_looks(bare[0])}"
@@ -227,9 +227,9 @@ def _answer(
         keys["answer_rule"] = answer.marked
         reasons["answer_rule"] = f"most of its texts have {MARKS[answer.marked]}"
     if "solution_key" not in keys:
-        like = (found for path, found in free.items() if "solution" in path.lower())  # r1_solution_1
-        worked = [found for found in (*_named(free, SOLUTIONS), *like) if not found.short and found.present > 0.2]
-        worked = [found for found in worked if found.path != keys.get("answer_key") or found.marked]
+        like = (column for path, column in free.items() if "solution" in path.lower())  # r1_solution_1
+        worked = [column for column in (*_named(free, SOLUTIONS), *like) if not column.short and column.present > 0.2]
+        worked = [column for column in worked if column.path != keys.get("answer_key") or column.marked]
         if worked:
             keys["solution_key"] = worked[0].path
             reasons["solution_key"] = f"by its name; {_looks(worked[0])}"
@@ -241,15 +241,15 @@ def _working(
 ) -> str | None:
     """The field whose texts go on longer than the answers and have them in them."""
     answers = [[str(answer) for answer in _read_answers(look_up(row, answer_key))] for row in rows]
-    for path, found in free.items():
+    for path, column in free.items():
         holds_fields = any(other.startswith(f"{path}.") for other in free)  # an object as a text
-        if path == answer_key or holds_fields or not found.text or found.present < MOST or found.distinct < 0.1:
+        if path == answer_key or holds_fields or not column.text or column.present < MOST or column.distinct < 0.1:
             continue
         pairs = [(look_up(row, path), given) for row, given in zip(rows, answers, strict=True)]
         texts = [(text, given[0]) for text, given in pairs if isinstance(text, str) and text and given]
         share = fmean(answer in text and len(text) > len(answer) + 4 for text, answer in texts) if texts else 0.0
         if share > 0.8:
-            reasons["solution_key"] = f"{share:.0%} of its texts hold the answer; {_looks(found)}"
+            reasons["solution_key"] = f"{share:.0%} of its texts hold the answer; {_looks(column)}"
             return path
     return None
 
@@ -264,8 +264,8 @@ def _read_answers(value: Any) -> list[str]:
 MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag"}
 
 
-def _answers(found: Field) -> bool:
-    return any(_read_answers(value) for value in found.values)
+def _answers(column: Field) -> bool:
+    return any(_read_answers(value) for value in column.values)
 
 
 def _mark_of_replies(prompt: Field) -> str:
@@ -275,52 +275,54 @@ def _mark_of_replies(prompt: Field) -> str:
 
 
 def _unnamed(likely: Sequence[Field], prompt: Field | None) -> Field | None:
-    named = {found.path for found in _named({f.path: f for f in likely}, (*IDS, *LEVELS, *SUBJECTS))}
+    named = {column.path for column in _named({f.path: f for f in likely}, (*IDS, *LEVELS, *SUBJECTS))}
     left = [
-        found
-        for found in likely
-        if found.short and found is not prompt and found.path not in named and not RATES.search(found.path)
-        if found.present > 0.8 and "." not in found.path and not found.chat and _answers(found)
-        if not (found.distinct == 1 and all(re.fullmatch(r"\d+", str(value)) for value in found.values))  # a row number
+        column
+        for column in likely
+        if column.short and column is not prompt and column.path not in named and not RATES.search(column.path)
+        if column.present > 0.8 and "." not in column.path and not column.chat and _answers(column)
+        if not (
+            column.distinct == 1 and all(re.fullmatch(r"\d+", str(value)) for value in column.values)
+        )  # a row number
     ]
-    numbers = [found for found in left if _share_read(found) > 0.8]
+    numbers = [column for column in left if _share_read(column) > 0.8]
     return next((candidates[0] for candidates in (numbers, left) if len(candidates) == 1), None)
 
 
-def _share_read(found: Field) -> float:
+def _share_read(column: Field) -> float:
     """The share of the values that the grader reads as mathematics."""
-    answers = [_read_answers(value)[:1] for value in found.values[:100]]
+    answers = [_read_answers(value)[:1] for value in column.values[:100]]
     return fmean(bool(answer) and reading(answer[0]) == "mathematics" for answer in answers)
 
 
 def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, str]:
     """id_key, level_key, subject_key and pass_rate_key, where fields of such names hold such values."""
     keys: dict[str, str] = {}
-    for found in _named(free, IDS):
-        if found.short and found.distinct == 1 and found.present == 1 and "." not in found.path:
-            keys["id_key"], reasons["id_key"] = found.path, "by its name; no value twice"
+    for column in _named(free, IDS):
+        if column.short and column.distinct == 1 and column.present == 1 and "." not in column.path:
+            keys["id_key"], reasons["id_key"] = column.path, "by its name; no value twice"
             break
-    rates = [found for path, found in free.items() if RATES.search(path.split(".")[-1])]
-    for found in (*rates, *_named(free, LEVELS)):
+    rates = [column for path, column in free.items() if RATES.search(path.split(".")[-1])]
+    for column in (*rates, *_named(free, LEVELS)):
         try:
-            numbers = [number for value in found.values if (number := pass_rate_of(value)) is not None]
+            numbers = [number for value in column.values if (number := pass_rate_of(value)) is not None]
         except BadRow:
             numbers = []
-        if "pass_rate_key" not in keys and numbers and (found in rates or any(0 < rate < 1 for rate in numbers)):
-            keys["pass_rate_key"] = found.path
+        if "pass_rate_key" not in keys and numbers and (column in rates or any(0 < rate < 1 for rate in numbers)):
+            keys["pass_rate_key"] = column.path
             reasons["pass_rate_key"] = f"shares from {min(numbers):.2g} to {max(numbers):.2g}"
-    for found in _named(free, LEVELS):
+    for column in _named(free, LEVELS):
         try:
-            levels = {level for value in found.values if (level := level_of(value)) is not None}
+            levels = {level for value in column.values if (level := level_of(value)) is not None}
         except BadRow:
             continue
-        if levels and found.path != keys.get("pass_rate_key"):
-            keys["level_key"], reasons["level_key"] = found.path, f"by its name; {min(levels)} to {max(levels)}"
+        if levels and column.path != keys.get("pass_rate_key"):
+            keys["level_key"], reasons["level_key"] = column.path, f"by its name; {min(levels)} to {max(levels)}"
             break
-    for found in _named(free, SUBJECTS):
-        if found.text and found.short and found.distinct < 0.5:
-            keys["subject_key"] = found.path
-            reasons["subject_key"] = f"by its name; {len(set(found.values))} values"
+    for column in _named(free, SUBJECTS):
+        if column.text and column.short and column.distinct < 0.5:
+            keys["subject_key"] = column.path
+            reasons["subject_key"] = f"by its name; {len(set(column.values))} values"
             break
     return keys
 
@@ -336,9 +338,9 @@ def _doubts(rows: Sequence[Mapping[str, Any]], prompt: Field | None, further: Ma
     return doubts
 
 
-def _looks(found: Field) -> str:
-    kind = "chat lists" if found.chat else "text" if found.text else type(found.values[0]).__name__
-    return f"{kind} of {found.length:,.0f} characters (median), in {found.present:.0%} of the rows"
+def _looks(column: Field) -> str:
+    kind = "chat lists" if column.chat else "text" if column.text else type(column.values[0]).__name__
+    return f"{kind} of {column.length:,.0f} characters (median), in {column.present:.0%} of the rows"
 
 
 def _share(values: Sequence[Any], test: Callable[[str], bool]) -> float:

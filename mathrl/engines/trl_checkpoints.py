@@ -36,21 +36,21 @@ def seal(folder: Path, values: dict[str, Any], ranks: Ranks) -> None:
 
 def latest_checkpoint(state: Path, ranks: Ranks) -> SealedCheckpoint | None:
     """The newest whole checkpoint; rank 0 removes those that are not. Called at every rank."""
-    found: Path | None = None
+    newest: Path | None = None
     if ranks.rank == 0:
         folders = sorted(state.glob("checkpoint-*"), key=_step, reverse=True)
         for folder in folders:
             problem = _problem(folder)
             if not problem:
-                found = found or folder
+                newest = newest or folder
                 continue
             warnings.warn(f"{folder}: {problem}; using the checkpoint before it", stacklevel=2)
             shutil.rmtree(folder)
-    found = ranks.gather(found)[0]
-    if found is None:
+    newest = ranks.gather(newest)[0]
+    if newest is None:
         return None
-    manifest = json.loads((found / MANIFEST).read_text(encoding="utf-8"))
-    return SealedCheckpoint(found, _step(found), dict(manifest["values"]))
+    manifest = json.loads((newest / MANIFEST).read_text(encoding="utf-8"))
+    return SealedCheckpoint(newest, _step(newest), dict(manifest["values"]))
 
 
 def _step(folder: Path) -> int:

@@ -19,8 +19,8 @@ def function_problems(reward: Reward) -> Iterator[str]:
     for place, parts in {"parts": reward.parts, **routes}.items():
         for number, part in enumerate(parts):
             if isinstance(part, FunctionPart):
-                problem, found = _definitions(part.options.path)
-                functions = [node for node in found if isinstance(node, ast.FunctionDef)]
+                problem, definitions = _definitions(part.options.path)
+                functions = [node for node in definitions if isinstance(node, ast.FunctionDef)]
                 problem = problem or next((_wrong_option(node, part.options.keywords()) for node in functions), "")
                 if problem:
                     yield f"{place}.{number}.options.{problem}"
@@ -29,8 +29,8 @@ def function_problems(reward: Reward) -> Iterator[str]:
 def sampler_problems(sampler: SamplerOptions | None) -> Iterator[str]:
     """The errors in the class of rl.curriculum.sampler, with its path in the section rl."""
     if sampler is not None:
-        problem, found = _definitions(sampler.path)
-        classes = [node for node in found if isinstance(node, ast.ClassDef)]
+        problem, definitions = _definitions(sampler.path)
+        classes = [node for node in definitions if isinstance(node, ast.ClassDef)]
         problem = problem or next((_wrong_class(node, sampler.keywords()) for node in classes), "")
         if problem:
             yield f"curriculum.sampler.{problem}"

@@ -73,7 +73,7 @@ def promote(
         if before is not None and not judge(evidence)[0]:  # the test is what takes long
             theirs = own_params(before, back, preset, overrides)
             sides = ((before, theirs), (back, params))
-            runs = [_responses(client, side, benchmark, problems, own) for side, own in sides]
+            runs = [_responses(client, side, benchmark, problems, its_params) for side, its_params in sides]
             evidence = replace(evidence, test=_compared(runs, params))
             notes = _prompts_differ(theirs, params)
     against, in_favour = judge(evidence)

@@ -152,9 +152,9 @@ def publish(client: Any, certificate: Certificate, folder: Path) -> None:
     write_text(folder / PAGE, render(PAGE, row=row))
     version = client.get_model_version(certificate.name, certificate.version)
     environment = certificate.environment
-    how = f"Python {environment['python']}, torch {environment['torch']}, {environment['system']}"
+    platform = f"Python {environment['python']}, torch {environment['torch']}, {environment['system']}"
     try:
-        client.set_model_version_tag(version.name, version.version, "reproduced", f"{certificate.verdict} ({how})")
+        client.set_model_version_tag(version.name, version.version, "reproduced", f"{certificate.verdict} ({platform})")
         for name in (JSON, PAGE):
             client.log_artifact(version.run_id, str(folder / name), "reproduction")
     except (MlflowException, OSError) as error:  # the files are another account's, or the server is read-only

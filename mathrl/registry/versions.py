@@ -52,8 +52,8 @@ def describe(client: Any, name: str, version: str, *, decision: str = "", card: 
     The card begins with its title, "# NAME version N".
     """
     title = f"# {name} version {version}\n"
-    before, found, rest = (client.get_model_version(name, version).description or "").partition(title)
-    text = f"{decision or before.strip()}\n\n{card or found + rest}".strip()
+    before, heading, rest = (client.get_model_version(name, version).description or "").partition(title)
+    text = f"{decision or before.strip()}\n\n{card or heading + rest}".strip()
     client.update_model_version(name, version, description=text[:LONGEST_DESCRIPTION])
 
 

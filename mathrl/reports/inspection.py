@@ -7,13 +7,13 @@ from mathrl.reports.lineage_picture import render
 
 def inspection_page(inspection: Inspection, title: str) -> str:
     """The page about a file of problems."""
-    found = inspection.sniffed
+    sniffed = inspection.sniffed
     return encodable(
         render(
             "inspection.html",
             title=title,
             inspection=inspection,
-            keys=[(key, getattr(found.shape, key), reason) for key, reason in found.reasons.items()],
+            keys=[(key, getattr(sniffed.shape, key), reason) for key, reason in sniffed.reasons.items()],
             readings=[(kind, n, n / inspection.readings.total()) for kind, n in inspection.readings.most_common()],
             languages=[(name, n, n / len(inspection.problems)) for name, n in inspection.languages.most_common(12)],
             lengths=[("prompts", inspection.prompts), ("solutions", inspection.solutions)],

@@ -120,12 +120,12 @@ class Rollouts:
         if not query:
             return np.ones(self.size, dtype=bool)
         if self._found[0] != query:
-            found = np.zeros(self.size, dtype=bool)
+            hit_rows = np.zeros(self.size, dtype=bool)
             for name in ("text", "question", "extracted"):
                 column = self.table[name].cast(pa.string())
                 hits = pc.match_substring(column, query, ignore_case=True)
-                found |= np.asarray(pc.fill_null(hits, False), dtype=bool)
-            self._found = (query, found)
+                hit_rows |= np.asarray(pc.fill_null(hits, False), dtype=bool)
+            self._found = (query, hit_rows)
         return self._found[1]
 
     def _of_problem(self, problem: str) -> Mask:

@@ -27,11 +27,11 @@ class Geometry(GeometryOptions):
 
     def _rectangle(self, rng: random.Random) -> Draft:
         a, b = self._length(rng), self._length(rng)
-        told = f"A rectangle is {a} centimetres long and {b} centimetres wide."
+        shape = f"A rectangle is {a} centimetres long and {b} centimetres wide."
         if rng.random() < 0.5:
-            return Draft(f"{told} What is its area in square centimetres?", str(a * b), f"{a} * {b} = {a * b}", "area")
+            return Draft(f"{shape} What is its area in square centimetres?", str(a * b), f"{a} * {b} = {a * b}", "area")
         steps = f"{a} + {b} = {a + b}\n2 * {a + b} = {2 * (a + b)}"
-        return Draft(f"{told} What is its perimeter in centimetres?", str(2 * (a + b)), steps, "perimeter")
+        return Draft(f"{shape} What is its perimeter in centimetres?", str(2 * (a + b)), steps, "perimeter")
 
     def _triangle(self, rng: random.Random) -> Draft:
         base, height = self._length(rng), 2 * self._length(rng)
