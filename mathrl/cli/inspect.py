@@ -117,7 +117,7 @@ def show(inspection: "Inspection", model: str | None) -> None:
     files = f"{len(inspection.files)} files" if len(inspection.files) > 1 else inspection.files[0].name
     part = "" if looked == inspection.rows else f"; {looked:,} of them, chosen by a seed, were looked at"
     print(f"{files}: {inspection.rows:,} rows{part}\n")
-    keys: Mapping[str, Any] = {key: getattr(sniffed.shape, key) for key in KEYS if key in found.reasons}
+    keys: Mapping[str, Any] = {key: getattr(sniffed.shape, key) for key in KEYS if key in sniffed.reasons}
     rows = [
         {"key": key, "field": escape(str(value)), "why": escape(sniffed.reasons[key])} for key, value in keys.items()
     ]
