@@ -152,7 +152,7 @@ def needed_steps(stages: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, lis
 
 
 def places(jobs: int, processes: int, gpus: Sequence[str]) -> list[str]:
-    """For per_job of at most `jobs` steps at a time its CUDA_VISIBLE_DEVICES; empty texts on a machine without GPUs.
+    """The CUDA_VISIBLE_DEVICES of at most `jobs` steps at a time; empty texts on a machine without GPUs.
 
     A step has as many GPUs as it has processes; what is left over is not used.
 

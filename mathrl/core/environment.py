@@ -23,11 +23,7 @@ class Variable(StrEnum):
         return member
 
     # Set by a person.
-    HOME = (
-        "MATHRL_HOME",
-        "folder of records, state, studies and the local MLflow store; default .mathrl",
-        "core.paths",
-    )
+    HOME = ("MATHRL_HOME", "folder of records, state, studies and local MLflow store; default .mathrl", "core.paths")
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
     DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
     SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
@@ -51,11 +47,7 @@ class Variable(StrEnum):
     SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "stages.stage_run")
     TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
     CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "tasks.stage_output")
-    OWN_SERVER = (
-        "MATHRL_OWN_SERVER",
-        "1: Prefect's server serves this command alone",
-        "tasks.concurrency, tasks.run_names",
-    )
+    OWN_SERVER = ("MATHRL_OWN_SERVER", "1: Prefect's server serves this command alone", "tasks.concurrency, tasks.run_names")
     WORKSPACE = ("MATHRL_WORKSPACE", "checkout in which the worker of `mathrl ui` runs flows", "prefect.yaml")
 
     def get(self) -> str:

@@ -10,7 +10,9 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.data.generators import generate
-from mathrl.data.generators.word_problem import ENGLISH, STRUCTURES, WordProblem
+from mathrl.data.generators.word_problem import WordProblem
+from mathrl.data.stories.formula import Formula
+from mathrl.data.stories.read import structures
 from mathrl.data.stories.structure import Structure
 from mathrl.params.generators import WordProblemOptions
 
@@ -98,6 +100,10 @@ SOLVERS: dict[str, Any] = {
 }
 
 
+STRUCTURES = structures()
+ENGLISH = [structure for structure in STRUCTURES if structure.language == "en"]
+
+
 def numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
@@ -152,3 +158,19 @@ def test_kinds_and_levels_that_have_no_structure_are_named() -> None:
         list(generate("word_problem", {"rl": 1}, {"kinds": ["percent"], "languages": ["de"]}, seed=0))
     kinds = {p.subject for p in generate("word_problem", {"rl": 60}, {"kinds": ["money", "rates"]}, seed=0)}
     assert kinds == {"money", "rates"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a +", "not a formula"),
+        ("c * 2", "'c' is neither a number"),
+        ("__import__('os').getpid()", "neither a number"),
+        ("a ** b", "neither a number"),
+        ("a.real", "neither a number"),
+        ("while a: b", "neither NAME = FORMULA"),
+    ],
+)
+def test_a_formula_has_arithmetic_and_comparisons_of_its_numbers_alone(text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=re.escape(problem)):
+        Formula(text).value({"a": 4, "b": 2})

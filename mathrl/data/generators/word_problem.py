@@ -1,42 +1,14 @@
 """Word problems: a structure (what is told and asked), its numbers, people, and perhaps a distractor."""
 
 import random
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
 
 from pydantic import model_validator
 
 from mathrl.data.generators.draft import Draft
-from mathrl.data.stories.comparisons import COMPARISONS
 from mathrl.data.stories.people import people
-from mathrl.data.stories.rates import RATES
+from mathrl.data.stories.read import by_steps
 from mathrl.data.stories.structure import Structure
-from mathrl.data.stories.trade import TRADE
-from mathrl.data.stories.translations import TRANSLATIONS
-from mathrl.data.stories.units import UNITS
 from mathrl.params.generators import WordProblemOptions
-
-ENGLISH = (*RATES, *UNITS, *TRADE, *COMPARISONS)
-STRUCTURES: tuple[Structure, ...] = (
-    *ENGLISH,
-    *(
-        replace(structure, language=language, text=told[structure.name][0], distractor=told[structure.name][1])
-        for language, told in TRANSLATIONS.items()
-        for structure in ENGLISH
-        if structure.name in told
-    ),
-)
-
-
-@cache
-def by_steps() -> Mapping[int, tuple[Structure, ...]]:
-    """The structures of each number of steps."""
-    steps = [structure.steps() for structure in STRUCTURES]
-    return {
-        count: tuple(structure for structure, own in zip(STRUCTURES, steps, strict=True) if own == count)
-        for count in sorted(set(steps))
-    }
 
 
 class WordProblem(WordProblemOptions):

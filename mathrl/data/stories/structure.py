@@ -1,9 +1,14 @@
 """What a structure of word problems is, and how its worked solution is recorded."""
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
+
+from pydantic import Field
+
+from mathrl.data.stories.formula import Formula
+from mathrl.params.section import Section
 
 TRIES = 400  # draws of a structure's numbers until all its steps are whole and positive
 Range = tuple[int, int] | tuple[int, int, int]  # smallest, largest, and the step between
@@ -17,57 +22,51 @@ class Work:
     """Computes the steps of a solution and writes each down as an equation.
 
     >>> work = Work()
-    >>> work.sub(50, work.mul(3, 12)), work.lines
+    >>> work.step("-", 50, work.step("*", 3, 12)), work.lines
     (14, ['3 * 12 = 36', '50 - 36 = 14'])
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def add(self, a: int, b: int) -> int:
-        return self._step(f"{a} + {b}", a + b)
-
-    def sub(self, a: int, b: int) -> int:
-        return self._step(f"{a} - {b}", a - b)
-
-    def mul(self, a: int, b: int) -> int:
-        return self._step(f"{a} * {b}", a * b)
-
-    def div(self, a: int, b: int) -> int:
-        if a % b:
+    def step(self, sign: str, a: int, b: int) -> int:
+        if sign == "/" and a % b:
             raise Unfit
-        return self._step(f"{a} / {b}", a // b)
-
-    def _step(self, written: str, value: int) -> int:
+        value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[sign]
         if value <= 0:
             raise Unfit
-        self.lines.append(f"{written} = {value}")
+        self.lines.append(f"{a} {sign} {b} = {value}")
         return value
 
 
-@dataclass(frozen=True)
-class Structure:
-    """A story with its numbers still open.
+class Structure(Section):
+    """A story with its numbers still open, as the YAML files of this folder have it under its name.
 
     Example:
-        Structure("change", "money", "{name} buys {a} pens at {b} dollars each and pays with a {c}-dollar note. How "
-                  "many dollars does {they} get back?", {"a": (2, 9), "b": (2, 9), "c": (50, 100, 50)},
-                  lambda w, a, b, c: w.sub(c, w.mul(a, b)), "{They} is in the shop for {z} minutes.")
-
-    `solve` gets a `Work` and the numbers; its steps are the level. `distractor` is a sentence after the first that
-    changes nothing, with the number z from `distractor_range`. `words` are drawn from their choices.
+        change:
+          kind: money
+          text: >-
+            {name} buys {a} pens at {b} dollars each and pays with a {c}-dollar note. How many dollars does {they} get
+            back?
+          numbers: {a: [2, 9], b: [2, 9], c: [50, 100, 50]}
+          work: c - a * b
+          distractor: "{They} is in the shop for {z} minutes."
     """
 
     name: str
     kind: str
-    text: str
-    numbers: Mapping[str, Range]
-    solve: Callable[..., int]
-    distractor: str
-    distractor_range: Range = (2, 30)
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    fits: Callable[..., bool] = lambda **_: True
+    text: str = Field(description="What is told and asked; {name}, {friend} and {they} are people.")
+    numbers: Mapping[str, Range] = Field(description="Smallest and largest value per number, and the step between.")
+    work: str = Field(description="Formula of the answer; its operations are the steps, whose number is the level.")
+    fits: str = Field("", description="Formula that must hold for the numbers.")
+    distractor: str = Field(description="Sentence after the first that changes nothing, with the number {z}.")
+    z: Range = Field((2, 30), description="Range of the distractor's number.")
+    words: Mapping[str, tuple[str, ...]] = Field({}, description="Words of the text that are drawn from their choices.")
     language: str = "en"
+
+    @cached_property
+    def _formulas(self) -> tuple[Formula, Formula]:
+        return Formula(self.work), Formula(self.fits or "1")
 
     def draw(self, rng: random.Random) -> tuple[dict[str, int], Work, int]:
         """Numbers that fit, the work, and the answer.
@@ -75,12 +74,13 @@ class Structure:
         Raises:
             Unfit: no numbers were found, which a test excludes.
         """
+        formula, fits = self._formulas
         for _ in range(TRIES):
             drawn = {name: rng.randrange(low, high + 1, *step) for name, (low, high, *step) in self.numbers.items()}
             work = Work()
             try:
-                if self.fits(**drawn):
-                    return drawn, work, self.solve(work, **drawn)
+                if fits.value(drawn):
+                    return drawn, work, formula.value(drawn, work.step)
             except Unfit:
                 continue
         raise Unfit(self.name)
@@ -94,7 +94,7 @@ class Structure:
         words: dict[str, Any] = {name: rng.choice(choices) for name, choices in self.words.items()}
         text = self.text
         if distracted:
-            low, high, *step = self.distractor_range
+            low, high, *step = self.z
             words["z"] = rng.randrange(low, high + 1, *step)
             first, stop, rest = text.partition(". ")
             text = f"{first}. {self.distractor} {rest}" if stop else f"{self.distractor} {text}"
