@@ -79,7 +79,7 @@ def accuracy(workspace: Path, model: Path, overrides: list[str]) -> str:
     few_shot = few_shot_examples(params.prompt, workspace / "data/curated/sft.jsonl")
     evaluated = evaluate_model(model, "test", problems, params, label=model.name, few_shot=few_shot)
     assert evaluated is not None, "this process is rank 0"
-    figures = summarise(evaluated.rows, params.evaluate, params.run.seed).to_row()
+    figures = summarise(evaluated.rows, params.evaluate).to_row()
     return "{pass_at_1:.3f} [{pass_at_1_low:.3f}, {pass_at_1_high:.3f}]".format(**figures)
 
 

@@ -51,7 +51,7 @@ def compare(
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
     names = _names(sides, (before, after))
-    comparison = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate, params.run.seed)
+    comparison = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate)
     if as_json:
         print(json.dumps(comparison, indent=2, ensure_ascii=False))
     else:

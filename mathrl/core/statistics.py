@@ -25,9 +25,14 @@ def wilson(correct: float, samples: int, confidence: float = 0.95) -> tuple[floa
     >>> tuple(round(bound, 4) for bound in wilson(0, 8))
     (0.0, 0.3244)
     """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share, z2 = correct / samples, z * z
-    middle = (share + z2 / (2 * samples)) / (1 + z2 / samples)
-    half = z / (1 + z2 / samples) * sqrt(share * (1 - share) / samples + z2 / (4 * samples**2))
+    low, high = score_interval(correct / samples, samples, NormalDist().inv_cdf(0.5 + confidence / 2))
     # At 0 of k and k of k the bound is exactly 0 or 1; rounding must not put it a hair inside.
-    return (0.0 if correct == 0 else middle - half), (1.0 if correct == samples else middle + half)
+    return (0.0 if correct == 0 else low), (1.0 if correct == samples else high)
+
+
+def score_interval(share: float, samples: float, quantile: float) -> tuple[float, float]:
+    """The shares that lie within `quantile` standard errors, those of the share itself, of the measured one."""
+    squared = quantile * quantile
+    middle = (share + squared / (2 * samples)) / (1 + squared / samples)
+    half = quantile / (1 + squared / samples) * sqrt(share * (1 - share) / samples + squared / (4 * samples**2))
+    return middle - half, middle + half

@@ -34,25 +34,21 @@ def pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys([(labels[-2], labels[-1]), *((labels[0], label) for label in labels[1:])]))
 
 
-def compare_models(models: Mapping[str, Sequence[Rows]], settings: Evaluate, seed: int) -> dict[str, Comparison]:
+def compare_models(models: Mapping[str, Sequence[Rows]], settings: Evaluate) -> dict[str, Comparison]:
     """The tests of pass@1 for `pairs` of the models, in their order: {"sft_to_rl": …}.
 
     `models` has the runs (seeds) of each model by its label. Pairs with fewer than two problems in common are
     left out: no test is possible.
     """
     return {
-        f"{before}_to_{after}": compare_pair((before, after), (models[before], models[after]), settings, seed)
+        f"{before}_to_{after}": compare_pair((before, after), (models[before], models[after]), settings)
         for before, after in pairs(list(models))
         if _common(models[before], models[after]) > 1
     }
 
 
 def compare_pair(
-    names: tuple[str, str],
-    sides: tuple[Sequence[Rows], Sequence[Rows]],
-    settings: Evaluate,
-    seed: int,
-    metric: str = "pass_at_1",
+    names: tuple[str, str], sides: tuple[Sequence[Rows], Sequence[Rows]], settings: Evaluate, metric: str = "pass_at_1"
 ) -> Comparison:
     """The paired test of two models (before, after), each with one run or several seeds.
 
@@ -60,7 +56,7 @@ def compare_pair(
         UserError: fewer than two problems in common, or a metric that the samples do not allow.
     """
     before, after = ([values_of(rows, metric) for rows in side] for side in sides)
-    return _tested(names, (before, after), settings, seed)
+    return _tested(names, (before, after), settings)
 
 
 def verdict_of(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> str:
@@ -77,12 +73,7 @@ def leading(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> Com
 
 
 def compare_sides(
-    before: Sequence[ModelRun],
-    after: Sequence[ModelRun],
-    names: tuple[str, str],
-    metric: str,
-    settings: Evaluate,
-    seed: int,
+    before: Sequence[ModelRun], after: Sequence[ModelRun], names: tuple[str, str], metric: str, settings: Evaluate
 ) -> dict[str, Any]:
     """Everything that `mathrl compare` prints; the runs have the same problems (`common_problems`).
 
@@ -101,32 +92,32 @@ def compare_sides(
     sides, rows = (before, after), before[0].rows
     first, second = ([values_of(run.rows, metric) for run in side] for side in sides)
     values = (first, second)
-    test = _tested(names, values, settings, seed)
-    figures = [_figures(runs, side, settings, seed) for runs, side in zip(sides, values, strict=True)]
+    test = _tested(names, values, settings)
+    figures = [_figures(runs, side, settings) for runs, side in zip(sides, values, strict=True)]
     return {
         "benchmark": before[0].benchmark,
         "metric": metric,
         "problems": test.problems,
         "models": dict(zip(names, figures, strict=True)),
         "comparison": test.to_row(),
-        "by_level": _groups(rows, lambda row: row.level, values, names, settings, seed),
-        "by_subject": _groups(rows, lambda row: row.subject, values, names, settings, seed),
+        "by_level": _groups(rows, lambda row: row.level, values, names, settings),
+        "by_subject": _groups(rows, lambda row: row.subject, values, names, settings),
     }
 
 
-def _tested(names: tuple[str, str], values: Sides, settings: Evaluate, seed: int) -> Comparison:
-    return compare_runs(*names, *values, confidence=settings.confidence, resamples=settings.resamples, seed=seed)
+def _tested(names: tuple[str, str], values: Sides, settings: Evaluate) -> Comparison:
+    return compare_runs(*names, *values, confidence=settings.confidence)
 
 
 def _common(before: Sequence[Rows], after: Sequence[Rows]) -> int:
     return len(set.intersection(*({row.problem_id for row in rows} for rows in (*before, *after))))
 
 
-def _figures(runs: Sequence[ModelRun], values: Sequence[Values], settings: Evaluate, seed: int) -> dict[str, Any]:
+def _figures(runs: Sequence[ModelRun], values: Sequence[Values], settings: Evaluate) -> dict[str, Any]:
     samples = min(len(run.rows[0].correct) for run in runs)
     rows = [row for run in runs for row in run.rows]
     k = max((k for k in settings.ks if k <= samples), default=1)
-    interval = interval_over(values, settings, seed)
+    interval = interval_over(values, settings)
     figures: dict[str, Any] = {
         "runs": [_mean(run) for run in values],
         "from": [run.where for run in runs],
@@ -147,7 +138,7 @@ def _mean(values: Values) -> float:
     return sum_in_order(values.values()) / len(values)
 
 
-def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], settings: Evaluate, seed: int) -> Groups:
+def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], settings: Evaluate) -> Groups:
     """The comparison within each level or subject, MOST_GROUPS at most."""
     compared: Groups = {}
     for name, group in islice(grouped(rows, key).items(), MOST_GROUPS):
@@ -155,6 +146,6 @@ def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], setting
         first, second = (sum_in_order(map(_mean, side)) / len(side) for side in (before, after))
         compared[name] = {"problems": len(group), "before": first, "after": second, "difference": second - first}
         if len(group) > 1:
-            test = _tested(names, (before, after), settings, seed)
+            test = _tested(names, (before, after), settings)
             compared[name] |= {"low": test.low, "high": test.high}
     return compared

@@ -1,48 +1,46 @@
 """Intervals of a mean over problems: the problem is the unit, its k samples are one cluster."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from mathrl.core.results import Interval
-from mathrl.core.seeding import derive_seed
-from mathrl.core.statistics import wilson
+from mathrl.core.statistics import score_interval
+from mathrl.evaluation.spread import Part, half_width, part_of, with_further
 
-TINY = 1e-9  # spreads below are rounding errors
-BATCH = 256  # resampled sets of problems held at a time
+EITHER_WAY = (0.0, 1.0)  # further problems: one never solved, one always
 
 
-def cluster_interval(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0, share: bool = True
-) -> Interval:
-    """Percentile bootstrap over problems of the mean of one value per problem.
+def cluster_interval(values: Sequence[float], *, confidence: float = 0.95, share: bool = True) -> Interval:
+    """The mean of one value per problem.
 
-    Where all values are equal (all 0, all 1) the bootstrap has no width; Wilson's interval with the number of
-    problems as its sample size replaces it, unless the values are not shares (lengths).
+    Shares have Wilson's interval with the effective number of problems (Korn and Graubard, Survey Methodology 24, 1998;
+    see `share_interval`), other values (lengths) Student's.
 
     Raises:
         ValueError: no value.
     """
-    values_P = np.asarray(values)
+    values_P = np.asarray(values, dtype=float)
     if not len(values_P):
         raise ValueError("an interval over no problems is not defined")
-    mean = float(values_P.mean())
-    if share and np.ptp(values_P) < TINY:
-        return Interval(mean, *wilson(mean * len(values_P), len(values_P), confidence))
-    means = bootstrap_means(values_P, resamples, seed)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(mean, float(low), float(high))
+    if share:
+        return share_interval(values_P, [], confidence)
+    mean, parts = float(values_P.mean()), [part_of(values_P)] if len(values_P) > 1 else []
+    half = half_width(parts, confidence)
+    return Interval(mean, mean - half, mean + half)
 
 
-def bootstrap_means(values_P: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """Means of `resamples` samples of P of the P problems, drawn with replacement; shape (resamples,).
+def share_interval(values_P: np.ndarray, others: Sequence[Part], confidence: float) -> Interval:
+    """The mean of shares, one per problem; `others` are parts of its variance beside that of the problems.
 
-    To the bit what scipy.stats.bootstrap draws in batches of BATCH (a test compares them); scipy.stats itself
-    takes longer to import than all of this to run.
+    The effective number of problems is that at which a share of right answers would have this variance. Two halves of a
+    problem are added, one solved and one not, so that 0 of 40 has a width too.
     """
-    rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    batches = [
-        values_P[rng.integers(0, len(values_P), (min(BATCH, resamples - start), len(values_P)))].mean(axis=1)
-        for start in range(0, resamples, BATCH)
-    ]
-    return np.concatenate(batches)
+    mean, problems = with_further(values_P, EITHER_WAY)
+    parts = [problems, *others]
+    variance = sum(part.variance for part in parts)
+    quantile = half_width(parts, confidence) / math.sqrt(variance)
+    low, high = score_interval(mean, mean * (1 - mean) / variance, quantile)
+    measured = float(values_P.mean())
+    return Interval(measured, max(0.0, min(low, measured)), min(1.0, max(high, measured)))

@@ -17,7 +17,7 @@ Rows = Sequence[EvalRow]
 Key = Callable[[EvalRow], int | str | None]
 
 
-def summarise(rows: Rows, settings: Evaluate, seed: int) -> ModelFigures:
+def summarise(rows: Rows, settings: Evaluate) -> ModelFigures:
     """The figures of one model on one benchmark."""
     samples = len(rows[0].correct)
     responses = len(rows) * samples
@@ -28,13 +28,13 @@ def summarise(rows: Rows, settings: Evaluate, seed: int) -> ModelFigures:
         response_length=sum(sum(row.lengths) for row in rows) / responses,
         truncated_share=sum(sum(row.truncated) for row in rows) / responses,
         no_answer_share=sum(answer is None for row in rows for answer in row.extracted) / responses,
-        by_level=_groups(rows, lambda row: row.level, settings, seed),
-        by_subject=_groups(rows, lambda row: row.subject, settings, seed),
-        **_rates([rows], ks, settings, seed),
+        by_level=_groups(rows, lambda row: row.level, settings),
+        by_subject=_groups(rows, lambda row: row.subject, settings),
+        **_rates([rows], ks, settings),
     )
 
 
-def summarise_seeds(runs: Sequence[Rows], settings: Evaluate, seed: int) -> ModelFigures:
+def summarise_seeds(runs: Sequence[Rows], settings: Evaluate) -> ModelFigures:
     """The figures of one model of a recipe, one run or several seeds, with intervals over both.
 
     k as in `settings.ks`; where a step took more samples than the largest of them, the powers of two as well.
@@ -43,17 +43,17 @@ def summarise_seeds(runs: Sequence[Rows], settings: Evaluate, seed: int) -> Mode
     powers = {2**n for n in range(samples.bit_length())} if samples > max(settings.ks) else set()
     ks = sorted(k for k in powers | set(settings.ks) if 1 < k <= samples)
     lengths = [{row.problem_id: sum(row.lengths) / samples for row in rows} for rows in runs]
-    length = _bounded(interval_over(lengths, settings, seed, share=False), share=False)
+    length = interval_over(lengths, settings, share=False)
     truncated = [sum_in_order(sum(row.truncated) / samples for row in rows) / len(rows) for rows in runs]
     return ModelFigures(
         problems=len(runs[0]),
         samples=samples,
         response_length=length.mean,
-        response_length_low=length.low,
+        response_length_low=max(0.0, length.low),
         response_length_high=length.high,
         truncated_share=sum_in_order(truncated) / len(truncated),
         seeds=len(runs),
-        **_rates(runs, ks, settings, seed),
+        **_rates(runs, ks, settings),
     )
 
 
@@ -83,7 +83,7 @@ def values_of(rows: Rows, metric: str) -> dict[str, float]:
     return {row.problem_id: maj_at_k(*_votes(row), k) for row in rows}
 
 
-def _rates(runs: Sequence[Rows], ks: Iterable[int], settings: Evaluate, seed: int) -> dict[str, Any]:
+def _rates(runs: Sequence[Rows], ks: Iterable[int], settings: Evaluate) -> dict[str, Any]:
     """The fields pass_at_k and maj_at_k of `ModelFigures`, pass@1 and `ks`."""
     passed = {1: [accuracies(rows) for rows in runs]}
     voted: dict[int, list[Values]] = {}
@@ -92,8 +92,8 @@ def _rates(runs: Sequence[Rows], ks: Iterable[int], settings: Evaluate, seed: in
         passed[k] = [values_of(rows, f"pass_at_{k}") for rows in runs]
         voted[k] = [{id: maj_at_k(*classes, k) for id, classes in run.items()} for run in votes]
     return {
-        "pass_at_k": {k: _bounded(interval_over(values, settings, seed)) for k, values in passed.items()},
-        "maj_at_k": {k: _bounded(interval_over(values, settings, seed)) for k, values in voted.items()},
+        "pass_at_k": {k: interval_over(values, settings) for k, values in passed.items()},
+        "maj_at_k": {k: interval_over(values, settings) for k, values in voted.items()},
     }
 
 
@@ -101,24 +101,17 @@ def _votes(row: EvalRow) -> tuple[int, list[int], int]:
     return answer_classes(row.extracted, row.correct, equal_answers)
 
 
-def interval_over(runs: Sequence[Values], settings: Evaluate, seed: int, *, share: bool = True) -> Interval:
+def interval_over(runs: Sequence[Values], settings: Evaluate, *, share: bool = True) -> Interval:
     """The mean of one value per problem: over the problems of one run, over runs and problems of several."""
     if len(runs) > 1:
         return seeds_interval(runs, confidence=settings.confidence, share=share)
     values = list(runs[0].values())
-    return cluster_interval(
-        values, confidence=settings.confidence, resamples=settings.resamples, seed=seed, share=share
-    )
+    return cluster_interval(values, confidence=settings.confidence, share=share)
 
 
-def _bounded(interval: Interval, *, share: bool = True) -> Interval:
-    """Over few seeds Student's t is wide; a share stays one, and a length is not negative."""
-    return Interval(interval.mean, max(0.0, interval.low), min(1.0, interval.high) if share else interval.high)
-
-
-def _groups(rows: Rows, key: Key, settings: Evaluate, seed: int) -> Mapping[str, GroupFigures]:
+def _groups(rows: Rows, key: Key, settings: Evaluate) -> Mapping[str, GroupFigures]:
     return {
-        name: GroupFigures(len(members), interval_over([accuracies(members)], settings, seed))
+        name: GroupFigures(len(members), interval_over([accuracies(members)], settings))
         for name, members in grouped(rows, key).items()
     }
 

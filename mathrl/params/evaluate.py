@@ -35,7 +35,6 @@ class Evaluate(Section):
         None, description="A judge model beside the rules, as in reward.model_verifier; null: none."
     )
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Confidence level of the intervals.")
-    resamples: int = Field(10_000, ge=100, description="Resamples of the bootstrap and of the permutation test.")
     examples: int = Field(20, ge=0, description="Number of examples shown side by side in the report.")
 
     @field_validator("ks")

@@ -142,7 +142,7 @@ def _prompts_differ(champion: Params, candidate: Params) -> list[str]:
 def _compared(runs: Sequence[ModelRun], params: Params) -> Comparison:
     champion, candidate = common_problems(runs, allow_missing=False)
     names, sides = (champion.label, candidate.label), ([champion.rows], [candidate.rows])
-    return compare_pair(names, sides, params.evaluate, params.run.seed)
+    return compare_pair(names, sides, params.evaluate)
 
 
 def _write_down(client: Any, back: Back, evidence: Evidence, decision: str, tags: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ def evaluate_once(
 
 def figures_of(result: EvaluatedModel, params: Params) -> ModelFigures:
     """The figures of one evaluated model, with the number of its prompts that were too long."""
-    figures = summarise(result.rows, params.evaluate, params.run.seed)
+    figures = summarise(result.rows, params.evaluate)
     return replace(figures, prompts_too_long=result.dropped, verifier=result.verifier)
 
 

@@ -175,7 +175,7 @@ def evaluation(summary: EvaluationSummary, material: Material, params: Params) -
 def compared(responses: Path, names: Sequence[str], benchmark: str, params: Params) -> str:
     """The verdict on models whose evaluation made no comparison of them."""
     runs = {name: [read_run(responses, name, benchmark).rows] for name in names}
-    return verdict_of(names, compare_models(runs, params.evaluate, params.run.seed))
+    return verdict_of(names, compare_models(runs, params.evaluate))
 
 
 def cards(material: Material) -> list[tuple[str, str, str]]:

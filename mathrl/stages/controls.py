@@ -65,7 +65,7 @@ def work(run: StageRun) -> None:
         return
     summary: dict[str, Any] = {
         "benchmark": params.evaluate.benchmarks[0],
-        "models": {r.model: summarise(r.rows, params.evaluate, params.run.seed).to_row() for r in results},
+        "models": {r.model: summarise(r.rows, params.evaluate).to_row() for r in results},
         "training": {name: {"steps": sft.steps, "from": str(start)} for name, (start, sft) in controls.items()},
     }
     with written_aside(MODELS) as folder:

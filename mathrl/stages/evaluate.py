@@ -121,10 +121,10 @@ def _evaluate_all(
 
 def summary_of(evaluated: Mapping[str, Sequence[EvaluatedModel]], params: Params) -> EvaluationSummary:
     """The summary of every benchmark, the first of evaluate.benchmarks leading."""
-    settings, seed = params.evaluate, params.run.seed
+    settings = params.evaluate
     results = {}
     for benchmark, models in evaluated.items():
-        tests = compare_models({model.model: [model.rows] for model in models}, settings, seed)
+        tests = compare_models({model.model: [model.rows] for model in models}, settings)
         figures = {model.model: figures_of(model, params) for model in models}
         results[benchmark] = BenchmarkResults(figures, tests)
     leading = results[settings.benchmarks[0]]

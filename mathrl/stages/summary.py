@@ -22,14 +22,14 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> Non
          "pass_at_1_low": 0.35, "pass_at_1_high": 0.47, …}}, "order": ["sft", …],
          "comparisons": {"sft_to_rl": {…}}}}}
     """
-    settings, seed = run.params.evaluate, run.params.run.seed
+    settings = run.params.evaluate
     rows: dict[str, dict[str, dict[str, Runs]]] = {}
     for step, folder in evaluated:
         for model in read_runs(Path(folder) / "report" / "responses.jsonl"):
             models = rows.setdefault(step, {}).setdefault(model.benchmark, {})
             models.setdefault(model.label, []).append(model.rows)
     summary = {
-        step: {name: _results(models, settings, seed) for name, models in benchmarks.items()}
+        step: {name: _results(models, settings) for name, models in benchmarks.items()}
         for step, benchmarks in rows.items()
     }
     write_recipe_summary(out, summary)
@@ -43,6 +43,6 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> Non
     )
 
 
-def _results(models: dict[str, Runs], settings: Evaluate, seed: int) -> BenchmarkResults:
-    figures = {name: summarise_seeds(runs, settings, seed) for name, runs in models.items()}
-    return BenchmarkResults(figures, compare_models(models, settings, seed))
+def _results(models: dict[str, Runs], settings: Evaluate) -> BenchmarkResults:
+    figures = {name: summarise_seeds(runs, settings) for name, runs in models.items()}
+    return BenchmarkResults(figures, compare_models(models, settings))

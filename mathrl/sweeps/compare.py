@@ -56,7 +56,7 @@ def compare(opened: OpenStudy, stop_requested: Callable[[], bool] = lambda: Fals
         [read_run(file, None, "test") for side_files in files for file in side_files], allow_missing=False
     )
     half = len(files[0])
-    comparison = compare_sides(runs[:half], runs[half:], NAMES, "pass_at_1", params.evaluate, params.run.seed)
+    comparison = compare_sides(runs[:half], runs[half:], NAMES, "pass_at_1", params.evaluate)
     test = comparison["comparison"]
     verdict = test["verdict"] if test["shown"] else f"a tie: {test['verdict']}"
     out = {"winner": winner.number, "seeds": list(seeds), "verdict": verdict, **comparison}
@@ -83,7 +83,7 @@ def _one(opened: OpenStudy, side: _Side, seed: int, stop_requested: Callable[[],
 
 def evaluation_digest(opened: OpenStudy) -> str:
     """Digest of what responses depend on beside the study's fixed facts: `evaluate` and the test problems."""
-    only_statistics = {"benchmarks", "ks", "confidence", "resamples", "examples"}
+    only_statistics = {"benchmarks", "ks", "confidence", "examples"}
     evaluate = trial_params(opened.sweep, opened.present).evaluate.model_dump(exclude=only_statistics)
     return digest([evaluate, digest_path(Path(opened.sweep.test))])[:6]
 

@@ -25,7 +25,7 @@ LABELS = ("cold_start", "rl_1", "sft_2", "rl_2", "z", "a", "third-try")
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return load_params(overrides=["evaluate.samples=4", "evaluate.ks=[1, 4]", "evaluate.resamples=500"])
+    return load_params(overrides=["evaluate.samples=4", "evaluate.ks=[1, 4]"])
 
 
 def rows_of(label: str, problems: int = 24) -> list[EvalRow]:
@@ -68,8 +68,8 @@ def test_the_last_against_its_predecessor_and_all_against_the_first(labels: list
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_models_of_any_name_are_compared_and_every_caller_agrees(count: int, params: Params, tmp_path: Path) -> None:
     labels = LABELS[:count]
-    settings, seed = params.evaluate, params.run.seed
-    tests = compare_models({label: [rows_of(label)] for label in labels}, settings, seed)
+    settings = params.evaluate
+    tests = compare_models({label: [rows_of(label)] for label in labels}, settings)
     assert list(tests) == [f"{before}_to_{after}" for before, after in pairs(labels)]
 
     models = [EvaluatedModel(label, "test", rows_of(label), [], 0) for label in labels]
@@ -90,7 +90,7 @@ def test_models_of_any_name_are_compared_and_every_caller_agrees(count: int, par
     for before, after in pairs(labels):
         runs = [read_run(responses, label, None) for label in (before, after)]
         assert _compared(runs, params) == tests[f"{before}_to_{after}"]
-        sides = compare_sides(runs[:1], runs[1:], (before, after), "pass_at_1", settings, seed)
+        sides = compare_sides(runs[:1], runs[1:], (before, after), "pass_at_1", settings)
         assert Comparison.from_row(sides["comparison"]) == tests[f"{before}_to_{after}"]
 
     # The report shows the verdict of the file, also after the file's keys were sorted.

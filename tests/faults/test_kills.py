@@ -56,7 +56,7 @@ STAGES = {
 OVERRIDES = (
     "run.processes=1", "rollout.max_sequences=16",
     "difficulty.samples=8", "difficulty.max_tokens=12",
-    "evaluate.samples=2", "evaluate.ks=[1,2]", "evaluate.max_tokens=12", "evaluate.resamples=100",
+    "evaluate.samples=2", "evaluate.ks=[1,2]", "evaluate.max_tokens=12",
     "sample.samples=3", "sample.max_tokens=12", "sample.continuations=2", "sample.labelled_per_problem=1",
     "dpo.steps=6", "dpo.pairs_per_step=4", "dpo.eval_every=2", "dpo.checkpoint_every=2",
     "reward_model.steps=6", "reward_model.batch=4", "reward_model.eval_every=2", "reward_model.checkpoint_every=2",

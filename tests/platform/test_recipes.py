@@ -29,7 +29,7 @@ TINY = (
     "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=6", "rl.eval_every=0", "rl.eval_samples=1",
     "sample.samples=8", "sample.max_tokens=6", "dpo.steps=2", "dpo.pairs_per_step=4",
     "reward_model.steps=2", "reward_model.batch=4", "reward_model.replay=1.0", "evaluate.samples=2",
-    "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.resamples=100",
+    "evaluate.ks=[1, 2]", "evaluate.max_tokens=6",
 )  # fmt: skip
 CURATE = """sources:
   - {type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 4, test: 4},

@@ -107,7 +107,7 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
     tiny.python(
         "from mathrl.params import load_params, write_params; "
         "write_params(load_params(), load_params(overrides=['suite.models=[sft]', 'evaluate.samples=2', "
-        "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6', 'evaluate.resamples=100']))"
+        "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6']))"
     )
     assert "dvc repro pipelines/suite/dvc.yaml" in tiny.mathrl("graph", "suite").stdout
     assert "Running stage 'pipelines/suite/dvc.yaml:suite@test-sft'" in tiny.repro("pipelines/suite/dvc.yaml").stdout

@@ -29,7 +29,7 @@ SMALL = (
     "curate.sources.0.counts={sft: 8, rl: 24, dev: 6, test: 12}",
     "difficulty.samples=8", "difficulty.max_problems=20", "difficulty.max_tokens=6",
     "mix.components=[{source: chain, weight: 1, band: [0, 1]}]",
-    "evaluate.samples=2", "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.resamples=100",
+    "evaluate.samples=2", "evaluate.ks=[1, 2]", "evaluate.max_tokens=6",
     "rollout.max_sequences=32",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ TINY = (
     "reward.extraction=lenient", "rl.steps=6", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=6",
     "rl.minibatches=2", "rl.eval_every=1", "rl.eval_samples=16", "rl.checkpoint_every=1",
     "evaluate.samples=2",
-    "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.resamples=100", "evaluate.extraction=lenient",
+    "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.extraction=lenient",
 )  # fmt: skip
 CURATE = (
     "curate.sources=[{type: generated, name: chain, generator: chain, counts: {sft: 16, rl: 32, dev: 16, "

@@ -215,7 +215,7 @@ def test_a_comparison_is_measured_anew_where_the_measure_has_changed(
     monkeypatch.setenv("MATHRL_MIRROR", "none")
     before = {file: file.stat().st_mtime_ns for file in folder.glob("*-test-*/report/responses.jsonl")}
     evaluate = Path("params/evaluate.yaml")
-    evaluate.write_text(evaluate.read_text() + "resamples: 200\n")
+    evaluate.write_text(evaluate.read_text() + "examples: 7\n")
     found = compare(open_study(sweep_section(COMPARED)))
     assert found["problems"] == 16
     assert before == {f: f.stat().st_mtime_ns for f in folder.glob("*-test-*/report/responses.jsonl")}
