@@ -62,10 +62,16 @@ def _runs(text: str, start: Path, benchmark: str | None, params: Params) -> list
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UserError(f"{text!r}: nothing to compare; give {ACCEPTED}")
-    return [_run(part, start, benchmark, params) for part in parts]
+    return [find_run(part, start, benchmark, params) for part in parts]
 
 
-def _run(text: str, start: Path, benchmark: str | None, params: Params) -> ModelRun:
+def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> ModelRun:
+    """The responses that `text` names: those of a file, folder, recipe's step or model of reports/evaluate, or those of
+    a model folder, which is evaluated now.
+
+    Raises:
+        UserError: it names none, or several.
+    """
     path, model = _place(text, start), None
     if path is None and ":" in text:
         name, _, model = text.rpartition(":")

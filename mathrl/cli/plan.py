@@ -1,4 +1,8 @@
-"""`mathrl plan`: the memory of a run by part before it starts, and what to change if it does not fit."""
+"""Estimate the memory of a run by part, or what an evaluation needs (mathrl plan evaluate).
+
+If the run does not fit, mathrl plan shows what to change and exits with status 1. --simulate estimates seconds per step
+at any size: colocated, one step ahead and asynchronous.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
@@ -22,7 +27,13 @@ UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 <<
 RESERVE = 0.05  # share of a GPU for what is not counted
 
 
-def plan(
+plan = typer.Typer(name="plan", help=__doc__, invoke_without_command=True, add_completion=False)
+plan.command()(evaluate)
+
+
+@plan.callback()
+def plan_run(
+    context: typer.Context,
     preset: Preset = None,
     overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, with one process each.")] = None,
@@ -33,10 +44,9 @@ def plan(
         str | None, typer.Option(help="Simulate a cluster instead: a file of params/simulate, by name or path.")
     ] = None,
 ) -> None:
-    """Estimate the memory of a run by part. If it does not fit, show what to change and exit with status 1.
-
-    --simulate estimates seconds per step at any size: colocated, one step ahead and asynchronous.
-    """
+    """Print the plan of a run, unless a subcommand plans something else."""
+    if context.invoked_subcommand:
+        return
     if simulate is not None:
         show_simulation(simulate)
         return

@@ -1,0 +1,94 @@
+"""Plans of evaluations agree with what the comparison and the interval of such data say, and with the arithmetic."""
+
+import numpy as np
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.types import EvalRow
+from mathrl.evaluation.intervals import cluster_interval
+from mathrl.evaluation.paired import compare
+from mathrl.planning.evaluation_plan import (
+    ANY_MODEL,
+    Runs,
+    Spread,
+    problems_needed,
+    smallest_difference,
+    spread_of_model,
+    spread_of_pair,
+    width,
+)
+
+ONE = Runs()
+
+
+def rows_of(correct_Pk: np.ndarray) -> list[EvalRow]:
+    size = correct_Pk.shape[1]
+    none, lengths, kept = (None,) * size, (5,) * size, (False,) * size
+    return [
+        EvalRow("m", "test", f"p{number:04}", None, None, tuple(map(bool, row)), none, lengths, kept)
+        for number, row in enumerate(correct_Pk)
+    ]
+
+
+def test_a_pilots_spread_is_that_of_its_model() -> None:
+    """Rates Beta(2, 2): variance 1/20 between problems, and 1/4 - 1/20 within."""
+    rng = np.random.default_rng(0)
+    correct = rng.random((4000, 3)) < rng.beta(2, 2, (4000, 1))
+    spread = spread_of_model(rows_of(correct))
+    assert spread.between == pytest.approx(0.05, abs=0.006) and spread.within == pytest.approx(0.2, abs=0.006)
+    assert spread.of_problem(4) == spread.between + spread.within / 4
+    # By hand: rates 1/2 and 1 of two responses each; within 1/2 and 0.
+    by_hand = spread_of_model(rows_of(np.array([[1, 0], [1, 1]])))
+    assert (by_hand.within, by_hand.between) == (pytest.approx(0.25), pytest.approx(max(0.0, 0.125 - 0.125)))
+    assert by_hand.account == "measured on 2 problems with 2 responses each"
+
+
+def test_a_pair_of_pilots_shows_the_spread_of_its_differences() -> None:
+    rng = np.random.default_rng(1)
+    rates = rng.uniform(0.3, 0.5, (6000, 1))
+    gains = rng.choice([0.0, 0.4], (6000, 1))
+    before, after = rng.random((6000, 8)) < rates, rng.random((6000, 6)) < rates + gains
+    spread = spread_of_pair(rows_of(before), rows_of(after)[::-1])
+    assert spread.between == pytest.approx(0.04, abs=0.008)
+    within = float((rates * (1 - rates)).mean() + ((rates + gains) * (1 - rates - gains)).mean())
+    assert spread.within == pytest.approx(within, abs=0.01)
+
+
+@pytest.mark.parametrize(("problems", "samples"), [(40, 2), (300, 8)])
+def test_the_plan_is_what_the_comparison_of_such_data_says(problems: int, samples: int) -> None:
+    rng = np.random.default_rng(2)
+    said, widths = [], []
+    for _ in range(60):
+        rates = rng.beta(2, 2, problems)
+        sides = [rng.binomial(samples, rates) / samples for _ in "ab"]
+        values = [{str(number): float(value) for number, value in enumerate(side)} for side in sides]
+        said.append(compare("a", "b", *values).detectable)
+        interval = cluster_interval(list(values[0].values()))
+        widths.append(interval.high - interval.low)
+    planned = smallest_difference(problems, samples, Spread(0.0, 0.4, ""), ONE, 0.95)
+    assert planned == pytest.approx(np.mean(said), rel=0.03)
+    assert width(problems, samples, Spread(0.05, 0.2, ""), ONE, 0.95) == pytest.approx(np.mean(widths), rel=0.06)
+
+
+@pytest.mark.parametrize("figure", [smallest_difference, width])
+def test_the_number_of_problems_is_the_smallest_that_is_enough(figure: object) -> None:
+    for samples in (1, 8):
+        needed = problems_needed(figure, 0.05, samples, ANY_MODEL, ONE, 0.95)  # type: ignore[arg-type]
+        assert needed is not None and needed > 10
+        assert figure(needed, samples, ANY_MODEL, ONE, 0.95) <= 0.05  # type: ignore[operator]
+        assert figure(needed - 1, samples, ANY_MODEL, ONE, 0.95) > 0.05  # type: ignore[operator]
+
+
+def test_runs_that_differ_bound_what_any_number_of_problems_shows() -> None:
+    # Two sides of three runs: sqrt(2) t(0.975, 2) 0.02 / sqrt(3) = 0.0703, and t(0.8, 2) beside it.
+    least = smallest_difference(10**6, 64, ANY_MODEL, Runs(3, 0.02), 0.95)
+    assert least == pytest.approx(2**0.5 * (4.3027 + 1.0607) * 0.02 / 3**0.5, rel=0.01)
+    assert problems_needed(smallest_difference, 0.05, 8, ANY_MODEL, Runs(3, 0.02), 0.95) is None
+    assert problems_needed(smallest_difference, 0.05, 8, ANY_MODEL, Runs(10, 0.02), 0.95) is not None
+
+
+def test_pilots_that_show_no_spread_are_refused() -> None:
+    with pytest.raises(UserError, match=r"a pilot of 3 problems with 1 responses each does not show"):
+        spread_of_model(rows_of(np.ones((3, 1))))
+    with pytest.raises(UserError, match=r"a pilot of 0 problems with 0 responses"):
+        spread_of_pair(rows_of(np.ones((2, 2))), [])
