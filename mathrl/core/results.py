@@ -50,7 +50,8 @@ class Comparison:
 
     `difference` is after minus before; `p_value` is two-sided; `detectable` is the smallest true difference
     that a set of this size and spread shows with 80 % power; `shown` when the interval leaves out 0 and the
-    p-value is below 1 - confidence. `before_runs` and `after_runs` count the training runs of each.
+    p-value is below 1 - confidence. `corrected_p`, where several models are compared, is the p-value that counts then
+    (`mathrl.evaluation.compare.holm`). `before_runs` and `after_runs` count the training runs of each.
     """
 
     before: str
@@ -64,6 +65,7 @@ class Comparison:
     shown: bool
     before_runs: int = 1
     after_runs: int = 1
+    corrected_p: float | None = None
 
     def to_row(self) -> dict[str, Any]:
         return {**asdict(self), "verdict": self.verdict()}
@@ -75,6 +77,8 @@ class Comparison:
     def verdict(self) -> str:
         """One sentence with the figures."""
         p = "p < 0.0001" if self.p_value < 0.0001 else f"p = {self.p_value:.4f}"
+        if self.corrected_p is not None and f"{self.corrected_p:.4f}" != f"{self.p_value:.4f}":
+            p += f" (corrected {self.corrected_p:.4f})"
         figures = f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {p}, {self.problems} problems"
         if self.before_runs + self.after_runs > 2:
             figures += f", {self.before_runs} and {self.after_runs} runs"

@@ -1,6 +1,7 @@
 """The one comparison of models: which pairs, by which test, in which words; and two sides in full detail."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -38,13 +39,33 @@ def compare_models(models: Mapping[str, Sequence[Rows]], settings: Evaluate) -> 
     """The tests of pass@1 for `pairs` of the models, in their order: {"sft_to_rl": …}.
 
     `models` has the runs (seeds) of each model by its label. Pairs with fewer than two problems in common are
-    left out: no test is possible.
+    left out: no test is possible. Of several tests each is shown only by its p-value corrected for all of them.
     """
-    return {
+    tests = {
         f"{before}_to_{after}": compare_pair((before, after), (models[before], models[after]), settings)
         for before, after in pairs(list(models))
         if _common(models[before], models[after]) > 1
     }
+    if len(tests) < 2:
+        return tests
+    corrected = holm([test.p_value for test in tests.values()])
+    return {
+        name: replace(test, corrected_p=p, shown=p < 1 - settings.confidence)
+        for (name, test), p in zip(tests.items(), corrected, strict=True)
+    }
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values of several tests corrected so that the chance of any false claim stays what one test has (Holm, 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, largest = dict.fromkeys(range(len(p_values)), 1.0), 0.0
+    for rank, number in enumerate(sorted(corrected, key=lambda number: p_values[number])):
+        largest = max(largest, min(1.0, p_values[number] * (len(p_values) - rank)))
+        corrected[number] = largest
+    return list(corrected.values())
 
 
 def compare_pair(

@@ -1,5 +1,6 @@
 """One rule says which models are compared, and every place that compares agrees with it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ from mathrl.core.files import write_jsonl
 from mathrl.core.results import Comparison, EvaluationSummary, read_recipe_summary
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
-from mathrl.evaluation.compare import compare_models, compare_sides, pairs, verdict_of
+from mathrl.evaluation.compare import compare_models, compare_sides, holm, pairs, verdict_of
 from mathrl.evaluation.responses import read_run
 from mathrl.params import Params, load_params
 from mathrl.registry.promote import _compared
@@ -89,9 +90,10 @@ def test_models_of_any_name_are_compared_and_every_caller_agrees(count: int, par
     assert compared(responses, labels, "test", params) == summary.verdict
     for before, after in pairs(labels):
         runs = [read_run(responses, label, None) for label in (before, after)]
-        assert _compared(runs, params) == tests[f"{before}_to_{after}"]
+        alone = _compared(runs, params)
+        assert replace(alone, shown=False) == uncorrected(tests[f"{before}_to_{after}"])
         sides = compare_sides(runs[:1], runs[1:], (before, after), "pass_at_1", settings)
-        assert Comparison.from_row(sides["comparison"]) == tests[f"{before}_to_{after}"]
+        assert Comparison.from_row(sides["comparison"]) == alone
 
     # The report shows the verdict of the file, also after the file's keys were sorted.
     summary.write(tmp_path / "summary.json")
@@ -125,3 +127,29 @@ def test_one_problem_is_not_tested_and_nothing_fails(params: Params) -> None:
     summary = evaluate.summary_of({"test": models}, params)
     assert not summary.comparisons
     assert summary.verdict == "fewer than two problems in common: nothing to test"
+
+
+def test_several_comparisons_are_corrected_together() -> None:
+    """By hand: the smallest p-value times three, the next times two, never below one before it."""
+    assert holm([0.03, 0.001, 0.02]) == pytest.approx([0.04, 0.003, 0.04])
+    assert holm([0.5, 0.6]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []
+
+
+def test_a_difference_that_several_tests_would_show_by_chance_is_not_shown(params: Params) -> None:
+    """b solves six problems more than a and c: p = 0.02 alone, 0.06 among three comparisons."""
+    right = {"a": 10, "c": 10, "b": 16}
+    rows = {label: [_row(label, number, number < right[label]) for number in range(40)] for label in right}
+    alone = compare_models({label: [rows[label]] for label in ("a", "b")}, params.evaluate)["a_to_b"]
+    both = compare_models({label: [rows[label]] for label in rows}, params.evaluate)
+    assert len(both) == 3 and alone.shown and alone.corrected_p is None
+    assert both["a_to_b"].p_value == alone.p_value and not both["a_to_b"].shown
+    assert both["a_to_b"].corrected_p == pytest.approx(3 * alone.p_value)
+    assert f"p = {alone.p_value:.4f} (corrected {3 * alone.p_value:.4f})" in both["a_to_b"].verdict()
+
+
+def uncorrected(test: Comparison) -> Comparison:
+    return replace(test, shown=False, corrected_p=None)
+
+
+def _row(label: str, number: int, correct: bool) -> EvalRow:
+    return EvalRow(label, "test", f"p{number:02}", None, None, (correct,), (None,), (1,), (False,))

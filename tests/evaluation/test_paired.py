@@ -137,7 +137,7 @@ def test_the_verdict_word_by_word(changes: dict[str, object], said: str) -> None
     found = comparison(**changes)
     assert found.verdict() == said
     row = found.to_row()
-    assert row["verdict"] == said and row["p_value"] == found.p_value and len(row) == 12
+    assert row["verdict"] == said and row["p_value"] == found.p_value and len(row) == 13
 
 
 def test_too_few_problems_in_common() -> None:
