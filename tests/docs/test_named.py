@@ -68,6 +68,8 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     rest = list(words)
     while rest and hasattr(command, "commands"):
         name = rest.pop(0)
+        if command.invoke_without_command and name.startswith("-"):  # mathrl plan --preset …
+            return command, [name, *rest]
         assert name in command.list_commands(None), f"no command mathrl {' '.join(words)}"
         command = command.get_command(None, name)
     return command, rest
@@ -78,7 +80,7 @@ def test_commands_in_blocks_parse(page: str) -> None:
     for block in blocks(PAGES[page]):
         for words in commands(block):
             command, rest = resolve(words)
-            if hasattr(command, "commands"):
+            if hasattr(command, "commands") and not command.invoke_without_command:
                 continue
             values = command.make_context(command.name, list(rest)).params
             preset, overrides = values.get("preset"), values.get("overrides") or []
