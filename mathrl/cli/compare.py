@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
+from mathrl.cli.compare_in_looks import RESPONSES, compare_in_looks, name_of, output_of
 from mathrl.cli.options import AsJson, Overrides, Preset
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
+from mathrl.evaluation.sequential import MOST_LOOKS
 from mathrl.params import Params, load_params
 from mathrl.reports.evaluation import evaluate_once
 
-RESPONSES = "responses.jsonl"
 PIPELINE = Path("reports/evaluate") / RESPONSES
 ACCEPTED = (
     "a responses.jsonl, a folder with one (reports/evaluate, or a recipe's evaluate step), a model folder, a "
@@ -37,6 +37,12 @@ def compare(
     preset: Preset = None,
     overrides: Overrides = None,
     common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False,
+    looks: Annotated[
+        int, typer.Option(min=1, max=MOST_LOOKS, help="Parts in which model folders are evaluated, until it is clear.")
+    ] = 1,
+    difference: Annotated[
+        float | None, typer.Option(min=0.0001, max=1, help="With --looks: stop once this difference is excluded.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Test whether B is better than A, and by how much; report the smallest difference that can be detected.
@@ -47,6 +53,14 @@ def compare(
     start = Path.cwd()
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides or ())
+    if looks > 1:
+        folders = [model_folder(text, start) for text in (before, after)]
+        benchmark = benchmark or params.evaluate.benchmarks[0]
+        test = compare_in_looks((folders[0], folders[1]), benchmark, params, looks, difference)
+        print(json.dumps(test.to_row(), indent=2) if as_json else test.verdict())
+        return
+    if difference is not None:
+        raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")
     sides = [_runs(text, start, benchmark, params) for text in (before, after)]
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
@@ -85,10 +99,27 @@ def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> M
     for folder in (path, path / "report"):  # a recipe's evaluate step has it in report/
         if (folder / RESPONSES).is_file():
             return read_run(folder / RESPONSES, model, benchmark)
-    for folder in (path, path / "model"):
-        if (folder / "config.json").is_file() or (folder / "reference.json").is_file():
-            return _evaluated(folder, path.name if path.name != "model" else path.parent.name, benchmark, params)
+    if (model_in_it := _model_in(path)) is not None:
+        return _evaluated(model_in_it, name_of(model_in_it), benchmark, params)
     raise UserError(f"{text}: it contains neither responses nor a model; give {ACCEPTED}")
+
+
+def model_folder(text: str, start: Path) -> Path:
+    """The model folder that `text` names: a folder, or a recipe's step.
+
+    Raises:
+        UserError: it names none.
+    """
+    path = _place(text, start)
+    folder = _model_in(path) if path is not None else None
+    if folder is None:
+        raise UserError(f"{text}: --looks evaluates models part by part; give a model folder or a recipe's step")
+    return folder
+
+
+def _model_in(path: Path) -> Path | None:
+    folders = (path, path / "model")
+    return next((f for f in folders if (f / "config.json").is_file() or (f / "reference.json").is_file()), None)
 
 
 def _place(text: str, start: Path) -> Path | None:
@@ -103,15 +134,10 @@ def _place(text: str, start: Path) -> Path | None:
 def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
     """A model folder, evaluated now unless the same bytes were evaluated with the same parameters."""
     benchmark = benchmark or params.evaluate.benchmarks[0]
-    sections = [
-        getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
-    ]
-    key = digest([digest_path(folder), benchmark, sections])
-    output = Path("reports/evaluations") / f"{label}-{benchmark}-{key[:10]}"
+    output = output_of(folder, label, benchmark, params)
     if not (output / RESPONSES).is_file():
         evaluate_once(folder, benchmark, params, output)
-    run = read_run(output / RESPONSES, None, benchmark)
-    return replace(run, label=label)
+    return replace(read_run(output / RESPONSES, None, benchmark), label=label)
 
 
 def _names(sides: Sequence[Sequence[ModelRun]], texts: tuple[str, str]) -> tuple[str, str]:

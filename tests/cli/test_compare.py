@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.files import write_jsonl
+from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.core.types import Problem
 from mathrl.models.base import make_base
@@ -154,3 +154,26 @@ def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> Non
     assert len(kept) == 2
     assert compare(checkout, *words).stdout == done.stdout
     assert [file.stat().st_mtime_ns for file in kept] == stamps
+
+
+def test_models_are_compared_part_by_part(checkout: Path) -> None:
+    """After the test above, whose models and problems these are."""
+    if not (checkout / "pipelines/recipes/study/step-s1/model").exists():
+        pytest.skip("the models of the test above")
+    options = ["--set", "evaluate.samples=2", "--set", "evaluate.max_tokens=4", "--set", "run.device=cpu"]
+    words = ["study/step-s0", "study/step-s1", "--looks", "2", "--difference", "0.9", *options]
+    done = compare(checkout, *words)
+    assert done.returncode == 0, done.stderr
+    first, second, excluded, verdict = done.stdout.splitlines()
+    assert first.startswith("look 1 of 2: 4 problems") and second.startswith("look 2 of 2: 8 problems")
+    assert excluded == "a difference of 0.9 or more is excluded" and "no difference shown" in verdict
+    parts = list((checkout / "reports/evaluations").glob("step-s?-test-*-?of2/responses.jsonl"))
+    ids = [{row["problem_id"] for row in read_jsonl(file)} for file in parts if "step-s0" in str(file)]
+    assert len(parts) == 4 and not set.intersection(*ids) and len(set.union(*ids)) == 8
+    for words, problem in (
+        (["sft", "rl", "--looks", "2"], "sft: --looks evaluates models part by part"),
+        (["study/step-s0", "study/step-s1", "--looks", "5", *options], "test has 8 problems"),
+        (["sft", "rl", "--difference", "0.1"], "--difference belongs to --looks"),
+    ):
+        refused = compare(checkout, *words)
+        assert refused.returncode == 2 and problem in refused.stderr
