@@ -3,11 +3,12 @@
     python benchmarks/rollout_page.py [--responses 100000] [--steps 100] [--folder DIR]
 
 Responses of 20 to 60 tokens to chains of arithmetic, in the one parquet file of a run that ended. Each time is given by
-the clock, and in processor seconds: of the server, and of all processes of a headless Chromium.
+the clock, and in processor seconds: of the server, and of a headless Chromium with its driver.
 """
 
 import argparse
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -76,13 +77,13 @@ def main() -> None:
 
 
 def browse(file: Path, steps: int, folder: Path) -> None:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         page.goto("about:blank")
-        (chromium,) = (p.pid for p in psutil.Process().children(recursive=True) if "--headless" in p.cmdline())
+        (driver,) = psutil.Process().children()  # Playwright's, with Chromium below it
         began = time.perf_counter()
         words = [sys.executable, "-c", "from mathrl.cli import main; main()", "rollouts", str(file), "--no-browser"]
         server = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -93,9 +94,9 @@ def browse(file: Path, steps: int, folder: Path) -> None:
 
             @contextmanager
             def timed(what: str) -> Iterator[None]:
-                start, before = time.perf_counter(), (used(server.pid), used(chromium))
+                start, before = time.perf_counter(), (used(server.pid), used(driver.pid))
                 yield
-                seconds, after = time.perf_counter() - start, (used(server.pid), used(chromium))
+                seconds, after = time.perf_counter() - start, (used(server.pid), used(driver.pid))
                 spent = [now - then for now, then in zip(after, before, strict=True)]
                 print(f"{what}: {seconds:.2f} s, processor: server {spent[0]:.2f} s, browser {spent[1]:.2f} s")
 
@@ -103,26 +104,24 @@ def browse(file: Path, steps: int, folder: Path) -> None:
                 page.goto(address)
                 page.wait_for_selector("#rows tr")
             print(f"command to first rows: {time.perf_counter() - began:.2f} s")
+            count = page.locator("#count")
             for what, click in {
                 "click on wrong": "[data-facet=verdict][data-label=wrong]",
                 "click on a step": f"[aria-label='step {min(20, steps)}']",
-                "click on a response": "#rows tr",
             }.items():
                 with timed(what):
-                    before = page.inner_text("#count")
+                    before = count.inner_text()
                     page.click(click)
-                    if click == "#rows tr":
-                        page.wait_for_selector("#detail .tokens span")
-                    else:
-                        page.wait_for_function(
-                            "text => document.querySelector('#count').textContent !== text", arg=before
-                        )
-            with timed("full-text search"):
-                page.click("#clear")
-                page.wait_for_function("!document.querySelector('#rows tr.open')")
-                page.fill("#search", "7=1")
-                page.wait_for_function("document.querySelector('#count').textContent.split(' ')[0].length < 6")
+                    expect(count).not_to_have_text(before)
+            with timed("click on a response"):
+                page.click("#rows tr")
+                page.wait_for_selector("#detail .tokens span")
             page.screenshot(path=folder / "page.png")
+            page.click("#clear")
+            expect(count).to_have_text(re.compile("^([0-9,]+) of \\1 "))
+            with timed("search in all texts"):
+                page.fill("#search", "7=1")
+                expect(count).not_to_have_text(re.compile("^([0-9,]+) of \\1 "))
         finally:
             server.terminate()
             server.wait()
