@@ -12,6 +12,8 @@ comma := ,
 EXTRAS := [platform$(if $(GPU),$(comma)vllm$(comma)deepspeed)]
 INSTALL = $(UV) pip install --python $(BIN)/python -c $(LOCK)
 SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
+RESOLVED := --quiet --no-header -o /dev/null --extra platform --extra dev --only-binary :all: \
+    --no-binary antlr4-python3-runtime
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(GPU),cuda,cpu)
@@ -87,12 +89,14 @@ engines: install  ## vLLM and DeepSpeed, in the builds for this machine.
 # The torch companions that vLLM's CPU build asks for are CUDA builds and break its imports.
 	$(if $(GPU),,$(UV) pip uninstall --python $(BIN)/python torchvision torchaudio torchcodec)
 
-lock:  ## Both lock files resolve on Python 3.11, 3.12 and 3.13, without compiling anything.
+lock:  ## Both lock files resolve on Python 3.11, 3.12 and 3.13, on macOS too, without compiling anything.
 	@for python in 3.11 3.12 3.13; do for lock in constraints.txt:s3 constraints-gpu.txt:vllm; do \
-	    echo "$${lock%:*}, Python $$python" && $(UV) pip compile pyproject.toml --quiet --no-header -o /dev/null \
-	    --python-version $$python --python-platform x86_64-manylinux_2_31 -c $${lock%:*} --extra $${lock#*:} \
-	    --extra platform --extra dev --extra deepspeed --only-binary :all: --no-binary antlr4-python3-runtime --no-binary deepspeed \
-	    || exit 1; done; done
+	    echo "$${lock%:*}, Python $$python" && $(UV) pip compile pyproject.toml $(RESOLVED) --python-version $$python \
+	    --python-platform x86_64-manylinux_2_31 -c $${lock%:*} --extra $${lock#*:} --extra deepspeed --no-binary deepspeed \
+	    || exit 1; done; \
+	    echo "constraints.txt, macOS on Apple silicon, Python $$python" && MACOSX_DEPLOYMENT_TARGET=14.0 $(UV) pip compile \
+	    pyproject.toml $(RESOLVED) --python-version $$python --python-platform aarch64-apple-darwin -c constraints.txt --extra s3 \
+	    || exit 1; done
 
 parity: $(VENV)/.developing  ## Our formulas against verl's and TRL's, in an environment of its own (.venv-parity).
 	test -x .venv-parity/bin/python || $(BIN)/python -m venv .venv-parity

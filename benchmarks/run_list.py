@@ -1,12 +1,15 @@
-"""The list of 1,000 runs: processor time of `mathrl runs`, and seconds until MLflow has drawn the view Results.
+"""1,000 runs: processor time of `mathrl sync` and `mathrl runs`, and seconds until MLflow has drawn them.
 
-    python benchmarks/run_list.py [--runs 1000]
+    python benchmarks/run_list.py [--runs 1000] [--folder DIR]
 
-The runs have the parameters, figures and tags of real ones (mathrl/tracking/parent.py), in sqlite. The page is opened
-in a headless Chromium, where one is installed; its time is the clock's.
+Each run is a pipeline, whose stages rl and evaluate leave the records of real ones; `mathrl sync` uploads them by the
+code of the mirror, into sqlite. "again" is what a mirror does at its start when nothing is new. The pages, the view
+Results and the list by time, are opened in a headless Chromium, where one is installed; their time is the clock's. A
+named folder is kept, and a store that it already has is opened.
 """
 
 import argparse
+import json
 import os
 import random
 import resource
@@ -17,38 +20,42 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+STEPS = 20
 
 
-def fill(client: Any, place: str, runs: int) -> None:
-    from mathrl.core.records import RunRecord
-    from mathrl.core.run_name import run_name
+def write_records(runs: int) -> None:
+    """Records of pipelines, as their stages rl and evaluate leave them: parameters, metrics, figures, digests."""
+    from mathrl.core.records import RunRecord, records_folder
     from mathrl.params import load_params
-    from mathrl.tracking.batches import Batches, Point
-    from mathrl.tracking.parent import parent_params
-    from mathrl.tracking.upload import flatten
+    from mathrl.params.schema import READS
 
-    sections, drawn, batches = (
-        load_params(ROOT / "params").model_dump(mode="json", by_alias=True),
-        random.Random(0),
-        Batches(client),
-    )
+    sections, drawn = load_params(ROOT / "params").model_dump(mode="json", by_alias=True), random.Random(0)
     for number in range(runs):
-        lr = round(10 ** drawn.uniform(-4, -2), 6)
-        record = RunRecord(Path(f"bench-{number}"), pipeline_params=sections, changed={"rl.lr": lr})
-        tags = {"mathrl.role": "pipeline", "mathrl.pipeline": str(number), "health": "green"}
-        run = client.create_run(
-            place, run_name=run_name("pipeline", changed=record.changed), tags=tags, start_time=number
-        )
-        accuracy = drawn.random()
-        figures = {f"{model}/pass_at_1{end}": accuracy for model in ("sft", "rl") for end in ("", "_low", "_high")}
-        figures |= {"dev/best": accuracy, "sampled_tokens": 2e6, "minutes": 2.0}
-        batches.metrics(run.info.run_id, [Point(name, value, number) for name, value in figures.items()])
-        batches.params(run.info.run_id, flatten(parent_params(record)))
-        client.set_terminated(run.info.run_id, "FINISHED", number + 1000)
+        lr, accuracy = round(10 ** drawn.uniform(-4, -2), 6), drawn.random()
+        pipeline = sections | {"rl": sections["rl"] | {"lr": lr}}
+        model, summary = f"model-{number}", f"summary-{number}"
+        for stage, inputs, outputs, figures in (
+            ("rl", {"data/mixture/train.jsonl": "aa", "models/sft": "bb"}, {"models/rl": model}, {"dev/best": accuracy,
+             "sampled_tokens": 2e6}),
+            ("evaluate", {"models/rl": model, "models/sft": "bb"}, {"reports/summary.json": summary},
+             {f"{kind}/pass_at_1{end}": accuracy for kind in ("sft", "rl") for end in ("", "_low", "_high")}),
+        ):  # fmt: skip
+            started = 1.7e9 + 200 * number + 100 * (stage == "evaluate")
+            record = RunRecord(records_folder() / f"{stage}-{number:06d}-1", stage=stage)
+            record.folder.mkdir(parents=True)
+            if stage == "rl":
+                rows = [{"step": step, "at": started + step, "reward/accuracy": accuracy * step / STEPS}
+                        for step in range(1, STEPS + 1)]  # fmt: skip
+                record.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            record.update(
+                key=f"{stage}-{number}", pipeline=f"pipeline-{number}", pipeline_params=pipeline, changed={"rl.lr": lr},
+                params={name: pipeline[name] for name in READS[stage]}, inputs=inputs, outputs=outputs,
+                summary=figures, git={"commit": "0" * 40}, status="finished", started=started, ended=started + 60,
+                health={"colour": "green", "steps": STEPS, "findings": []} if stage == "rl" else None,
+            )  # fmt: skip
 
 
 def processor_seconds(*command: str) -> float:
@@ -63,8 +70,8 @@ def processor_seconds(*command: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def drawn_after(url: str, place: str, name: str) -> float:
-    """Seconds until the best run's name is in the page; the page's scripts are loaded by then."""
+def show(url: str, place: str, names: dict[str, str], folder: Path) -> None:
+    """Print the seconds until the run that stands first is in each page; the pages' scripts are loaded by then."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -73,36 +80,56 @@ def drawn_after(url: str, place: str, name: str) -> float:
         page.set_default_timeout(300_000)
         page.goto(f"{url}/#/experiments")
         page.get_by_text("mathrl").first.wait_for()
-        began = time.time()
-        page.goto(f"{url}/#/experiments/{place}/runs?workflowType=machine_learning&viewStateShareKey=mathrl-results")
-        page.get_by_text(name, exact=True).first.wait_for()
-        return time.time() - began
+        for title, (query, name) in {
+            "the view Results": ("viewStateShareKey=mathrl-results", names["best"]),
+            "the list by time": ("", names["newest"]),
+        }.items():
+            page.goto("about:blank")
+            began = time.time()
+            page.goto(f"{url}/#/experiments/{place}/runs?workflowType=machine_learning&{query}")
+            page.get_by_text(name, exact=True).first.wait_for()
+            print(f"MLflow, {title}: {time.time() - began:.1f} s", flush=True)
+            page.screenshot(path=folder / f"{title.split()[-1]}.png")
+
+
+def measure(folder: Path, runs: int) -> None:
+    from benchmarks.mlflow_compare import serve
+    from mathrl.tracking.client import connect, experiment
+    from mathrl.tracking.run_list import list_runs
+
+    if not (folder / "records").exists():
+        write_records(runs)
+        print(
+            f"mathrl sync, {runs} runs of two stages: {processor_seconds('sync'):.1f} s of processor time", flush=True
+        )
+    print(f"mathrl sync again: {processor_seconds('sync'):.1f} s of processor time", flush=True)
+    for words in (["runs"], ["runs", "--sort", "rl"]):
+        print(f"mathrl {' '.join(words)}: {processor_seconds(*words):.1f} s of processor time", flush=True)
+    client = connect()
+    rows = list(list_runs(client))
+    names = {"best": max(rows, key=lambda row: row.figures["rl/pass_at_1"]).name, "newest": rows[0].name}
+    if shutil.which("chromium") is None:
+        return
+    process, url = serve(folder)
+    try:
+        show(url, experiment(client), names, folder)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, help="Folder for the store and the pictures; it is kept.")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mathrl-runs-") as folder:
-        os.environ["MATHRL_HOME"] = folder
-        from benchmarks.mlflow_compare import serve
-        from mathrl.tracking.client import connect, experiment
-        from mathrl.tracking.run_list import list_runs
-
-        client = connect()
-        place = experiment(client)
-        fill(client, place, options.runs)
-        seconds = processor_seconds("runs", "--sort", "rl")
-        print(f"mathrl runs --sort rl, {options.runs} runs: {seconds:.1f} s of processor time", flush=True)
-        best = max(list_runs(client), key=lambda row: row.figures["rl/pass_at_1"])
-        if shutil.which("chromium") is None:
-            return
-        process, url = serve(Path(folder))
-        try:
-            print(f"MLflow's view Results: {drawn_after(url, place, best.name):.1f} s")
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="mathrl-runs-"))).absolute()
+    os.environ["MATHRL_HOME"] = str(folder)
+    try:
+        measure(folder, options.runs)
+    finally:
+        if options.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
