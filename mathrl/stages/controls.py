@@ -88,7 +88,9 @@ def _train(name: str, start: Path, sft: Sft, run: StageRun, ranks: Any) -> Path:
     tokenizer = load_tokenizer(start, params.model)
     model = load_to_train(load_model, start, params.model, ranks)
     demonstrations, dev = (
-        tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed)
+        tokenize_demonstrations(
+            read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed, sft.call_format is not None
+        )
         for file in (PROBLEMS, DEV)
     )
 
