@@ -133,6 +133,7 @@ def train_rl(
             row = {
                 **rollout_metrics(rollouts.sampled, rollouts.groups),
                 **(tool_metrics(rollouts.sampled) if sampler.turns is not None else {}),
+                **({"rollout/sampling_rounds": rollouts.rounds} if params.dynamic_sampling else {}),
                 **critic_figures.metrics(batch),
                 **metrics_by_source(rollouts.sampled, problems),
                 **policy_figures.metrics(params),
@@ -153,8 +154,6 @@ def train_rl(
             if prefetch.on:
                 staleness = row.get("rollout/staleness", 0.0) + lag
                 row |= {"rollout/lag": lag, "rollout/staleness": staleness, "time/rollout_wait": waited}
-            if params.dynamic_sampling:
-                row["rollout/sampling_rounds"] = rollouts.rounds
             row |= setup.adapt_kl_coef(row, len(batch.lengths_S))
             last = state.step == params.steps
             if dev and (last or (params.eval_every and state.step % params.eval_every == 0)):
