@@ -1,0 +1,1 @@
+"""Tools that a response calls while it is sampled: a sandbox that runs the model's Python code."""
