@@ -20,7 +20,7 @@ class Limits(Section):
         10.0, gt=0, le=600, description="Wall time per call; at its end the session's interpreter is killed."
     )
     output_characters: int = Field(
-        2000, ge=100, le=100_000, description="Characters of output per call; the middle of longer output is left out."
+        2000, ge=300, le=100_000, description="Characters of output per call; the middle of longer output is left out."
     )
     memory_mb: int = Field(1024, ge=64, description="Memory per session, in MB, beside the imported libraries.")
 
@@ -33,8 +33,8 @@ class Bubblewrap(Limits):
     processes: int = Field(8, ge=1, le=256, description="Processes and threads at a time per session.")
     file_mb: int = Field(16, ge=1, description="Size of all files that a session writes, in MB; they are in memory.")
     open_files: int = Field(64, ge=16, le=1024, description="Open files per process.")
-    sessions: int = Field(
-        64, ge=1, le=1024, description="Sessions at a time; one more waits until an earlier session is closed."
+    calls: int = Field(
+        0, ge=0, le=1024, description="Calls that run at a time, others wait their turn; 0: one per processor."
     )
 
 

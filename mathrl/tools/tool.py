@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mathrl.params.tools import Tools
+from mathrl.params.tools import Bubblewrap, Http, Tools
 
 Status = Literal["ok", "error", "timeout", "killed", "unavailable"]
 
@@ -56,4 +56,12 @@ def open_tool(parameters: Tools) -> Tool:
             answer); the message says what to install or start.
         ValueError: `kind` is none.
     """
-    raise NotImplementedError  # completed in the next commits of this branch
+    # Here, since both modules need the types above.
+    from mathrl.tools.http_tool import HttpTool
+    from mathrl.tools.pool import Pool
+
+    if isinstance(parameters, Bubblewrap):
+        return Pool(parameters)
+    if isinstance(parameters, Http):
+        return HttpTool(parameters)
+    raise ValueError("kind is none: there is no tool to open")

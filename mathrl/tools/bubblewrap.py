@@ -1,0 +1,184 @@
+"""The command line of bubblewrap: which files the sandbox has, and nothing else of this machine."""
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mathrl.core.errors import UserError
+from mathrl.params.tools import Bubblewrap
+from mathrl.tools.syscalls import interpreter_filter, sandbox_filter
+
+INSTALL = "apt-get install bubblewrap libseccomp2"
+PACKAGES = ("mpmath", "sympy", "numpy", "scipy")
+# Imported before any session: what solutions of mathematical problems import.
+MODULES = (
+    "collections cmath decimal fractions functools heapq itertools math operator random re statistics string time "
+    "typing sympy sympy.ntheory mpmath numpy numpy.linalg scipy scipy.integrate scipy.linalg scipy.optimize "
+    "scipy.special scipy.stats"
+).split()
+# Run before any session, since much of these libraries is imported or built by the first use.
+FIRST_USE = """
+import numpy, sympy, scipy.integrate
+x = sympy.symbols("x")
+sympy.solve(x**2 - 2), sympy.simplify(sympy.sin(x)**2 + sympy.cos(x)**2), sympy.integrate(x**2, x)
+sympy.Matrix([[1, 2], [3, 4]]).inv(), sympy.factorint(360), sympy.factor(x**2 - 1), sympy.sympify("2*x").subs(x, 3)
+numpy.linalg.solve(numpy.eye(2), numpy.ones(2)), scipy.integrate.quad(lambda t: t, 0, 1)
+try:
+    1 / 0
+except ZeroDivisionError:
+    import traceback
+    traceback.format_exc()
+"""
+INSIDE = Path(__file__).parent / "inside"
+OWN_CODE = "/packages/mathrl/tools/inside"  # where the sandbox has its copy
+# The user that sessions run as where the trainer runs as root: a number that no account has.
+UNPRIVILEGED = 65533
+LIBRARY = re.compile(r"(?:=>)?\s+(/\S+) \(0x")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "LD_LIBRARY_PATH": "/libraries",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",  # sets print in the same order in every run
+}
+
+
+def find_bubblewrap() -> str:
+    """The path of the program bwrap.
+
+    Raises:
+        UserError: it is not installed; the message has the command that installs it.
+    """
+    if path := shutil.which("bwrap"):
+        return path
+    raise UserError(
+        "bubblewrap is missing, and the model's code never runs outside a sandbox: "
+        f"{INSTALL}; or name a server by kind: http, url: ...; or kind: none"
+    )
+
+
+class Launch:
+    """The open files and the arguments of one start of bwrap; a context manager.
+
+    Attributes:
+        command: the arguments of Popen.
+        pass_fds: the file descriptors that the command names.
+    """
+
+    def __init__(self, limits: Bubblewrap, control: int) -> None:
+        self._files = [_in_memory(sandbox_filter()), _in_memory(interpreter_filter())]
+        sources = sorted(INSIDE.glob("*.py"))
+        self._files += [_in_memory(source.read_bytes()) for source in sources]
+        base, confined, *programs = [file.fileno() for file in self._files]
+        self.pass_fds = (control, base, confined, *programs)
+        root = os.getuid() == 0
+        request = {
+            "control": control,
+            "filter": confined,
+            "modules": MODULES,
+            "first_use": FIRST_USE,
+            "user": UNPRIVILEGED if root else None,
+            "limits": limits.model_dump(),
+        }
+        inside = [
+            argument
+            for source, descriptor in zip(sources, programs, strict=True)
+            for argument in ("--perms", "0444", "--ro-bind-data", str(descriptor), f"{OWN_CODE}/{source.name}")
+        ]
+        self.command = [
+            find_bubblewrap(),
+            *_namespaces(root),
+            *_files(),
+            *inside,
+            *("--remount-ro", "/", "--seccomp", str(base), "--chdir", "/"),
+            *(f"/python/bin/{_interpreter().name}", "-sP"),
+            *(f"{OWN_CODE}/zygote.py", json.dumps(request)),
+        ]
+
+    def close(self) -> None:
+        """Close the files; bwrap has its own copies."""
+        for file in self._files:
+            file.close()
+
+
+def _in_memory(data: bytes) -> "tempfile._TemporaryFileWrapper[bytes]":
+    file = tempfile.TemporaryFile()
+    file.write(data)
+    file.seek(0)
+    return file  # type: ignore[return-value]
+
+
+def _namespaces(root: bool) -> Iterator[str]:
+    yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
+    for name, value in {**ENVIRONMENT, "PYTHONPATH": "/packages"}.items():
+        yield from ("--setenv", name, value)
+    if root:
+        # Without a user namespace of its own: in one, root stays root, for whom the kernel counts no processes.
+        yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+        yield from ("--cap-drop", "ALL")
+        for capability in ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"):
+            yield from ("--cap-add", capability)
+        yield from ("--dir", "/proc")
+    else:
+        yield from ("--unshare-all", "--proc", "/proc")
+
+
+def _files() -> Iterator[str]:
+    """The root: interpreter, standard library, packages, shared libraries, devices; all read-only."""
+    interpreter, stdlib = _interpreter(), Path(sysconfig.get_path("stdlib"))
+    inside_stdlib = f"/python/{stdlib.relative_to(sys.base_prefix)}"
+    # Named one by one: what bwrap creates on its own for a mount is closed to other users.
+    for folder in (f"{inside_stdlib}", "/python/bin", OWN_CODE, "/libraries", "/dev/shm", "/tmp"):
+        for parent in [*reversed(Path(folder).parents), Path(folder)][1:]:
+            yield from ("--dir", str(parent))
+    yield from ("--ro-bind", str(interpreter), f"/python/bin/{interpreter.name}")
+    yield from ("--ro-bind", str(stdlib), inside_stdlib)
+    for name in ("site-packages", "dist-packages"):
+        if (stdlib / name).is_dir():
+            yield from ("--tmpfs", f"{inside_stdlib}/{name}", "--remount-ro", f"{inside_stdlib}/{name}")
+    for folder in _package_folders():
+        yield from ("--ro-bind", str(folder), f"/packages/{folder.name}")
+    for library in _shared_libraries():
+        at_its_place = library.name.startswith("ld-")  # the loader's path is written in the interpreter
+        yield from ("--ro-bind", str(library.resolve()), str(library) if at_its_place else f"/libraries/{library.name}")
+    for name in DEVICES:
+        yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+
+
+def _interpreter() -> Path:
+    """The interpreter itself, outside any virtual environment."""
+    return Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+
+
+def _package_folders() -> Iterator[Path]:
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"the package {name}, which the sandbox offers, is not installed: make install")
+        folder = Path(spec.submodule_search_locations[0])
+        yield folder
+        if (libraries := folder.with_name(f"{name}.libs")).is_dir():
+            yield libraries
+
+
+@functools.cache
+def _shared_libraries() -> tuple[Path, ...]:
+    """The libraries of the system that the interpreter and the packages load, and the loader, by `ldd`."""
+    folders = list(_package_folders())
+    modules = Path(sysconfig.get_path("stdlib"), "lib-dynload")
+    objects = [file for folder in (modules, *folders) for file in folder.rglob("*.so*") if "tkinter" not in file.name]
+    listed = subprocess.run(["ldd", str(_interpreter()), *map(str, objects)], capture_output=True, text=True)
+    paths = {Path(os.path.normpath(match[1])) for match in LIBRARY.finditer(listed.stdout)}
+    return tuple(sorted(path for path in paths if not any(path.is_relative_to(folder) for folder in folders)))

@@ -1,0 +1,39 @@
+"""Messages on a stream socket: four bytes of length, then the bytes."""
+
+import socket
+import struct
+
+LENGTH = struct.Struct("!I")
+LONGEST = 16 << 20
+
+
+def send(channel: socket.socket, message: bytes) -> None:
+    """Send one message."""
+    channel.sendall(LENGTH.pack(len(message)) + message)
+
+
+def receive(channel: socket.socket) -> bytes | None:
+    """The next message, or None when the other side has closed.
+
+    Raises:
+        ValueError: the message is longer than any that is ever sent.
+        TimeoutError: the socket's time-out passed.
+    """
+    header = _exactly(channel, LENGTH.size)
+    if header is None:
+        return None
+    (length,) = LENGTH.unpack(header)
+    if length > LONGEST:
+        raise ValueError(f"a message of {length} bytes; the longest allowed has {LONGEST}")
+    return _exactly(channel, length)
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = channel.recv(min(count, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

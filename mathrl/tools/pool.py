@@ -1,0 +1,137 @@
+"""The sandbox as a tool: sessions, each with an interpreter forked from one warm sandbox, and their calls."""
+
+import os
+import threading
+import time
+
+from mathrl.core.errors import UserError
+from mathrl.params.tools import Bubblewrap
+from mathrl.tools.inside.messages import receive, send
+from mathrl.tools.inside.supervisor import ANSWER, EXITED, WALL
+from mathrl.tools.output import clean
+from mathrl.tools.process import Link, SandboxDown, SandboxProcess
+from mathrl.tools.tool import Status, ToolOutput
+from mathrl.tools.verdicts import verdict
+
+# Beyond a call's wall time: then the supervisor, which holds that limit, has failed, and the session is killed.
+GRACE_SECONDS = 5.0
+KILLED = -9
+
+
+class Pool:
+    """A warm sandbox; a `Tool`. It is started again if it ends.
+
+    Raises:
+        UserError: it cannot be started here.
+    """
+
+    def __init__(self, limits: Bubblewrap) -> None:
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._turns = threading.BoundedSemaphore(limits.calls or os.cpu_count() or 1)
+        self._process: SandboxProcess | None = None
+        self._closed = False
+        try:
+            self._running()
+        except SandboxDown as error:
+            raise UserError(f"the sandbox cannot run here: {error}") from None
+
+    def session(self) -> "PooledSession":
+        """A new session; its interpreter is forked by its first call."""
+        return PooledSession(self)
+
+    def close(self) -> None:
+        """End the sandbox and with it all sessions."""
+        with self._lock:
+            self._closed = True
+            if self._process:
+                self._process.close()
+
+    def open(self) -> Link:
+        """A new interpreter, from a sandbox that is started again if it has ended.
+
+        Raises:
+            SandboxDown: it cannot be.
+        """
+        try:
+            return self._running().open(self.limits.wall_seconds + GRACE_SECONDS)
+        except OSError:
+            with self._lock:
+                if self._process:
+                    self._process.close()
+        try:
+            return self._running().open(self.limits.wall_seconds + GRACE_SECONDS)
+        except OSError as error:
+            raise SandboxDown(f"no session could be opened: {error}") from None
+
+    def turn(self) -> threading.BoundedSemaphore:
+        """Held by each running call, so that no more run at a time than `calls`."""
+        return self._turns
+
+    def _running(self) -> SandboxProcess:
+        with self._lock:
+            if self._closed:
+                raise SandboxDown("it is closed")
+            if self._process is None or not self._process.alive():
+                self._process = SandboxProcess(self.limits)
+            return self._process
+
+
+class PooledSession:
+    """A session of the sandbox. Its calls come one after another, from any thread."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._link: Link | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, code: str) -> ToolOutput:
+        """Run the code and wait for its end, which the limits bound."""
+        with self._lock, self._pool.turn():
+            start = time.monotonic()
+            status, text = self._call(code.encode("utf-8", "replace"))
+            return ToolOutput(text, status, time.monotonic() - start)
+
+    def close(self) -> None:
+        """End the interpreter; its files and processes end with it."""
+        self._closed = True
+        if link := self._link:
+            link.close()
+
+    def _call(self, code: bytes) -> tuple[Status, str]:
+        if self._closed:
+            return "unavailable", "The session is closed."
+        limits = self._pool.limits
+        try:
+            self._link = self._link or self._pool.open()
+        except SandboxDown as error:
+            return "unavailable", f"The sandbox does not work: {error}"
+        how, number, output = EXITED, KILLED, ("", "")
+        try:
+            send(self._link.channel, code)
+            how, number, output = _parse(receive(self._link.channel))
+        except TimeoutError:
+            how = WALL
+        except (OSError, ValueError):
+            how = EXITED
+        status, text = verdict(how, number, output, limits)
+        if status not in ("ok", "error"):
+            self._link.kill()
+            self._link = None
+        return status, text
+
+
+def _parse(reply: bytes | None) -> tuple[bytes, int, tuple[str, str]]:
+    """A supervisor's answer: how the call ended, with which exit status, and its output, whole or as two ends.
+
+    Raises:
+        ValueError: it is none: the supervisor has ended.
+    """
+    if reply is None or len(reply) < ANSWER.size:
+        raise ValueError("the supervisor has ended")
+    how, number, length, left_out = ANSWER.unpack_from(reply)
+    body = reply[ANSWER.size :]
+    if not left_out:
+        return how, number, (clean(body.decode("utf-8", "replace")), "")
+    return how, number, (clean(body[:length].decode("utf-8", "replace")), clean(body[length:].decode("utf-8", "replace")))

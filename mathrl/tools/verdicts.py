@@ -1,0 +1,53 @@
+"""How a call ended, as a status and a text for the model."""
+
+import signal
+
+from mathrl.params.tools import Bubblewrap
+from mathrl.tools.inside.supervisor import CPU, ERROR, EXITED, MEMORY, OK, WALL
+from mathrl.tools.output import shorten
+from mathrl.tools.tool import Status
+
+LOST = "The variables of earlier calls are lost; the next call starts a new interpreter."
+NO_OUTPUT = "(no output)"
+
+
+def verdict(how: bytes, number: int, output: tuple[str, str], limits: Bubblewrap) -> tuple[Status, str]:
+    """The status of a call and its text, which is at most `output_characters` long.
+
+    Args:
+        how: what the supervisor says of the call's end.
+        number: exit status of the interpreter, or minus its signal, where it ended.
+        output: what the call wrote: all of it, or its beginning and its end.
+        limits: of the sandbox.
+    """
+    status, sentence = _sentence(how, number, limits)
+    note = f"{sentence} {LOST}" if sentence else ""
+    room = limits.output_characters - len(note) - 1 if note else limits.output_characters
+    text = shorten(*output, room).rstrip("\n")
+    if not note:
+        return status, text or NO_OUTPUT
+    return status, f"{text}\n{note}" if text else note
+
+
+def _sentence(how: bytes, number: int, limits: Bubblewrap) -> tuple[Status, str]:
+    if how == OK:
+        return "ok", ""
+    if how == ERROR:
+        return "error", ""
+    if how == WALL:
+        return "timeout", f"Stopped: the call took longer than {limits.wall_seconds:g} s."
+    if how == CPU:
+        return "timeout", f"Stopped: the call used more than {limits.cpu_seconds} s of processor time."
+    if how == MEMORY:
+        return "killed", f"Stopped: the call used more than {limits.memory_mb} MB of memory."
+    assert how == EXITED, how
+    if number < 0:
+        return "killed", f"The interpreter was ended by {_signal_name(-number)}."
+    return "killed", f"The interpreter exited with status {number}."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
