@@ -8,6 +8,8 @@ import threading
 
 from mathrl.params.tools import Bubblewrap
 from mathrl.tools.bubblewrap import Launch
+from mathrl.tools.inside.messages import receive
+from mathrl.tools.inside.supervisor import READY as SESSION_READY
 from mathrl.tools.inside.zygote import READY
 
 START_SECONDS = 120.0  # for importing the libraries on a busy machine
@@ -100,13 +102,14 @@ class SandboxProcess:
             OSError: the sandbox has ended or does not answer.
         """
         ours, its = socket.socketpair()
-        ours.settimeout(seconds)
+        ours.settimeout(REPLY_SECONDS)
         with self._lock, its:
             socket.send_fds(self._control, [b"open"], [its.fileno()])
             number = int(self._control.recv(100) or b"0")
-        if not number:
+        if not number or receive(ours) != SESSION_READY:
             ours.close()
             raise ConnectionError(self._last_notes() or "the sandbox has ended")
+        ours.settimeout(seconds)
         return Link(self, ours, number)
 
     def kill(self, number: int) -> None:

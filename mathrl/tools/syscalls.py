@@ -39,7 +39,7 @@ PAIRS = "sendto recvfrom shutdown getsockopt getsockname getpeername"  # of sock
 INTERPRETER = f"{FILES} {MEMORY} {TIME} {PROCESSES} {FACTS} {PAIRS}".split()
 # What the zygote and the supervisors need on top: namespaces, mounts, other limits and capabilities, the filter.
 SUPERVISION = """
-    unshare mount umount2 capset capget prctl seccomp setgroups setresuid setresgid setuid setgid setrlimit prlimit64
+    unshare setns mount umount2 capset capget prctl seccomp setgroups setresuid setresgid setuid setgid setrlimit prlimit64
     execve execveat clone socketpair sendmsg recvmsg pidfd_open pidfd_send_signal ioctl getxattr
 """.split()
 # The C library tries these first and calls the older one where the kernel has none.

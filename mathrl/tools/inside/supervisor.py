@@ -27,12 +27,15 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 CHUNK = 1 << 16
 # An answer: how the call ended, its exit status or signal (negative), bytes of output, bytes left out of the middle.
 ANSWER = struct.Struct("!ciQQ")
+READY = b"ready"
 CPU, WALL, MEMORY, EXITED = b"c", b"w", b"m", b"x"
 
 
 def supervise(client: socket.socket, limits: dict[str, Any], program: bytes) -> None:
     """Serve the session's calls, until one of them ends the interpreter or the client closes. Ends with the process."""
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
     processes = _private_files(limits)
+    kernel.new_user_namespace(processes)  # for which the kernel counts the processes
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     ours, its = socket.socketpair()
@@ -49,6 +52,7 @@ def supervise(client: socket.socket, limits: dict[str, Any], program: bytes) -> 
     os.set_blocking(reading, False)
     ours.settimeout(limits["wall_seconds"])
     session = _Session(client, ours, reading, interpreter, os.pidfd_open(interpreter), processes, limits)
+    send(client, READY)
     while (code := receive(client)) is not None:
         if not session.call(code):
             break

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from typing import Any
 
 from mathrl.tools.inside import kernel
@@ -29,6 +30,7 @@ def main(argument: str) -> None:
     request = json.loads(argument)
     if request["user"] is not None:
         _become(request["user"])
+    _own_namespaces()
     with open(request["filter"], "rb") as file:
         program = file.read()
     for module in request["modules"]:
@@ -37,10 +39,10 @@ def main(argument: str) -> None:
     limits = request["limits"]
     with open("/proc/self/statm", encoding="ascii") as file:
         limits["address_space"] = int(file.read().split()[0]) * PAGE + limits["memory_mb"] * MB
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.collect()
     gc.freeze()  # collections in the sessions leave these objects' pages shared
+    kernel.use_huge_pages()
     control = socket.socket(fileno=request["control"])
     control.send(READY)
     _serve(control, limits, program)
@@ -56,7 +58,18 @@ def _become(user: int) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # /proc/self belongs to this user again
 
 
+def _own_namespaces() -> None:
+    """Go on in a child that has all capabilities in namespaces of its own, to make those of the sessions there."""
+    processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    kernel.new_user_namespace(processes, kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+    os.close(processes)
+    if pid := os.fork():
+        _, status = os.waitpid(pid, 0)
+        os._exit(status != 0)
+
+
 def _serve(control: socket.socket, limits: dict[str, Any], program: bytes) -> None:
+    own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     sessions: dict[int, int] = {}  # pid of the supervisor → a file descriptor that is readable once it has ended
     while True:
         poll = select.poll()
@@ -74,46 +87,31 @@ def _serve(control: socket.socket, limits: dict[str, Any], program: bytes) -> No
             return
         word, *numbers = message.split()
         if word == b"open":
-            pid = _open_session(control, passed[0], limits, program)
-            os.close(passed[0])
-            if pid:
-                sessions[pid] = os.pidfd_open(pid)
+            pid = _open_session(control, socket.socket(fileno=passed[0]), own_pids, limits, program)
+            sessions[pid] = os.pidfd_open(pid)
             control.send(b"%d" % pid)
         elif word == b"kill" and (pid := int(numbers[0])) in sessions:
             os.kill(pid, signal.SIGKILL)
 
 
-def _open_session(control: socket.socket, client: int, limits: dict[str, Any], program: bytes) -> int:
-    """Fork a supervisor in namespaces of its own; its pid, or 0 where the kernel refused."""
-    reading, writing = os.pipe()
-    parent = os.fork()
-    if parent == 0:
+def _open_session(
+    control: socket.socket, client: socket.socket, own_pids: int, limits: dict[str, Any], program: bytes
+) -> int:
+    """Fork a supervisor as the first process of a new pid namespace; its pid here."""
+    kernel.unshare(kernel.CLONE_NEWPID)
+    pid = os.fork()
+    if pid == 0:
         try:
             control.close()
-            os.close(reading)
-            _in_new_namespaces(client, writing, limits, program)
+            os.close(own_pids)
+            supervise(client, limits, program)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        number = pipe.read()
-    os.waitpid(parent, 0)
-    return int(number or b"0")
-
-
-def _in_new_namespaces(client: int, writing: int, limits: dict[str, Any], program: bytes) -> None:
-    user, group = os.getuid(), os.getgid()
-    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-    pid = os.fork()
-    if pid:
-        os.write(writing, b"%d" % pid)
-        os._exit(0)
-    os.close(writing)
-    supervise(socket.socket(fileno=client), limits, program)
-    os._exit(0)
+    client.close()
+    kernel.enter(own_pids, kernel.CLONE_NEWPID)
+    return pid
 
 
 if __name__ == "__main__":
