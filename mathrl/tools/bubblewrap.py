@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,10 +77,10 @@ class Launch:
     """
 
     def __init__(self, limits: Bubblewrap, control: int) -> None:
-        self._files = [_in_memory(sandbox_filter()), _in_memory(interpreter_filter())]
         sources = sorted(INSIDE.glob("*.py"))
-        self._files += [_in_memory(source.read_bytes()) for source in sources]
-        base, confined, *programs = [file.fileno() for file in self._files]
+        contents = [sandbox_filter(), interpreter_filter(), *(source.read_bytes() for source in sources)]
+        self._files = [_in_memory(content) for content in contents]
+        base, confined, *programs = self._files
         self.pass_fds = (control, base, confined, *programs)
         root = os.getuid() == 0
         request = {
@@ -110,14 +109,15 @@ class Launch:
     def close(self) -> None:
         """Close the files; bwrap has its own copies."""
         for file in self._files:
-            file.close()
+            os.close(file)
 
 
-def _in_memory(data: bytes) -> "tempfile._TemporaryFileWrapper[bytes]":
-    file = tempfile.TemporaryFile()
-    file.write(data)
-    file.seek(0)
-    return file  # type: ignore[return-value]
+def _in_memory(data: bytes) -> int:
+    """A file descriptor from which `data` is read."""
+    descriptor = os.memfd_create("sandbox")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _namespaces(root: bool) -> Iterator[str]:
@@ -140,8 +140,8 @@ def _files() -> Iterator[str]:
     interpreter, stdlib = _interpreter(), Path(sysconfig.get_path("stdlib"))
     inside_stdlib = f"/python/{stdlib.relative_to(sys.base_prefix)}"
     # Named one by one: what bwrap creates on its own for a mount is closed to other users.
-    for folder in (f"{inside_stdlib}", "/python/bin", OWN_CODE, "/libraries", "/dev/shm", "/tmp"):
-        for parent in [*reversed(Path(folder).parents), Path(folder)][1:]:
+    for place in (inside_stdlib, "/python/bin", OWN_CODE, "/libraries", "/dev/shm", "/tmp"):
+        for parent in [*reversed(Path(place).parents), Path(place)][1:]:
             yield from ("--dir", str(parent))
     yield from ("--ro-bind", str(interpreter), f"/python/bin/{interpreter.name}")
     yield from ("--ro-bind", str(stdlib), inside_stdlib)

@@ -6,7 +6,9 @@ import re
 FENCE = re.compile(r"`{3,}|~{3,}")
 FRAME = re.compile(r"<(?=/?(?:tool_call|tool_response|tool|think|output)\b|\|)", re.I)
 # Control characters but line feed and tab, invisible format characters and lone surrogates.
-INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]")
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 
 CUT = "\n[... output too long: its middle is left out ...]\n"
 

@@ -1,17 +1,17 @@
 """The sandbox as a tool: sessions, each with an interpreter forked from one warm sandbox, and their calls."""
 
+import math
 import os
 import threading
 import time
 
 from mathrl.core.errors import UserError
 from mathrl.params.tools import Bubblewrap
-from mathrl.tools.inside.messages import receive, send
-from mathrl.tools.inside.supervisor import ANSWER, EXITED, WALL
+from mathrl.tools.inside.messages import ANSWER, EXITED, REQUEST, WALL, receive, send
 from mathrl.tools.output import clean
 from mathrl.tools.process import Link, SandboxDown, SandboxProcess
 from mathrl.tools.tool import Status, ToolOutput
-from mathrl.tools.verdicts import verdict
+from mathrl.tools.verdicts import LOST, verdict
 
 # Beyond a call's wall time: then the supervisor, which holds that limit, has failed, and the session is killed.
 GRACE_SECONDS = 5.0
@@ -21,12 +21,17 @@ KILLED = -9
 class Pool:
     """A warm sandbox; a `Tool`. It is started again if it ends.
 
+    Args:
+        limits: of every session.
+        note: what a text says of earlier variables when a call ended the interpreter; empty: no such note.
+
     Raises:
         UserError: it cannot be started here.
     """
 
-    def __init__(self, limits: Bubblewrap) -> None:
+    def __init__(self, limits: Bubblewrap, note: str = LOST) -> None:
         self.limits = limits
+        self.note = note
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(limits.calls or os.cpu_count() or 1)
         self._process: SandboxProcess | None = None
@@ -86,11 +91,12 @@ class PooledSession:
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, code: str) -> ToolOutput:
-        """Run the code and wait for its end, which the limits bound."""
+    def run(self, code: str, wall_seconds: float | None = None) -> ToolOutput:
+        """Run the code and wait for its end, which the limits bound; `wall_seconds` may only lower theirs."""
+        seconds = min(self._pool.limits.wall_seconds, wall_seconds or math.inf)
         with self._lock, self._pool.turn():
             start = time.monotonic()
-            status, text = self._call(code.encode("utf-8", "replace"))
+            status, text = self._call(REQUEST.pack(seconds) + code.encode("utf-8", "replace"))
             return ToolOutput(text, status, time.monotonic() - start)
 
     def close(self) -> None:
@@ -99,23 +105,22 @@ class PooledSession:
         if link := self._link:
             link.close()
 
-    def _call(self, code: bytes) -> tuple[Status, str]:
+    def _call(self, request: bytes) -> tuple[Status, str]:
         if self._closed:
             return "unavailable", "The session is closed."
-        limits = self._pool.limits
         try:
             self._link = self._link or self._pool.open()
         except SandboxDown as error:
             return "unavailable", f"The sandbox does not work: {error}"
         how, number, output = EXITED, KILLED, ("", "")
         try:
-            send(self._link.channel, code)
+            send(self._link.channel, request)
             how, number, output = _parse(receive(self._link.channel))
         except TimeoutError:
             how = WALL
         except (OSError, ValueError):
             how = EXITED
-        status, text = verdict(how, number, output, limits)
+        status, text = verdict(how, number, output, self._pool.limits, self._pool.note)
         if status not in ("ok", "error"):
             self._link.kill()
             self._link = None
@@ -134,4 +139,8 @@ def _parse(reply: bytes | None) -> tuple[bytes, int, tuple[str, str]]:
     body = reply[ANSWER.size :]
     if not left_out:
         return how, number, (clean(body.decode("utf-8", "replace")), "")
-    return how, number, (clean(body[:length].decode("utf-8", "replace")), clean(body[length:].decode("utf-8", "replace")))
+    return (
+        how,
+        number,
+        (clean(body[:length].decode("utf-8", "replace")), clean(body[length:].decode("utf-8", "replace"))),
+    )

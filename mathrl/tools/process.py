@@ -8,9 +8,7 @@ import threading
 
 from mathrl.params.tools import Bubblewrap
 from mathrl.tools.bubblewrap import Launch
-from mathrl.tools.inside.messages import receive
-from mathrl.tools.inside.supervisor import READY as SESSION_READY
-from mathrl.tools.inside.zygote import READY
+from mathrl.tools.inside.messages import READY, receive
 
 START_SECONDS = 120.0  # for importing the libraries on a busy machine
 REPLY_SECONDS = 30.0  # for opening a session on a busy machine
@@ -50,7 +48,7 @@ class SandboxProcess:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
-        self._notes = tempfile.TemporaryFile()
+        self._notes = tempfile.TemporaryFile()  # noqa: SIM115
         started = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._failure = ""
@@ -106,7 +104,7 @@ class SandboxProcess:
         with self._lock, its:
             socket.send_fds(self._control, [b"open"], [its.fileno()])
             number = int(self._control.recv(100) or b"0")
-        if not number or receive(ours) != SESSION_READY:
+        if not number or receive(ours) != READY:
             ours.close()
             raise ConnectionError(self._last_notes() or "the sandbox has ended")
         ours.settimeout(seconds)

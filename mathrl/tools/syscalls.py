@@ -39,8 +39,8 @@ PAIRS = "sendto recvfrom shutdown getsockopt getsockname getpeername"  # of sock
 INTERPRETER = f"{FILES} {MEMORY} {TIME} {PROCESSES} {FACTS} {PAIRS}".split()
 # What the zygote and the supervisors need on top: namespaces, mounts, other limits and capabilities, the filter.
 SUPERVISION = """
-    unshare setns mount umount2 capset capget prctl seccomp setgroups setresuid setresgid setuid setgid setrlimit prlimit64
-    execve execveat clone socketpair sendmsg recvmsg pidfd_open pidfd_send_signal ioctl getxattr
+    unshare setns mount umount2 capset capget prctl seccomp setgroups setresuid setresgid setuid setgid setrlimit
+    prlimit64 execve clone socketpair sendmsg recvmsg pidfd_open ioctl
 """.split()
 # The C library tries these first and calls the older one where the kernel has none.
 NEWER = ("clone3", "openat2", "epoll_pwait2", "futex_waitv", "fchmodat2")
@@ -103,7 +103,8 @@ def _allow_with_arguments(seccomp: ModuleType, program: object) -> None:
 
 def _library() -> ModuleType:
     try:
-        import pyseccomp  # here, since it needs a library of the system
+        import pyseccomp  # here, since its import fails without a library of the system
     except RuntimeError:
         raise UserError("libseccomp is missing, which closes the sandbox: apt-get install libseccomp2") from None
+    assert isinstance(pyseccomp, ModuleType)
     return pyseccomp

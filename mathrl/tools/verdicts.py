@@ -2,8 +2,8 @@
 
 import signal
 
-from mathrl.params.tools import Bubblewrap
-from mathrl.tools.inside.supervisor import CPU, ERROR, EXITED, MEMORY, OK, WALL
+from mathrl.params.tools import Bubblewrap, Limits
+from mathrl.tools.inside.messages import CPU, ERROR, EXITED, MEMORY, OK, WALL
 from mathrl.tools.output import shorten
 from mathrl.tools.tool import Status
 
@@ -11,7 +11,7 @@ LOST = "The variables of earlier calls are lost; the next call starts a new inte
 NO_OUTPUT = "(no output)"
 
 
-def verdict(how: bytes, number: int, output: tuple[str, str], limits: Bubblewrap) -> tuple[Status, str]:
+def verdict(how: bytes, number: int, output: tuple[str, str], limits: Limits, kept: str = LOST) -> tuple[Status, str]:
     """The status of a call and its text, which is at most `output_characters` long.
 
     Args:
@@ -19,9 +19,10 @@ def verdict(how: bytes, number: int, output: tuple[str, str], limits: Bubblewrap
         number: exit status of the interpreter, or minus its signal, where it ended.
         output: what the call wrote: all of it, or its beginning and its end.
         limits: of the sandbox.
+        kept: what the note says of the session's variables, where the call ended the interpreter; empty: no note.
     """
     status, sentence = _sentence(how, number, limits)
-    note = f"{sentence} {LOST}" if sentence else ""
+    note = f"{sentence} {kept}" if sentence and kept else ""
     room = limits.output_characters - len(note) - 1 if note else limits.output_characters
     text = shorten(*output, room).rstrip("\n")
     if not note:
@@ -29,14 +30,14 @@ def verdict(how: bytes, number: int, output: tuple[str, str], limits: Bubblewrap
     return status, f"{text}\n{note}" if text else note
 
 
-def _sentence(how: bytes, number: int, limits: Bubblewrap) -> tuple[Status, str]:
+def _sentence(how: bytes, number: int, limits: Limits) -> tuple[Status, str]:
     if how == OK:
         return "ok", ""
     if how == ERROR:
         return "error", ""
     if how == WALL:
         return "timeout", f"Stopped: the call took longer than {limits.wall_seconds:g} s."
-    if how == CPU:
+    if how == CPU and isinstance(limits, Bubblewrap):
         return "timeout", f"Stopped: the call used more than {limits.cpu_seconds} s of processor time."
     if how == MEMORY:
         return "killed", f"Stopped: the call used more than {limits.memory_mb} MB of memory."

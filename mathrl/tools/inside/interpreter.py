@@ -17,11 +17,8 @@ from types import CodeType, TracebackType
 from typing import Any
 
 from mathrl.tools.inside.kernel import PR_SET_DUMPABLE, filter_calls, prctl
-from mathrl.tools.inside.messages import receive, send
+from mathrl.tools.inside.messages import ERROR, MB, OK, receive, send
 
-OK = b"o"
-ERROR = b"e"
-MB = 1 << 20
 HOME = "/tmp"
 
 
@@ -59,13 +56,13 @@ def _redirect(channel: socket.socket, output: int) -> None:
     os.dup2(output, 2)
     os.closerange(3, channel.fileno())
     os.closerange(channel.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = _text_stream(1)
-    sys.stderr = sys.__stderr__ = _text_stream(2)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
 
 
 def _text_stream(descriptor: int) -> Any:
-    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    return os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _limit(limits: dict[str, Any]) -> None:

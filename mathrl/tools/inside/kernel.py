@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000
@@ -64,9 +65,8 @@ def new_user_namespace(processes: int, others: int = 0) -> None:
 
 def use_huge_pages() -> None:
     """Gather this process's memory in huge pages where the kernel can: a fork copies a 512th of the table of pages."""
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
-        fields = [line.split() for line in file]
-    for area in fields:
+    areas = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
+    for area in map(str.split, areas):
         if area[1].startswith("rw") and (len(area) == 5 or area[5] == "[heap]"):
             start, end = (int(address, 16) for address in area[0].split("-"))
             for page in range(-(-start // HUGE_PAGE) * HUGE_PAGE, end - HUGE_PAGE + 1, HUGE_PAGE):

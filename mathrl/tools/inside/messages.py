@@ -1,9 +1,17 @@
-"""Messages on a stream socket: four bytes of length, then the bytes."""
+"""Messages between the pool, a session's supervisor and its interpreter: four bytes of length, then the bytes."""
 
 import socket
 import struct
 
 LENGTH = struct.Struct("!I")
+READY = b"ready"
+REQUEST = struct.Struct("!d")  # a call: seconds of wall time, followed by the code
+# An answer: how the call ended, the interpreter's exit status (or minus its signal), the bytes of output that follow
+# and come from its beginning, the bytes that were left out behind them.
+ANSWER = struct.Struct("!ciQQ")
+# How a call ended: by itself, by an exception, at a limit, or with the interpreter.
+OK, ERROR, CPU, WALL, MEMORY, EXITED = b"o", b"e", b"c", b"w", b"m", b"x"
+MB = 1 << 20
 LONGEST = 16 << 20
 
 

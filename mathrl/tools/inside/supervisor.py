@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -18,17 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mathrl.tools.inside import kernel
-from mathrl.tools.inside.interpreter import ERROR, HOME, MB, OK, interpret
-from mathrl.tools.inside.messages import receive, send
+from mathrl.tools.inside.interpreter import HOME, interpret
+from mathrl.tools.inside.messages import ANSWER, CPU, ERROR, EXITED, MB, MEMORY, OK, READY, REQUEST, WALL, receive, send
 
 TICK_SECONDS = 0.05  # how often a running call's processor time and memory are measured
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CHUNK = 1 << 16
-# An answer: how the call ended, its exit status or signal (negative), bytes of output, bytes left out of the middle.
-ANSWER = struct.Struct("!ciQQ")
-READY = b"ready"
-CPU, WALL, MEMORY, EXITED = b"c", b"w", b"m", b"x"
 
 
 def supervise(client: socket.socket, limits: dict[str, Any], program: bytes) -> None:
@@ -53,8 +48,8 @@ def supervise(client: socket.socket, limits: dict[str, Any], program: bytes) -> 
     ours.settimeout(limits["wall_seconds"])
     session = _Session(client, ours, reading, interpreter, os.pidfd_open(interpreter), processes, limits)
     send(client, READY)
-    while (code := receive(client)) is not None:
-        if not session.call(code):
+    while (request := receive(client)) is not None:
+        if not session.call(request):
             break
 
 
@@ -116,10 +111,11 @@ class _Session:
     def __post_init__(self) -> None:
         self.shared_pages = self._resident_pages(self.interpreter)
 
-    def call(self, code: bytes) -> bool:
+    def call(self, request: bytes) -> bool:
         """Run one code and answer the client; whether the interpreter is there for another."""
         _signal_all(signal.SIGCONT)
-        how, number, output = self._run(code)
+        (seconds,) = REQUEST.unpack_from(request)
+        how, number, output = self._run(request[REQUEST.size :], seconds)
         alive = how in (OK, ERROR)
         if alive:
             self._end_all_but_interpreter()
@@ -131,7 +127,7 @@ class _Session:
         send(self.client, ANSWER.pack(how, number, len(head), left_out) + head + tail)
         return alive
 
-    def _run(self, code: bytes) -> tuple[bytes, int, _Output]:
+    def _run(self, code: bytes, seconds: float) -> tuple[bytes, int, _Output]:
         """Wait for the end of the call or of its limits: how it ended, the interpreter's exit status, the output."""
         output = _Output(4 * self.limits["output_characters"])
         try:
@@ -159,7 +155,7 @@ class _Session:
             if self.ended in ready:
                 return EXITED, self._exit_status(), output
             now = time.monotonic()
-            if now - start > self.limits["wall_seconds"]:
+            if now - start > seconds:
                 return WALL, 0, output
             if now - tick > TICK_SECONDS:
                 tick = now
@@ -221,7 +217,7 @@ class _Session:
             os.waitpid(done.si_pid, 0)
 
     def _pids(self) -> list[int]:
-        return [int(name) for name in os.listdir(self.processes) if name.isdigit()]
+        return [int(entry.name) for entry in os.scandir(self.processes) if entry.name.isdigit()]
 
     def _use(self) -> tuple[float, int]:
         """Processor seconds of the session so far, and the bytes of memory that it has beside the libraries."""
@@ -254,7 +250,7 @@ class _Session:
     def _read(self, path: str) -> str:
         try:
             descriptor = os.open(path, os.O_RDONLY, dir_fd=self.processes)
-            with open(descriptor, encoding="utf-8", errors="replace") as file:
+            with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
                 return file.read()
         except (FileNotFoundError, ProcessLookupError):
             return ""

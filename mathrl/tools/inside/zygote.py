@@ -16,13 +16,13 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from mathrl.tools.inside import kernel
-from mathrl.tools.inside.interpreter import MB
+from mathrl.tools.inside.messages import MB, READY
 from mathrl.tools.inside.supervisor import supervise
 
-READY = b"ready"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,14 +31,14 @@ def main(argument: str) -> None:
     if request["user"] is not None:
         _become(request["user"])
     _own_namespaces()
-    with open(request["filter"], "rb") as file:
+    with os.fdopen(request["filter"], "rb") as file:
         program = file.read()
     for module in request["modules"]:
         importlib.import_module(module)
     exec(request["first_use"], {})
     limits = request["limits"]
-    with open("/proc/self/statm", encoding="ascii") as file:
-        limits["address_space"] = int(file.read().split()[0]) * PAGE + limits["memory_mb"] * MB
+    size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * PAGE
+    limits["address_space"] = size + limits["memory_mb"] * MB
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.collect()
     gc.freeze()  # collections in the sessions leave these objects' pages shared
