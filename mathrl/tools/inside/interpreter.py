@@ -31,6 +31,7 @@ def interpret(channel: socket.socket, output: int, limits: dict[str, Any], progr
         limits: of `Bubblewrap`, with `address_space` in bytes.
         program: the seccomp filter.
     """
+    os.setsid()
     _redirect(channel, output)
     _limit(limits)
     names = _fresh_names()

@@ -28,6 +28,7 @@ CHUNK = 1 << 16
 
 def supervise(client: socket.socket, limits: dict[str, Any], program: bytes) -> None:
     """Serve the session's calls, until one of them ends the interpreter or the client closes. Ends with the process."""
+    os.setsid()  # a process group reaches over namespaces: kill(0, …) would end other sessions
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
     processes = _private_files(limits)
     kernel.new_user_namespace(processes)  # for which the kernel counts the processes
