@@ -53,6 +53,9 @@ def test_a_session_repeats_its_earlier_calls(tool: HttpTool) -> None:
     assert one.run("x").text == "6"
     assert one.run("import random\nrandom.random()").text == "0.8444218515250481"
     assert other.run("'x' in globals()").text == "False"
+    assert (
+        other.run("'FENCE', 'START', 'END', 'CALLS', '<<<end '").text == "('FENCE', 'START', 'END', 'CALLS', '<<<end ')"
+    )
     exited = one.run("import os\nprint('42')\nos._exit(0)")
     assert (exited.status, exited.text) == ("killed", f"42\nThe interpreter exited with status 137. {NOT_KEPT}")
     assert one.run("x").text == "6"

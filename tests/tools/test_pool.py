@@ -16,7 +16,7 @@ from mathrl.tools import bubblewrap
 from mathrl.tools.pool import Pool
 from mathrl.tools.tool import ToolOutput, open_tool
 from mathrl.tools.verdicts import LOST, NO_OUTPUT
-from tests.tools.sandbox import LIMITS, wait_for_processes
+from tests.tools.sandbox import LIMITS, programs, wait_for_processes
 
 
 @pytest.fixture
@@ -98,6 +98,17 @@ def test_what_a_call_leaves_running_is_stopped_and_its_processes_are_gone(pool: 
     assert before >= 0
     session.close()
     assert wait_for_processes(pool, 0) == 0
+
+
+@pytest.mark.parametrize("name", ["a child whose end would wake a stopped session", "a thread that keeps writing"])
+def test_nothing_of_a_session_runs_between_calls(pool: Pool, name: str) -> None:
+    program = next(program for program in programs() if program.name == name)
+    session = pool.session()
+    assert session.run(program.code).status == "ok"
+    (interpreter,) = supervisor(pool).children()
+    assert interpreter.status() == psutil.STATUS_STOPPED
+    assert session.run("1 + 1").text.splitlines()[-1] in ("2", "later")
+    session.close()
 
 
 def test_limits_end_a_call_with_a_sentence_and_the_next_call_starts_afresh(pool: Pool) -> None:
@@ -183,6 +194,11 @@ def everything(pool: Pool) -> list[psutil.Process]:
     return [bwrap, *bwrap.children(recursive=True)]
 
 
+def supervisor(pool: Pool) -> psutil.Process:
+    """Of the only session that is open."""
+    return next(process for process in everything(pool)[4:] if process.children())
+
+
 def test_the_sandbox_ends_with_its_owner(pool: Pool) -> None:
     code = (
         "import os, sys\nfrom mathrl.params.tools import Bubblewrap\nfrom mathrl.tools import bubblewrap\n"
@@ -204,10 +220,10 @@ def test_the_sandbox_ends_with_its_owner(pool: Pool) -> None:
 def test_the_sandbox_is_in_namespaces_of_its_own(pool: Pool) -> None:
     session = pool.session()
     session.run("1")
-    supervisor = next(process for process in everything(pool)[4:] if process.children())
+    process = supervisor(pool)
     for name in ("pid", "net", "ipc", "uts", "mnt", "user"):
-        assert Path(f"/proc/self/ns/{name}").readlink() != Path(f"/proc/{supervisor.pid}/ns/{name}").readlink(), name
-    status = Path(f"/proc/{supervisor.children()[0].pid}/status").read_text(encoding="utf-8")
+        assert Path(f"/proc/self/ns/{name}").readlink() != Path(f"/proc/{process.pid}/ns/{name}").readlink(), name
+    status = Path(f"/proc/{process.children()[0].pid}/status").read_text(encoding="utf-8")
     for line in ("Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"):
         assert line in status
     session.close()
