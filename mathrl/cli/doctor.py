@@ -15,6 +15,8 @@ from mathrl.core.errors import UserError
 from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.params import load_params
+from mathrl.tools.bubblewrap import INSTALL
+from mathrl.tools.process import why_no_sandbox
 from mathrl.tracking.client import check_answers
 
 PROJECT = Path(__file__).parents[2]
@@ -41,7 +43,7 @@ def doctor(
 
 
 def _installation() -> list[Finding]:
-    return [*_python(), *_packages(), *_engines(), *_device(), *_checkout(), *_servers()]
+    return [*_python(), *_packages(), *_engines(), *_device(), *_sandbox(), *_checkout(), *_servers()]
 
 
 def model_findings(model: str) -> list[Finding]:
@@ -99,6 +101,13 @@ def _engines() -> list[Finding]:
 def _device() -> list[Finding]:
     command = nvidia_smi()
     return gpu_findings(command) if command else [("ok", "no GPU: everything runs on the CPU", "")]
+
+
+def _sandbox() -> list[Finding]:
+    reason = why_no_sandbox()
+    if not reason:
+        return [("ok", "sandbox for the code of responses: bubblewrap runs", "")]
+    return [("absent", f"sandbox for the code of responses (tools of kind bubblewrap): {reason}", INSTALL)]
 
 
 def _checkout() -> list[Finding]:

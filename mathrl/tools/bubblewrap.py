@@ -69,14 +69,19 @@ def find_bubblewrap() -> str:
 
 
 class Launch:
-    """The open files and the arguments of one start of bwrap; a context manager.
+    """The open files and the arguments of one start of bwrap; close it after the start.
+
+    Args:
+        limits: of every session.
+        control: file descriptor of the zygote's socket.
+        libraries: whether to import sympy, numpy and scipy, which takes seconds.
 
     Attributes:
         command: the arguments of Popen.
         pass_fds: the file descriptors that the command names.
     """
 
-    def __init__(self, limits: Bubblewrap, control: int) -> None:
+    def __init__(self, limits: Bubblewrap, control: int, libraries: bool) -> None:
         sources = sorted(INSIDE.glob("*.py"))
         contents = [sandbox_filter(), interpreter_filter(), *(source.read_bytes() for source in sources)]
         self._files = [_in_memory(content) for content in contents]
@@ -86,8 +91,8 @@ class Launch:
         request = {
             "control": control,
             "filter": confined,
-            "modules": MODULES,
-            "first_use": FIRST_USE,
+            "modules": MODULES if libraries else [],
+            "first_use": FIRST_USE if libraries else "",
             "user": UNPRIVILEGED if root else None,
             "limits": limits.model_dump(),
         }

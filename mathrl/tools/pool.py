@@ -23,15 +23,13 @@ class Pool:
 
     Args:
         limits: of every session.
-        note: what a text says of earlier variables when a call ended the interpreter; empty: no such note.
 
     Raises:
         UserError: it cannot be started here.
     """
 
-    def __init__(self, limits: Bubblewrap, note: str = LOST) -> None:
+    def __init__(self, limits: Bubblewrap) -> None:
         self.limits = limits
-        self.note = note
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(limits.calls or os.cpu_count() or 1)
         self._process: SandboxProcess | None = None
@@ -58,14 +56,14 @@ class Pool:
         Raises:
             SandboxDown: it cannot be.
         """
+        seconds = self.limits.wall_seconds + GRACE_SECONDS
+        process = self._running()
         try:
-            return self._running().open(self.limits.wall_seconds + GRACE_SECONDS)
+            return process.open(seconds)
         except OSError:
-            with self._lock:
-                if self._process:
-                    self._process.close()
+            process.close()
         try:
-            return self._running().open(self.limits.wall_seconds + GRACE_SECONDS)
+            return self._running().open(seconds)
         except OSError as error:
             raise SandboxDown(f"no session could be opened: {error}") from None
 
@@ -91,12 +89,18 @@ class PooledSession:
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, code: str, wall_seconds: float | None = None) -> ToolOutput:
-        """Run the code and wait for its end, which the limits bound; `wall_seconds` may only lower theirs."""
+    def run(self, code: str, wall_seconds: float | None = None, note: str = LOST) -> ToolOutput:
+        """Run the code and wait for its end, which the limits bound.
+
+        Args:
+            code: Python.
+            wall_seconds: a lower limit than that of the parameters.
+            note: what the text says of earlier variables if the call ended the interpreter; empty: nothing.
+        """
         seconds = min(self._pool.limits.wall_seconds, wall_seconds or math.inf)
         with self._lock, self._pool.turn():
             start = time.monotonic()
-            status, text = self._call(REQUEST.pack(seconds) + code.encode("utf-8", "replace"))
+            status, text = self._call(code.encode("utf-8", "replace"), seconds, note)
             return ToolOutput(text, status, time.monotonic() - start)
 
     def close(self) -> None:
@@ -105,22 +109,23 @@ class PooledSession:
         if link := self._link:
             link.close()
 
-    def _call(self, request: bytes) -> tuple[Status, str]:
+    def _call(self, code: bytes, seconds: float, note: str) -> tuple[Status, str]:
         if self._closed:
             return "unavailable", "The session is closed."
         try:
             self._link = self._link or self._pool.open()
         except SandboxDown as error:
-            return "unavailable", f"The sandbox does not work: {error}"
+            return "unavailable", f"The sandbox does not work: {error}"[: self._pool.limits.output_characters]
         how, number, output = EXITED, KILLED, ("", "")
         try:
-            send(self._link.channel, request)
+            send(self._link.channel, REQUEST.pack(seconds) + code)
             how, number, output = _parse(receive(self._link.channel))
         except TimeoutError:
             how = WALL
         except (OSError, ValueError):
             how = EXITED
-        status, text = verdict(how, number, output, self._pool.limits, self._pool.note)
+        limits = self._pool.limits.model_copy(update={"wall_seconds": seconds})
+        status, text = verdict(how, number, output, limits, note)
         if status not in ("ok", "error"):
             self._link.kill()
             self._link = None

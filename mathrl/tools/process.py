@@ -10,8 +10,8 @@ from mathrl.params.tools import Bubblewrap
 from mathrl.tools.bubblewrap import Launch
 from mathrl.tools.inside.messages import READY, receive
 
-START_SECONDS = 120.0  # for importing the libraries on a busy machine
-REPLY_SECONDS = 30.0  # for opening a session on a busy machine
+START_SECONDS = 300.0  # for importing the libraries on a busy machine
+REPLY_SECONDS = 60.0  # for opening a session on a busy machine
 NOTES = 2000  # characters of what bwrap and the zygote wrote on stderr
 
 
@@ -40,11 +40,15 @@ class Link:
 class SandboxProcess:
     """A sandbox that is ready to fork sessions.
 
+    Args:
+        limits: of every session.
+        libraries: whether sessions have sympy, numpy and scipy imported, which takes seconds.
+
     Raises:
         SandboxDown: bwrap or the zygote ended before it was ready; the message quotes what it wrote.
     """
 
-    def __init__(self, limits: Bubblewrap) -> None:
+    def __init__(self, limits: Bubblewrap, libraries: bool = True) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
@@ -53,7 +57,9 @@ class SandboxProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._failure = ""
         # The kernel ends bwrap when the thread that started it ends, not only the process: this one waits for it.
-        threading.Thread(target=self._keep, args=(limits, theirs, started), name="sandbox", daemon=True).start()
+        threading.Thread(
+            target=self._keep, args=(limits, theirs, started, libraries), name="sandbox", daemon=True
+        ).start()
         started.wait()
         theirs.close()
         try:
@@ -66,10 +72,10 @@ class SandboxProcess:
             raise SandboxDown(self._failure or notes)
         self._control.settimeout(REPLY_SECONDS)
 
-    def _keep(self, limits: Bubblewrap, theirs: socket.socket, started: threading.Event) -> None:
+    def _keep(self, limits: Bubblewrap, theirs: socket.socket, started: threading.Event, libraries: bool) -> None:
         launch = None
         try:
-            launch = Launch(limits, theirs.fileno())
+            launch = Launch(limits, theirs.fileno(), libraries)
             self._process = subprocess.Popen(
                 launch.command,
                 pass_fds=launch.pass_fds,
@@ -130,3 +136,18 @@ class SandboxProcess:
         self._notes.seek(0)
         text = self._notes.read().decode("utf-8", "replace")
         return " ".join(text[-NOTES:].split()) or "it ended without a word"
+
+
+def why_no_sandbox() -> str:
+    """Why no sandbox runs on this machine, by starting one without libraries; empty if it runs."""
+    try:
+        sandbox = SandboxProcess(Bubblewrap(), libraries=False)
+    except SandboxDown as error:
+        return str(error)
+    try:
+        sandbox.open(REPLY_SECONDS).close()
+    except OSError as error:
+        return str(error)
+    finally:
+        sandbox.close()
+    return ""

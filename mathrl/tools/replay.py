@@ -53,6 +53,6 @@ def program(calls: list[str], fence: str) -> str:
     return (
         PROGRAM.replace("START", START)
         .replace("END", END)
-        .replace("CALLS", repr(json.dumps(calls)))
         .replace("FENCE", repr(fence))
+        .replace("CALLS", repr(json.dumps(calls)))  # last: the calls may contain any of these words
     )

@@ -21,23 +21,18 @@ EXIT_STATUS = {"ok": 0, "error": 1, "killed": 137}
 
 
 class RunCodeServer(ThreadingHTTPServer):
-    """Serves POST /run_code; port 0 takes a free one."""
+    """Serves POST /run_code by sessions of a pool; port 0 takes a free one."""
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, limits: Bubblewrap) -> None:
+    def __init__(self, host: str, port: int, pool: Pool) -> None:
         super().__init__((host, port), _Handler)
-        self.pool = Pool(limits, note="")
+        self.pool = pool
 
     @property
     def url(self) -> str:
         """Its address, for `tools.url`."""
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
-
-    def server_close(self) -> None:
-        """Close the port and the sandbox."""
-        super().server_close()
-        self.pool.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -68,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, RunCodeServer)
         session = self.server.pool.session()
         try:
-            return _reply(session.run(code, seconds))
+            return _reply(session.run(code, seconds, note=""))
         finally:
             session.close()
 
@@ -103,12 +98,14 @@ def main() -> None:
     limits = Bubblewrap(
         wall_seconds=options.wall_seconds, cpu_seconds=int(options.wall_seconds), output_characters=100_000
     )
-    server = RunCodeServer(options.host, options.port, limits)
+    pool = Pool(limits)
+    server = RunCodeServer(options.host, options.port, pool)
     print(f"run_code at {server.url}", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         server.server_close()
+        pool.close()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from mathrl.core.errors import UserError
 # architecture does not have (open on aarch64) are left out of its filter.
 FILES = """
     read write readv writev pread64 pwrite64 preadv pwritev open openat close close_range creat stat fstat lstat
-    newfstatat statx access faccessat faccessat2 lseek _llseek dup dup2 dup3 fcntl flock fsync fdatasync truncate
+    newfstatat statx access faccessat faccessat2 lseek _llseek dup dup2 dup3 flock fsync fdatasync truncate
     ftruncate fallocate fadvise64 getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir
     link linkat unlink unlinkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat umask utime utimes utimensat
     futimesat statfs fstatfs pipe pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait
@@ -23,8 +23,7 @@ FILES = """
 """
 MEMORY = "mmap mprotect munmap mremap brk madvise msync"
 TIME = """
-    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm timer_create
-    timer_settime timer_gettime timer_delete timer_getoverrun
+    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
 """
 PROCESSES = """
     fork vfork exit exit_group wait4 waitid kill tgkill tkill futex set_robust_list get_robust_list set_tid_address rseq
@@ -40,7 +39,7 @@ INTERPRETER = f"{FILES} {MEMORY} {TIME} {PROCESSES} {FACTS} {PAIRS}".split()
 # What the zygote and the supervisors need on top: namespaces, mounts, other limits and capabilities, the filter.
 SUPERVISION = """
     unshare setns mount umount2 capset capget prctl seccomp setgroups setresuid setresgid setuid setgid setrlimit
-    prlimit64 execve clone socketpair sendmsg recvmsg pidfd_open ioctl
+    prlimit64 execve clone socketpair sendmsg recvmsg pidfd_open ioctl fcntl
 """.split()
 # The C library tries these first and calls the older one where the kernel has none.
 NEWER = ("clone3", "openat2", "epoll_pwait2", "futex_waitv", "fchmodat2")
@@ -48,6 +47,8 @@ NEWER = ("clone3", "openat2", "epoll_pwait2", "futex_waitv", "fchmodat2")
 NAMESPACES = 0x7E020000  # the flags of clone(2) that make namespaces
 AF_UNIX = 1
 PR_SET_NAME, PR_GET_NAME = 15, 16
+# Commands of fcntl(2): duplicate, flags, locks. Not: owners and signals, which could wake a stopped session.
+FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
 # Requests of ioctl(2) about a file descriptor alone: is it a terminal, how many bytes wait, (non-)blocking, (not) kept.
 IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
@@ -95,6 +96,7 @@ def _allow_with_arguments(seccomp: ModuleType, program: object) -> None:
         ("socketpair", arg(0, equal, AF_UNIX)),
         ("prlimit64", arg(0, equal, 0), arg(2, equal, 0)),  # reads its own limits
         *(("prctl", arg(0, equal, option)) for option in (PR_SET_NAME, PR_GET_NAME)),
+        *(("fcntl", arg(1, equal, command)) for command in FCNTLS),
         *(("ioctl", arg(1, equal, request)) for request in IOCTLS),
     ]
     for name, *arguments in rules:

@@ -20,6 +20,7 @@ from mathrl.tools.inside.kernel import PR_SET_DUMPABLE, filter_calls, prctl
 from mathrl.tools.inside.messages import ERROR, MB, OK, receive, send
 
 HOME = "/tmp"
+MOST_FILES = 1 << 16  # a file descriptor above it: a supervisor has one per session that was open before it
 
 
 def interpret(channel: socket.socket, output: int, limits: dict[str, Any], program: bytes) -> None:
@@ -56,7 +57,7 @@ def _redirect(channel: socket.socket, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.closerange(3, channel.fileno())
-    os.closerange(channel.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.closerange(channel.fileno() + 1, MOST_FILES)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)

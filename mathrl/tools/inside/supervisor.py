@@ -24,6 +24,7 @@ TICK_SECONDS = 0.05  # how often a running call's processor time and memory are 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CHUNK = 1 << 16
+STOPPED, DEAD = "T", ("X", "Z")  # states of /proc/PID/stat; a dead child waits for its parent
 
 
 def supervise(client: socket.socket, limits: dict[str, Any], program: bytes) -> None:
@@ -114,7 +115,6 @@ class _Session:
 
     def call(self, request: bytes) -> bool:
         """Run one code and answer the client; whether the interpreter is there for another."""
-        _signal_all(signal.SIGCONT)
         (seconds,) = REQUEST.unpack_from(request)
         how, number, output = self._run(request[REQUEST.size :], seconds)
         alive = how in (OK, ERROR)
@@ -132,7 +132,8 @@ class _Session:
         """Wait for the end of the call or of its limits: how it ended, the interpreter's exit status, the output."""
         output = _Output(4 * self.limits["output_characters"])
         try:
-            self._forget_answers()
+            self._forget_answers()  # while nothing runs that could write more of them
+            _signal_all(signal.SIGCONT)
             send(self.channel, code)
         except OSError:  # it is gone, or does not read
             _signal_all(signal.SIGKILL)
@@ -198,18 +199,23 @@ class _Session:
         return True
 
     def _end_all_but_interpreter(self) -> None:
-        """Stop everything, then kill what the call left beside the interpreter, which stays stopped until the next."""
-        _signal_all(signal.SIGSTOP)
-        while others := [pid for pid in self._pids() if pid not in (1, self.interpreter)]:
-            left = False
+        """Kill what the call left beside the interpreter, and stop that until the next call.
+
+        More than once, where the end of a child continues the interpreter (clone(2) takes any signal for it).
+        """
+        while True:
+            _signal_all(signal.SIGSTOP)
+            others = [pid for pid in self._pids() if pid not in (1, self.interpreter) and self._state(pid) not in DEAD]
             for pid in others:
-                state = self._stat(pid)
-                if state and state[0] not in ("Z", "X"):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                    left = True
             self._reap_orphans()
-            if not left:
-                return  # dead children that the interpreter has not waited for
+            if not others and self._state(self.interpreter) in (STOPPED, *DEAD):
+                return
+
+    def _state(self, pid: int) -> str:
+        stat = self._stat(pid)
+        return stat[0] if stat else DEAD[0]
 
     def _reap_orphans(self) -> None:
         while done := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
