@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from mathrl.params.tools import Bubblewrap, Http
+from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
 from mathrl.tools.server import RunCodeServer
-from mathrl.tools.tool import Session, Tool, open_tool
+from mathrl.tools.tool import Session, Tool
 
 PROGRAMS = (
     ("print(sum(k * k for k in range(1, 101)))", "338350"),

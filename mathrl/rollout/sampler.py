@@ -11,7 +11,8 @@ from mathrl.params.run import Prompt
 from mathrl.rewards.compose import RewardFunction, RewardInput
 from mathrl.rollout.engine import RolloutEngine, Sampling
 from mathrl.rollout.turns import TurnSampler
-from mathrl.tools.tool import Tool, open_tool
+from mathrl.tools.open_tool import open_tool
+from mathrl.tools.tool import Tool
 
 
 class Sampler:

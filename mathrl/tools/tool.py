@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mathrl.params.tools import Bubblewrap, Http, Tools
-
 Status = Literal["ok", "error", "timeout", "killed", "unavailable"]
 
 
@@ -46,22 +44,3 @@ class Tool(Protocol):
 
     def close(self) -> None:
         """End all sessions and the tool itself. A second call has no effect."""
-
-
-def open_tool(parameters: Tools) -> Tool:
-    """The tool that the parameters describe; close it after use.
-
-    Raises:
-        UserError: the tool cannot run here (bubblewrap is missing or may not create namespaces; the server does not
-            answer); the message says what to install or start.
-        ValueError: `kind` is none.
-    """
-    # Here, since both modules need the types above.
-    from mathrl.tools.http_tool import HttpTool
-    from mathrl.tools.pool import Pool
-
-    if isinstance(parameters, Bubblewrap):
-        return Pool(parameters)
-    if isinstance(parameters, Http):
-        return HttpTool(parameters)
-    raise ValueError("kind is none: there is no tool to open")

@@ -15,9 +15,9 @@ from mathrl.core.errors import UserError
 from mathrl.params.tools import Http
 from mathrl.tools import http_tool
 from mathrl.tools.http_tool import NOT_KEPT, HttpTool
+from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
 from mathrl.tools.server import RunCodeServer
-from mathrl.tools.tool import open_tool
 from tests.tools.sandbox import LIMITS, Machine, Program, answer, check, programs, wait_for_processes
 
 QUICK = [program for program in programs() if "timeout" not in program.statuses]

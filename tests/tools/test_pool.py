@@ -13,8 +13,9 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.params.tools import Bubblewrap, NoTool
 from mathrl.tools import bubblewrap
+from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
-from mathrl.tools.tool import ToolOutput, open_tool
+from mathrl.tools.tool import ToolOutput
 from mathrl.tools.verdicts import LOST, NO_OUTPUT
 from tests.tools.sandbox import LIMITS, programs, wait_for_processes
 
