@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
@@ -59,6 +60,10 @@ def evaluate(
         ToolName | None,
         typer.Option(help="Also evaluate with this tool: Python code that a response calls is run in a sandbox."),
     ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="Evaluate with each value, as 'prompt.template=[plain, boxed]'; several: all combinations."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
@@ -79,6 +84,15 @@ def evaluate(
             f"{name} + {tools}": (with_tool(params), target.with_name(f"{target.name}-{tools}")),
         }
     start = local if local.exists() else model
+    if vary:
+        if tools is not None:
+            raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
+        varied = {
+            label: load_params(preset=preset, overrides=[*(overrides or ()), *settings, *changes])
+            for label, changes in combinations(vary).items()
+        }
+        evaluate_settings(start, benchmark, varied, target)
+        return
     results = {label: evaluate_once(start, benchmark, *run) for label, run in runs.items()}
     figures, base = results[name], params.model.base
     for row in results_table(results):

@@ -1,0 +1,72 @@
+"""`mathrl evaluate --vary`: every combination is evaluated, and compared with the first."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mathrl.cli.vary import combinations
+from mathrl.core.errors import UserError
+from mathrl.core.problems import write_problems
+from mathrl.core.types import Problem
+from mathrl.models.base import make_base
+from mathrl.params.run import FreshModel, Model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_all_combinations_are_named_by_their_values() -> None:
+    varied = combinations(["prompt.template=[plain, boxed]", "evaluate.temperature=[0, 0.7]"])
+    assert list(varied) == [
+        "template=plain, temperature=0", "template=plain, temperature=0.7", "template=boxed, temperature=0",
+        "template=boxed, temperature=0.7",
+    ]  # fmt: skip
+    assert varied["template=boxed, temperature=0"] == ["prompt.template=boxed", "evaluate.temperature=0"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (["prompt.template"], "write KEY=[VALUE, VALUE]"),
+        (["prompt.template=plain"], "write KEY=[VALUE, VALUE]"),
+        (["prompt.template=[plain]"], "write KEY=[VALUE, VALUE]"),
+        (["a.b=[1, 2]", "a.b=[3, 4]"], "a.b is varied twice"),
+        (["a.b=[1, 2, 3, 4, 5, 6, 7, 8, 9]", "a.c=[1, 2, 3, 4, 5, 6, 7, 8]"], "72 evaluations, more than 64"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(texts: list[str], problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        combinations(texts)
+    assert problem in str(refused.value)
+
+
+def test_a_model_is_evaluated_with_every_setting(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    base = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, alphabet="arithmetic")
+    make_base(Model(base=base), tmp_path / "tiny", 0)
+    problems = [
+        Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="chain", split="test") for n in range(6)
+    ]
+    write_problems(tmp_path / "data/curated/test.jsonl", problems)
+    write_problems(tmp_path / "data/curated/sft.jsonl", problems)
+    words = ["evaluate", "--model", "tiny", "--benchmark", "test", "--samples", "2", "--output", "out"]
+    words += ["--vary", "evaluate.max_tokens=[1, 5]", "--set", "run.device=cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", "from mathrl.cli import main; main()", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pass@1 by setting, 6 problems" in done.stdout and "max_tokens=5" in done.stdout
+    assert "different from max_tokens=1 beyond chance: none" in done.stdout
+    for number, longest in enumerate((1, 5)):
+        lines = (tmp_path / f"out/{number}/responses.jsonl").read_text().splitlines()
+        assert len(lines) == 12 and max(line.count('"length": ') for line in lines) == 1
+        assert all(int(line.split('"length": ')[1].split(",")[0]) <= longest for line in lines)
