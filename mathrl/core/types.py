@@ -10,9 +10,13 @@ import numpy.typing as npt
 from mathrl.core.control import NO_CONTROL, Control
 from mathrl.core.errors import UserError
 
-FinishReason = Literal["stop", "length"]
+# "stop_string": a part of a response, which ended with a string of `Sampling.stop`; its last tokens spell it.
+FinishReason = Literal["stop", "length", "stop_string"]
+# How a call ended; "limit": the response had no call or no time left, so nothing ran.
+CallStatus = Literal["ok", "error", "timeout", "killed", "unavailable", "limit"]
 Tokens = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
+Sampled = npt.NDArray[np.bool_]
 TokenIds = Sequence[int] | Tokens
 
 
@@ -70,6 +74,24 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of a response: tokens `start` to `end` (exclusive) of the response are the tool's, not sampled.
+
+    Example:
+        ToolCall(start=14, end=29, code="print(17*23)", output="391", status="ok", seconds=0.004)
+
+    `output` is what the model was given, cut to its limit. `seconds`, of the wall clock, count in no comparison.
+    """
+
+    start: int
+    end: int
+    code: str
+    output: str
+    status: CallStatus
+    seconds: float = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled response to one prompt.
 
@@ -79,13 +101,26 @@ class Completion:
 
     `tokens` includes the end token when `finish_reason` is "stop"; `logprobs` are the natural-log
     probabilities, under the distribution that was sampled from, of exactly these tokens. Both may be given as any
-    sequence and are int32 and float32 arrays.
+    sequence and are int32 and float32 arrays. The tokens of `calls` were not sampled: their log-probs are 0.
     """
 
     tokens: Tokens
     logprobs: Logprobs
     text: str
     finish_reason: FinishReason
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def sampled(self) -> Sampled:
+        """Whether each token was sampled; the others are outputs of tools."""
+        sampled = np.ones(len(self.tokens), np.bool_)
+        for call in self.calls:
+            sampled[call.start : call.end] = False
+        return sampled
+
+    @property
+    def sampled_count(self) -> int:
+        return len(self.tokens) - sum(call.end - call.start for call in self.calls)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", np.asarray(self.tokens, np.int32))
@@ -94,7 +129,7 @@ class Completion:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Completion)
-            and (self.text, self.finish_reason) == (other.text, other.finish_reason)
+            and (self.text, self.finish_reason, self.calls) == (other.text, other.finish_reason, other.calls)
             and np.array_equal(self.tokens, other.tokens)
             and np.array_equal(self.logprobs, other.logprobs)
         )

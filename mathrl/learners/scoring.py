@@ -94,6 +94,6 @@ def _own_token_scores(
         for micro, counts in budget.ranks.evened(micros, smallest(sizes)):
             values_N = forward([pieces[i] for i in micro]).float().cpu()
             if counts:
-                ends = accumulate(sum(len(response) for response in pieces[i].responses) for i in micro[:-1])
+                ends = accumulate(sum(pieces[i].counts) for i in micro[:-1])
                 scores |= dict(zip(micro, np.split(values_N.numpy(), list(ends)), strict=True))
     return scores

@@ -1,6 +1,6 @@
 """Pack groups of responses into one row of tokens without padding, with the prompt of a group once.
 
-Shapes: T packed tokens; N response tokens, those that have a log-prob; R rows whose logits are needed.
+Shapes: T packed tokens; N response tokens that have a log-prob (all but those of `Group.sampled`); R rows whose logits are needed.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mathrl.core.types import TokenIds
+from mathrl.core.types import Sampled, TokenIds
 from mathrl.models.attention import Block, CausalLayout, Layout, VarlenLayout
 from mathrl.models.device import Device, to_device
 from mathrl.models.kernels import Kernel
@@ -43,10 +43,31 @@ class Group:
 
     Example:
         Group(prompt=(7, 10, 5, 14), responses=((5, 9, 2), (3, 2)))
+
+    `sampled` says for each response which of its tokens have a log-prob; empty: all of all responses. The others, the
+    outputs of tools, are only read.
     """
 
     prompt: Sequence[int]
     responses: Sequence[TokenIds]
+    sampled: Sequence[Sampled] = ()
+
+    @property
+    def counts(self) -> list[int]:
+        """How many tokens of each response have a log-prob.
+
+        >>> Group((1,), ((5, 9, 2), (3, 2)), (np.array([True, False, True]), np.array([True, True]))).counts
+        [2, 2]
+        """
+        return [int(mask.sum()) for mask in self.sampled] or [len(response) for response in self.responses]
+
+    def alone(self) -> list["Group"]:
+        """Each response with the prompt as a group of its own."""
+        return [self.some(place, place + 1) for place in range(len(self.responses))]
+
+    def some(self, first: int, last: int) -> "Group":
+        """The group with the responses `first` to `last` (exclusive) alone."""
+        return Group(self.prompt, self.responses[first:last], self.sampled[first:last])
 
     @property
     def packed_tokens(self) -> int:
@@ -86,7 +107,7 @@ class Group:
     def cut(self, budget: int, kernel: Kernel) -> list["Group"]:
         """The group in parts (see `cut_places`)."""
         places = self.cut_places(budget, kernel)
-        return [Group(self.prompt, self.responses[start:end]) for start, end in pairwise(places)]
+        return [self.some(start, end) for start, end in pairwise(places)]
 
 
 @dataclass(frozen=True)
@@ -123,12 +144,13 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
     """
     long = kernel != "varlen" and any(group.long for group in groups)
     if long:
-        groups = [Group(group.prompt, [response]) for group in groups for response in group.responses]
+        groups = [single for group in groups for single in group.alone()]
     tokens: list[TokenIds] = []
     positions: list[np.ndarray[Any, Any]] = []
     sequences: list[_Sequence] = []
     rows: list[np.ndarray[Any, Any]] = []
     row_of: list[np.ndarray[Any, Any]] = []
+    targets: list[TokenIds] = []
     row_count = total = 0
     for group in groups:
         start, prompt = total, len(group.prompt)
@@ -141,14 +163,15 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
         single = len(group.responses) == 1
         if not single:
             sequences.append(_Sequence(start, prompt))
-        for response in group.responses:
+        for number, response in enumerate(group.responses):
             first, inputs = total, len(response) - 1
             tokens.append(response[:-1])
             total += inputs
             positions.append(np.arange(prompt, prompt + inputs))
             rows.append(np.arange(first, first + inputs))
-            row_of.append(np.array([last_of_prompt]))
-            row_of.append(np.arange(row_count, row_count + inputs))
+            predicted_by = np.append(last_of_prompt, np.arange(row_count, row_count + inputs))
+            row_of.append(predicted_by[group.sampled[number]] if group.sampled else predicted_by)
+            targets.append(np.asarray(response)[group.sampled[number]] if group.sampled else response)
             row_count += inputs
             if single:
                 sequences.append(_Sequence(start, prompt + inputs))
@@ -162,7 +185,6 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
         sequences.extend(_Sequence(total + extra, 1) for extra in range(padding))
     tokens.append([0] * padding)
     positions.append(np.zeros(padding, int))
-    targets = [response for group in groups for response in group.responses]
     ids_T, positions_T, rows_R, row_of_N, targets_N = (
         _moved(np.concatenate([[], *parts], dtype=np.int64, casting="unsafe"), device)
         for parts in (tokens, positions, rows, row_of, targets)

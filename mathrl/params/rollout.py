@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from mathrl.params.section import Section, without_login
+from mathrl.params.tools import NoTool, Tools
+from mathrl.params.turns import Turns
 
 
 class Vllm(Section):
@@ -59,6 +61,8 @@ class Rollout(Section):
         "vllm for a pretrained model on a GPU where vLLM is installed, else torch.",
     )
     max_sequences: int = Field(1024, ge=1, description="Maximum number of responses generated at a time per rank.")
+    tool: Tools = Field(NoTool(), description="Tool that responses may call: none, a sandbox here, or a server's.")
+    turns: Turns = Turns()
     vllm: Vllm = Vllm()
     servers: Servers = Servers()
     canary_tolerance: float | None = Field(

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Completion
+from mathrl.core.types import Completion, FinishReason
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 
 Progress = Callable[[int], None] | None
 Prompts = Sequence[Sequence[int]]  # token ids
 Groups = list[list[Completion]]  # the completions of each prompt
+# Called with the numbers of a prompt and of its sample once the sample has ended, with its tokens and the reason.
+Ended = Callable[[int, int, Sequence[int], FinishReason], None] | None
 # Allowed mean differences of log-probs, in nats; measured: 3e-6 in float32, 0.03 in bfloat16.
 EXACT, ROUNDED = 1e-4, 0.05
 
@@ -27,13 +29,21 @@ class Sampling:
         Sampling(samples=16, temperature=1.0, max_tokens=64)
 
     `temperature` 0 is greedy. `top_p` below 1 keeps the smallest set of tokens whose probabilities sum to
-    it; the log-probs are then of the renormalised distribution. While training it stays 1.
+    it; the log-probs are then of the renormalised distribution. While training it stays 1. A response also ends when
+    its text has come to one of the strings `stop`. `limits` are the maximum tokens of each prompt's responses, where
+    they differ; `max_tokens` is then the largest of them.
     """
 
     samples: int
     temperature: float
     max_tokens: int
     top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    limits: tuple[int, ...] = ()
+
+    def limit(self, prompt: int) -> int:
+        """The maximum tokens of the responses to the prompt with this number."""
+        return self.limits[prompt] if self.limits else self.max_tokens
 
 
 class RolloutEngine(Protocol):
@@ -41,11 +51,14 @@ class RolloutEngine(Protocol):
 
     rollout: Rollout
 
-    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
+    def generate(
+        self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
+    ) -> Groups:
         """`sampling.samples` completions of each prompt, in the order of the prompts.
 
         Equal arguments and weights give equal completions. `on_progress` gets the number of responses
-        finished since its last call; all its numbers sum to len(prompts) * samples.
+        finished since its last call; all its numbers sum to len(prompts) * samples. `on_end` is called for each sample
+        while others are still sampled, from any thread, by the engines that can.
         """
         ...
 

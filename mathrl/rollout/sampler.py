@@ -1,6 +1,7 @@
 """From problems to graded responses: rendered, sampled by an engine, scored by the reward."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,20 +10,40 @@ from mathrl.data.templates import render
 from mathrl.params.run import Prompt
 from mathrl.rewards.compose import RewardFunction, RewardInput
 from mathrl.rollout.engine import RolloutEngine, Sampling
+from mathrl.rollout.turns import TurnSampler
+from mathrl.tools.tool import Tool, open_tool
 
 
 class Sampler:
-    """Renders problems, samples with an engine, grades.
+    """Renders problems, samples with an engine, grades. With `rollout.tool` responses call it (`rollout.turns`).
 
     `dropped` counts the problems whose prompt was longer than `prompt.max_tokens`; `seconds` holds the
     wall-clock time of the last call's parts ("generation", "reward").
     """
 
-    def __init__(self, engine: RolloutEngine, tokenizer: Any, prompt: Prompt, few_shot: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tokenizer: Any,
+        prompt: Prompt,
+        few_shot: Sequence[Problem] = (),
+        tool: Tool | None = None,
+    ) -> None:
+        """`tool` is called in the place of that of `rollout.tool`.
+
+        Raises:
+            UserError: the tool cannot run here, or the tokenizer has no chat template for its calls.
+        """
         self.engine, self.tokenizer, self.prompt, self.few_shot = engine, tokenizer, prompt, few_shot
         self.prefix = tokenizer.encode(prompt.response_prefix, add_special_tokens=False)
         self.dropped = 0
         self.seconds = {"generation": 0.0, "reward": 0.0}
+        rollout = engine.rollout
+        if tool is None and rollout.tool.kind != "none":
+            tool = open_tool(rollout.tool)
+            weakref.finalize(self, tool.close)
+        sessions = rollout.tool.sessions if rollout.tool.kind == "bubblewrap" else None
+        self.turns = TurnSampler(engine, tokenizer, tool, rollout.turns, sessions) if tool is not None else None
 
     def prompt_tokens(self, problem: Problem) -> list[int] | None:
         """The tokens of the rendered problem and of the response prefix; None if the problem is too long.
@@ -53,7 +74,8 @@ class Sampler:
         kept = [index for index, prompt in enumerate(prompts) if prompt is not None]
         self.dropped += len(problems) - len(kept)
         start = time.perf_counter()
-        groups = self.engine.generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)
+        generate = self.engine.generate if self.turns is None else self.turns.generate
+        groups = generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)
         middle = time.perf_counter()
         pairs = [(problems[i], completion) for i, group in zip(kept, groups, strict=True) for completion in group]
         graded = self.grade(pairs, sampling, reward)
@@ -86,6 +108,8 @@ class Sampler:
         text, begun = completion.text, problem.control.begun
         if begun:  # decoded as one: a character, or a space between words, may lie across the two
             text = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)
+        if self.turns is not None and completion.calls:
+            text = self.turns.own_words(completion)
         return RewardInput(
             response=self.prompt.response_prefix + text,
             ground_truth=problem.answers,

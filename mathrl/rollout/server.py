@@ -32,11 +32,13 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
     def add(self, piece: dict[str, Any]) -> None:
         self.token_ids += piece["token_ids"]
         self.logprobs += piece["logprobs"]["token_logprobs"]
         self.finish_reason = piece["finish_reason"] or self.finish_reason
+        self.stop_reason = self.stop_reason if piece.get("stop_reason") is None else piece["stop_reason"]
 
 
 class Server:
@@ -122,6 +124,7 @@ class Server:
             "model": self.model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
             "temperature": sampling.temperature, "top_p": 1.0 if greedy else sampling.top_p,
             "max_tokens": sampling.max_tokens, "seed": seed, "stop_token_ids": ends, "logprobs": 0,
+            "stop": list(sampling.stop), "include_stop_str_in_output": True,
             "return_token_ids": True, "skip_special_tokens": True, "stream": True, "stream_interval": PIECE_TOKENS,
             # The served model's generation config may set these.
             "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
 from mathrl.models.weights import write_buckets
 from mathrl.params.rollout import Rollout
-from mathrl.rollout.engine import Groups, Progress, Prompts, Sampling, request_seeds
+from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, request_seeds
 from mathrl.rollout.server import Server, ServerDied
 from mathrl.rollout.servers import Pool
+from mathrl.rollout.vllm_engine import finish_reason
 
 
 class ServerEngine:
@@ -38,7 +40,9 @@ class ServerEngine:
         self.folder: Path | None = None
         self.sent = 0
 
-    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
+    def generate(
+        self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
+    ) -> Groups:
         """See `RolloutEngine.generate`. Requests of a server that dies go to the others.
 
         Raises:
@@ -46,18 +50,21 @@ class ServerEngine:
         """
         lock = threading.Lock()
 
-        def request(prompt: Sequence[int], request_seed: int) -> list[Completion]:
+        def request(number: int, prompt: Sequence[int], request_seed: int) -> list[Completion]:
+            limited = replace(sampling, max_tokens=sampling.limit(number), limits=())
             while True:
                 server = self.pool.take()
                 try:
-                    completions = self._ask(server, prompt, sampling, request_seed)
+                    completions = self._ask(server, prompt, limited, request_seed)
                     break
                 except ServerDied as error:
                     self.pool.died(server, error)
                 finally:
                     self.pool.give_back(server)
-            if on_progress:
-                with lock:
+            with lock:
+                for sample, completion in enumerate(completions) if on_end else ():
+                    on_end(number, sample, completion.tokens.tolist(), completion.finish_reason)
+                if on_progress:
                     on_progress(len(completions))
             return completions
 
@@ -65,7 +72,8 @@ class ServerEngine:
         workers = ThreadPoolExecutor(max(1, min(threads, len(prompts))))
         seeds = request_seeds(seed, len(prompts))
         try:
-            futures = [workers.submit(request, *arguments) for arguments in zip(prompts, seeds, strict=True)]
+            requests = zip(range(len(prompts)), prompts, seeds, strict=True)
+            futures = [workers.submit(request, *arguments) for arguments in requests]
             running = set(futures)
             while running:  # awake every second: `trainers.prefetch` ends a thread only where it runs Python
                 done, running = wait(running, 1.0, FIRST_EXCEPTION)
@@ -86,7 +94,7 @@ class ServerEngine:
                 tokens=np.array(choice.token_ids, np.int32),
                 logprobs=np.array(choice.logprobs, np.float32),
                 text=self.tokenizer.decode(choice.token_ids, skip_special_tokens=True),
-                finish_reason="stop" if choice.finish_reason == "stop" else "length",
+                finish_reason=finish_reason(choice.finish_reason, choice.stop_reason),
             )
             for choice in choices
         ]

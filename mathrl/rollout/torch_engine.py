@@ -3,7 +3,7 @@
 Shapes: B sequences in the batch; V tokens in the vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,18 @@ from torch import Tensor
 
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Completion
+from mathrl.core.types import Completion, FinishReason
 from mathrl.models.end_tokens import end_tokens
 from mathrl.models.logprobs import make_decoder
 from mathrl.models.packing import rounded_up
 from mathrl.params.rollout import Rollout
-from mathrl.rollout.engine import Groups, PerProcessEngine, Progress, Prompts, Sampling
+from mathrl.rollout.engine import Ended, Groups, PerProcessEngine, Progress, Prompts, Sampling
 from mathrl.rollout.sample_token import sample_token
+from mathrl.rollout.stop_strings import StopStrings
 
 # Finished sequences stay in the batch until they are this share of it: removing them copies the cache.
 REMOVE_AT = 1 / 8
+REASONS: tuple[FinishReason, ...] = ("length", "stop", "stop_string")
 
 
 class TorchEngine:
@@ -35,7 +37,9 @@ class TorchEngine:
         self.ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
 
     @torch.no_grad()
-    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
+    def generate(
+        self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
+    ) -> Groups:
         """See `RolloutEngine.generate`."""
         training = self.model.training
         self.model.eval()
@@ -48,34 +52,57 @@ class TorchEngine:
             indices = order[first : first + prompts_per_batch]
             batch_seed = derive_seed(seed, "batch", number)
             with memory_part("key-value cache of the rollouts", f"lower rollout.max_sequences (now {max_sequences})"):
-                completions = self._batch([prompts[index] for index in indices], sampling, batch_seed, on_progress)
+                completions = self._batch(prompts, indices, sampling, batch_seed, on_progress, on_end)
             for place, index in enumerate(indices):
                 groups[index] = completions[place * sampling.samples : (place + 1) * sampling.samples]
         self.model.train(training)
         return groups
 
-    def _batch(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress) -> list[Completion]:
-        device, count = self.model.device, len(prompts) * sampling.samples
+    def _batch(
+        self,
+        prompts: Prompts,
+        indices: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        on_progress: Progress,
+        on_end: Ended,
+    ) -> list[Completion]:
+        """The completions of the prompts with these numbers."""
+        device, count, samples = self.model.device, len(indices) * sampling.samples, sampling.samples
+        stops = StopStrings(sampling.stop, self.tokenizer) if sampling.stop else None
+        limits_B = torch.tensor([sampling.limit(index) for index in indices for _ in range(samples)], device=device)
         decoder = make_decoder(self.model)
         generator = torch.Generator().manual_seed(seed)
         ends = torch.tensor(self.ends, device=device)
         tokens_BL = torch.full((count, sampling.max_tokens), self.ends[0], dtype=torch.long, device=device)
         logprobs_BL = torch.zeros(count, sampling.max_tokens, device=device)
         lengths_B = torch.full((count,), sampling.max_tokens, device=device)
+        reasons_B = torch.zeros(count, dtype=torch.long, device=device)  # places in REASONS
         ended_B = torch.zeros(count, dtype=torch.bool, device=device)
         rows = torch.arange(count, device=device)  # the place in the batch of each sequence still decoded
-        logits = decoder.prefill(prompts, sampling.samples, sampling.max_tokens)
+        logits = decoder.prefill([prompts[index] for index in indices], samples, sampling.max_tokens)
         for column in range(sampling.max_tokens):
             uniform = torch.rand(count, generator=generator).to(device).index_select(0, rows)
             tokens, logprobs = sample_token(logits, uniform, sampling.temperature, sampling.top_p)
             tokens_BL[rows, column] = tokens
             logprobs_BL[rows, column] = logprobs
-            newly_ended = torch.isin(tokens, ends) & ~ended_B[rows]
+            going = ~ended_B[rows]
+            newly_ended = torch.isin(tokens, ends) & going
+            reasons_B[rows[newly_ended]] = 1
+            if stops is not None:
+                stopped_rows = stops.completed(tokens_BL, rows[going & ~newly_ended], column)
+                reasons_B[stopped_rows] = 2
+                newly_ended = newly_ended | torch.isin(rows, stopped_rows)
+            if sampling.limits:
+                newly_ended = newly_ended | ((limits_B[rows] == column + 1) & going)
             ended_count = int(newly_ended.sum())
             if ended_count:
                 ended_rows = rows[newly_ended]
                 ended_B[ended_rows] = True
                 lengths_B[ended_rows] = column + 1
+                for row in ended_rows.tolist() if on_end else ():
+                    tokens_L = tokens_BL[row, : column + 1].tolist()
+                    on_end(indices[row // samples], row % samples, tokens_L, REASONS[int(reasons_B[row])])
                 if on_progress:
                     on_progress(ended_count)
             finished = ended_B[rows]
@@ -91,10 +118,10 @@ class TorchEngine:
             logits = decoder.step(tokens)
         if on_progress and not bool(ended_B.all()):
             on_progress(int((~ended_B).sum()))
-        return self._completions(tokens_BL, logprobs_BL, lengths_B, ended_B)
+        return self._completions(tokens_BL, logprobs_BL, lengths_B, reasons_B)
 
     def _completions(
-        self, tokens_BL: Tensor, logprobs_BL: Tensor, lengths_B: Tensor, ended_B: Tensor
+        self, tokens_BL: Tensor, logprobs_BL: Tensor, lengths_B: Tensor, reasons_B: Tensor
     ) -> list[Completion]:
         real_BL = torch.arange(tokens_BL.shape[1], device=lengths_B.device) < lengths_B[:, None]
         ends = lengths_B.cumsum(0)[:-1].cpu().numpy()
@@ -103,8 +130,8 @@ class TorchEngine:
         )
         texts = self.tokenizer.batch_decode([row.tolist() for row in tokens], skip_special_tokens=True)
         return [
-            Completion(tokens=row, logprobs=values, text=text, finish_reason="stop" if ended else "length")
-            for row, values, text, ended in zip(tokens, logprobs, texts, ended_B.tolist(), strict=True)
+            Completion(tokens=row, logprobs=values, text=text, finish_reason=REASONS[reason])
+            for row, values, text, reason in zip(tokens, logprobs, texts, reasons_B.tolist(), strict=True)
         ]
 
 

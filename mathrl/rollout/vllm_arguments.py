@@ -49,7 +49,7 @@ def llm_arguments(
     """
     return {
         **engine_arguments(folder, model, rollout, hardware),
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": rollout.tool.kind == "none",  # else it stops at strings
         "distributed_executor_backend": "external_launcher" if ranks > 1 else None,
         "enable_sleep_mode": rollout.vllm.sleep and hardware.is_gpu and trains,
         "use_tqdm_on_load": False,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
-from mathrl.core.types import Completion
+from mathrl.core.types import Completion, FinishReason
 from mathrl.models.device import hardware_of, rank_gpu
 from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import resolve_folder
@@ -28,7 +28,15 @@ from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.engine import PerProcessEngine, Progress, Sampling, canary_tolerance, dtype_name, request_seeds
+from mathrl.rollout.engine import (
+    Ended,
+    PerProcessEngine,
+    Progress,
+    Sampling,
+    canary_tolerance,
+    dtype_name,
+    request_seeds,
+)
 from mathrl.rollout.ranks import join_ranks
 from mathrl.rollout.vllm_arguments import llm_arguments
 
@@ -41,6 +49,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
+Request = tuple[Sequence[int], int, int]  # a prompt, its seed and the maximum tokens of its responses
 _open: "list[VllmEngine]" = []
 
 
@@ -93,7 +102,7 @@ class VllmEngine(PerProcessEngine):
         try:
             self.llm = LLM(**arguments)
             # Some kernels refuse a model's sizes only when they are called.
-            self._run([([0], 0)], Sampling(1, 1.0, 1))
+            self._run([([0], 0, 1)], Sampling(1, 1.0, 1))
         except (ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
             reason = " ".join(str(error).split())[:400] or failed_assertion(error)
             raise UserError(f"{folder}: vLLM cannot run this model ({reason}); see section rollout.vllm") from error
@@ -101,42 +110,50 @@ class VllmEngine(PerProcessEngine):
         self.asleep = False
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, on_progress: Progress = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int,
+        on_progress: Progress = None,
+        on_end: Ended = None,
     ) -> list[list[Completion]]:
-        """See `RolloutEngine.generate`.
+        """See `RolloutEngine.generate`; vLLM gives all responses at once, so `on_end` is not called.
 
         Raises:
             UserError: a prompt and a response of max_tokens are longer than the engine takes.
         """
-        requests = list(zip(prompts, request_seeds(seed, len(prompts)), strict=True))
+        limits = [sampling.limit(number) for number in range(len(prompts))]
+        requests = list(zip(prompts, request_seeds(seed, len(prompts)), limits, strict=True))
         all_requests, first = self._requests_of_all(requests)
-        check_length([prompt for prompt, _ in all_requests], sampling, self.longest)
+        check_length([len(prompt) + limit for prompt, _, limit in all_requests], self.longest)
         outputs = self._run(all_requests, sampling)[first : first + len(requests)]
         if on_progress:
             on_progress(len(requests) * sampling.samples)
         return [self._completions(output, sampling) for output in outputs]
 
-    def _run(self, requests: Sequence[tuple[Sequence[int], int]], sampling: Sampling) -> list[Any]:
+    def _run(self, requests: Sequence[Request], sampling: Sampling) -> list[Any]:
         from vllm import SamplingParams
 
         greedy = sampling.temperature == 0  # all samples are equal
         if not requests:
             return []
         outputs: list[Any] = self.llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt, _ in requests],
+            [{"prompt_token_ids": list(prompt)} for prompt, _, _ in requests],
             [
                 SamplingParams(
                     n=1 if greedy else sampling.samples,
                     temperature=sampling.temperature,
                     top_p=1.0 if greedy else sampling.top_p,
-                    max_tokens=sampling.max_tokens,
+                    max_tokens=limit,
                     seed=seed,
                     stop_token_ids=self.ends,
+                    stop=list(sampling.stop),
+                    include_stop_str_in_output=True,
                     logprobs=0,
                     flat_logprobs=True,
-                    detokenize=False,
+                    detokenize=bool(sampling.stop),
                 )
-                for _, seed in requests
+                for _, seed, limit in requests
             ],
             use_tqdm=False,
         )
@@ -149,9 +166,8 @@ class VllmEngine(PerProcessEngine):
             logprobs = np.array(sample.logprobs.logprobs, np.float32)  # flat, one per token: no others are asked for
             assert len(logprobs) == len(tokens)
             text = self.tokenizer.decode(list(sample.token_ids), skip_special_tokens=True)
-            completions.append(
-                Completion(tokens, logprobs, text, "stop" if sample.finish_reason == "stop" else "length")
-            )
+            reason = finish_reason(sample.finish_reason, sample.stop_reason)
+            completions.append(Completion(tokens, logprobs, text, reason))
         return completions * sampling.samples if sampling.temperature == 0 else completions
 
     def _requests_of_all(self, requests: list[Any]) -> tuple[list[Any], int]:
@@ -229,9 +245,20 @@ def failed_assertion(error: BaseException) -> str:
     return f"{type(error).__name__} in {Path(frame.filename).name}: {frame.line}"
 
 
-def check_length(prompts: Sequence[Sequence[int]], sampling: Sampling, longest: int) -> None:
-    """Raises UserError: a prompt and its response may not fit into the engine."""
-    needed = max(map(len, prompts), default=0) + sampling.max_tokens
+def finish_reason(vllm_reason: str | None, stop_reason: Any) -> FinishReason:
+    """Why a response ended, by what vLLM says: the string or the token that it stopped at.
+
+    >>> finish_reason("stop", "```"), finish_reason("stop", None), finish_reason("length", None)
+    ('stop_string', 'stop', 'length')
+    """
+    if vllm_reason == "stop":
+        return "stop_string" if isinstance(stop_reason, str) else "stop"
+    return "length"
+
+
+def check_length(lengths: Sequence[int], longest: int) -> None:
+    """Raises UserError: a prompt and its response, of these lengths, may not fit into the engine."""
+    needed = max(lengths, default=0)
     if needed > longest:
         raise UserError(
             f"a prompt and its response take up to {needed} tokens, but the vLLM engine allows {longest}: raise "

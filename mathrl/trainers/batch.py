@@ -1,6 +1,7 @@
 """The rollouts of a step with all their numbers per token: old log-probs, advantages, the critic's targets.
 
-Shapes: P groups of G responses, S = P G; N the tokens of all responses (groups, responses, tokens in order).
+Shapes: P groups of G responses, S = P G; N the sampled tokens of all responses (groups, responses, tokens in
+order); the outputs of tools are in none of the numbers.
 Tensors are on the CPU, the same at every rank.
 """
 
@@ -136,7 +137,7 @@ def make_batch(
     Raises:
         UserError: the advantage is process and no judge gave rewards of steps.
     """
-    lengths_S = torch.tensor([len(response) for group in groups for response in group.responses])
+    lengths_S = torch.tensor([length for group in groups for length in group.lengths])
     kept = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
         kept = ~torch.tensor([truncated for group in groups for truncated in group.truncated])

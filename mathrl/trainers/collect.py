@@ -10,7 +10,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Completion, Graded, Problem
+from mathrl.core.types import Completion, Graded, Problem, ToolCall
 from mathrl.learners.distributed import Ranks
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
@@ -169,7 +169,7 @@ class Collector:
         greedy = rollout_groups([group.problem for group in groups], [group.prompt for group in groups], graded)
         greedy = self.judge(greedy) if self.judge is not None else greedy
         return [
-            replace(group, baseline=baseline.rewards[0], baseline_tokens=len(baseline.responses[0]))
+            replace(group, baseline=baseline.rewards[0], baseline_tokens=baseline.lengths[0])
             for group, baseline in zip(groups, greedy, strict=True)
         ]
 
@@ -180,4 +180,6 @@ def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
 
 
 def _graded(row: Mapping[str, Any]) -> Graded:
-    return Graded(**{**row, "completion": Completion(**row["completion"])})
+    completion = row["completion"]
+    calls = tuple(ToolCall(**call) for call in completion["calls"])
+    return Graded(**{**row, "completion": Completion(**{**completion, "calls": calls})})

@@ -40,7 +40,7 @@ def dev_figures(
     share = list(dev[ranks.rank :: ranks.world])
     graded = sampler.sample(share, sampling, reward, derive_seed(seed, "dev", ranks.rank))
     reward.counters()  # resets them: the counters of a step are those of its rollouts
-    rows = [(response.correct, len(response.completion.tokens)) for group in graded if group for response in group]
+    rows = [(response.correct, response.completion.sampled_count) for group in graded if group for response in group]
     rows = [row for rank_rows in ranks.gather(rows) for row in rank_rows]
     if not rows:
         return {}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from math import fsum, sqrt
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from mathrl.algorithms.advantages import uniform_groups
 from mathrl.core.ngrams import distinct_ngrams
 from mathrl.core.statistics import sum_in_order
-from mathrl.core.types import Graded, Logprobs, Problem, TokenIds, Tokens
+from mathrl.core.types import Graded, Logprobs, Problem, Sampled, TokenIds, ToolCall, Tokens
 from mathrl.models.packing import Group
 
 REPEATED_GRAM = 16
@@ -30,7 +31,8 @@ class RolloutGroup:
                      truncated=(False, False), parts=({"accuracy": 1.0}, {"accuracy": 0.0}))
 
     `problem` is the number of the problem in the training set. `responses` and `logprobs` may be given as any
-    sequences and are int32 and float32 arrays; `repeated` are the responses' `repeated_shares`. `step_ends` are the
+    sequences and are int32 and float32 arrays; `logprobs` has those of the tokens that were sampled. Where responses
+    have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses' `repeated_shares`. `step_ends` are the
     places of the last token of each reasoning step, one tuple per response, and `step_rewards` the rewards of the
     steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
     `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
@@ -50,6 +52,8 @@ class RolloutGroup:
     baseline: float = 0.0
     baseline_tokens: int = 0
     graded: tuple[Graded, ...] = ()
+    calls: tuple[tuple[ToolCall, ...], ...] = ()
+    sampled: tuple[Sampled, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "responses", tuple(np.asarray(response, np.int32) for response in self.responses))
@@ -57,12 +61,17 @@ class RolloutGroup:
 
     @property
     def sampled_tokens(self) -> int:
-        """The tokens of the responses and of the baseline's."""
-        return sum(len(response) for response in self.responses) + self.baseline_tokens
+        """The sampled tokens of the responses and of the baseline's."""
+        return sum(self.lengths) + self.baseline_tokens
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of sampled tokens of each response: the outputs of tools are not counted."""
+        return [len(values) for values in self.logprobs]
 
     @property
     def group(self) -> Group:
-        return Group(self.prompt, self.responses)
+        return Group(self.prompt, self.responses, self.sampled)
 
     def some(self, first: int, last: int) -> "RolloutGroup":
         """The group with the responses `first` to `last` (exclusive) alone."""
@@ -93,24 +102,32 @@ def rollout_groups(
         for problem, prompt, responses in zip(problems, prompts, graded, strict=True)
         if responses is not None
     ]
-    repeated = iter(
-        repeated_shares([response.completion.tokens for _, _, responses in sampled for response in responses])
-    )
+    completions = [response.completion for _, _, responses in sampled for response in responses]
+    repeated = iter(repeated_shares([completion.tokens[completion.sampled] for completion in completions]))
     return [
         RolloutGroup(
             problem=problem,
             prompt=tuple(prompt),
             responses=tuple(response.completion.tokens for response in responses),
-            logprobs=tuple(response.completion.logprobs for response in responses),
+            logprobs=tuple(response.completion.logprobs[response.completion.sampled] for response in responses),
             rewards=tuple(response.reward for response in responses),
             correct=tuple(response.correct for response in responses),
             truncated=tuple(response.completion.finish_reason == "length" for response in responses),
             parts=tuple(dict(response.parts) for response in responses),
             repeated=tuple(islice(repeated, len(responses))),
             graded=tuple(responses) if kept else (),
+            **_calls(responses),
         )
         for problem, prompt, responses in sampled
     ]
+
+
+def _calls(responses: Sequence[Graded]) -> dict[str, Any]:
+    """The fields `calls` and `sampled` of a group, where a response of it called a tool."""
+    completions = [response.completion for response in responses]
+    if not any(completion.calls for completion in completions):
+        return {}
+    return {"calls": tuple(c.calls for c in completions), "sampled": tuple(c.sampled for c in completions)}
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -120,7 +137,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
     """
     rewards = torch.tensor([reward for group in groups for reward in group.rewards])
     uniform = sum(bool(uniform_groups(torch.tensor([group.rewards]))) for group in trained)
-    lengths = [len(response) for group in groups for response in group.responses]
+    lengths = [length for group in groups for length in group.lengths]
     count = len(lengths)
     figures = {
         "reward/overall": float(rewards.mean()),
@@ -181,6 +198,6 @@ def metrics_by_source(groups: Sequence[RolloutGroup], problems: Sequence[Problem
         count = sum(len(group.responses) for group in members)
         figures[f"source/{source}/accuracy"] = sum(sum(group.correct) for group in members) / count
         figures[f"source/{source}/reward"] = sum_in_order(sum_in_order(group.rewards) for group in members) / count
-        lengths = sum(len(response) for group in members for response in group.responses)
+        lengths = sum(sum(group.lengths) for group in members)
         figures[f"source/{source}/response_length"] = lengths / count
     return figures

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on packed demonstrations, loss on the response's tokens only.
+"""Supervised fine-tuning on packed demonstrations, loss on the response's own tokens only.
 
 Shapes: N response tokens of a micro-batch.
 """
@@ -54,4 +54,4 @@ def negative_log_likelihood(model: Any, items: Sequence[Item]) -> tuple[Tensor, 
 
 
 def _item(group: Group) -> Item:
-    return Item(group, terms=len(group.responses[0]))
+    return Item(group, terms=sum(group.counts))

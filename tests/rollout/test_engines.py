@@ -107,6 +107,6 @@ def test_vllm_missing_and_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="`make engines` installs the build for this machine"):
         check_vllm()
-    check_length([[1, 2], [3]], Sampling(1, 1.0, 6), 8)
+    check_length([8, 7], 8)
     with pytest.raises(UserError, match="up to 9 tokens, but the vLLM engine allows 8"):
-        check_length([[1, 2], [3]], Sampling(1, 1.0, 7), 8)
+        check_length([9, 8], 8)

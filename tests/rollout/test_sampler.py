@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 
 from mathrl.core.types import Completion, Problem
 from mathrl.models.base import character_tokenizer
+from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import Sampling
@@ -14,7 +15,7 @@ class Scripted:
     """An engine that says the same two things to every prompt."""
 
     def __init__(self, *texts: str) -> None:
-        self.texts, self.seen = texts, []  # type: ignore[var-annotated]
+        self.rollout, self.texts, self.seen = Rollout(), texts, []  # type: ignore[var-annotated]
 
     def generate(
         self,

@@ -1,0 +1,242 @@
+"""Responses in turns: the model samples up to a tool call, the tool answers, the model samples on.
+
+A wave is one call of the engine. The first samples all responses, each until it ends or calls; the calls of a wave run
+at once, in threads, while the engine still samples the others. The next waves continue those that called, from their
+prompt, their tokens so far and the tool's output. So the tokens and log-probs of a turn are those of a plain
+`RolloutEngine.generate` over these prompts with the wave's seed (`wave_seed`), whichever engine samples, and do not
+depend on how long a tool took.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mathrl.core.seeding import derive_seed
+from mathrl.core.types import CallStatus, Completion, FinishReason, ToolCall
+from mathrl.params.turns import Turns
+from mathrl.rollout.call_formats import Asked, make_format, shown
+from mathrl.rollout.engine import Groups, Progress, Prompts, RolloutEngine, Sampling
+from mathrl.tools.tool import Session, Tool
+
+THREADS = 64
+STOPS_PER_CALL = 4  # a response stops at most so often per call that it may make: not every closing fence is a call's
+Answer = tuple[str, CallStatus, float]  # the tool's text, how the call ended, seconds
+
+
+def wave_seed(seed: int, batch: int, wave: int, quiet: bool = False) -> int:
+    """The seed of an engine's call: that of wave 1, 2, … of a batch of responses; `quiet`: of those that stop no more.
+
+    Wave 0, which samples all responses, has the seed itself.
+    """
+    return derive_seed(seed, "wave", batch, wave, int(quiet))
+
+
+@dataclass(eq=False)
+class Response:
+    """A response as it grows to at most `room` tokens; its last turn begins at the token `turn`.
+
+    `asked` are the calls that it waits for, `answers` are theirs. It is `quiet` once it may call no more.
+    """
+
+    prompt: Sequence[int]
+    room: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    reason: FinishReason = "length"
+    stops: int = 0
+    quiet: bool = False
+    asked: list[Asked] = field(default_factory=list)
+    answers: Future[list[Answer]] | None = None
+    session: Session | None = None
+
+    @property
+    def left(self) -> int:
+        """How many tokens there is room for."""
+        return self.room - len(self.tokens)
+
+    def add(self, completion: Completion) -> None:
+        """Append what an engine sampled."""
+        self.tokens += completion.tokens.tolist()
+        self.logprobs += completion.logprobs.tolist()
+        self.reason = completion.finish_reason
+        self.stops += self.reason == "stop_string"
+
+    def add_output(self, asked: Asked, answer: Answer, output: str, tokens: Sequence[int]) -> None:
+        """Append a tool's output, as far as there is room."""
+        start = len(self.tokens)
+        self.tokens += tokens[: self.left]
+        self.logprobs += [0.0] * (len(self.tokens) - start)
+        self.calls.append(ToolCall(start, len(self.tokens), asked.code, output, answer[1], answer[2]))
+        self.quiet |= answer[1] == "limit"
+
+    def end(self) -> None:
+        """Nothing more is sampled or called."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+
+class TurnSampler:
+    """Samples responses that call a tool, with any engine."""
+
+    def __init__(self, engine: RolloutEngine, tokenizer: Any, tool: Tool, params: Turns, sessions: int | None) -> None:
+        """`sessions` is how many sessions the tool has at a time; None: any number.
+
+        Raises:
+            UserError: the format needs tool messages, and the tokenizer's chat template has none.
+        """
+        self.engine, self.tokenizer, self.tool, self.params, self.sessions = engine, tokenizer, tool, params, sessions
+        self.format = make_format(params.format, tokenizer)
+
+    def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
+        """As `RolloutEngine.generate`; the tokens of the tool count in `sampling.max_tokens`."""
+        count = sampling.samples
+        responses = [Response(prompt, sampling.max_tokens) for prompt in prompts for _ in range(count)]
+        # With more responses than sessions none is opened before it is known which responses call.
+        early = self.sessions is None or len(responses) <= self.sessions
+        pool = ThreadPoolExecutor(min(THREADS, self.sessions or THREADS))
+        try:
+            going = self._wave(responses, prompts, sampling, seed, pool if early else None)
+            _report(on_progress, len(responses) - len(going))
+            size = self.sessions or max(1, len(going))
+            for batch, first in enumerate(range(0, len(going), size)):
+                self._finish(going[first : first + size], batch, sampling, seed, pool, on_progress)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for response in responses:
+                response.end()
+        completions = [self._completion(response) for response in responses]
+        return [completions[first : first + count] for first in range(0, len(completions), count)]
+
+    def own_words(self, completion: Completion) -> str:
+        """What the model says in the response: its text without calls and outputs, which no reward may take for it."""
+        texts, start = [], 0
+        for call in completion.calls:
+            turn = self.tokenizer.decode(completion.tokens[start : call.start].tolist(), skip_special_tokens=True)
+            texts.append(self.format.own_words(turn))
+            start = call.end
+        last = self.tokenizer.decode(completion.tokens[start:].tolist(), skip_special_tokens=True)
+        return "".join([*texts, last])
+
+    def _finish(
+        self,
+        going: list[Response],
+        batch: int,
+        sampling: Sampling,
+        seed: int,
+        pool: ThreadPoolExecutor,
+        on_progress: Progress,
+    ) -> None:
+        """Continue these responses until all have ended."""
+        wave = 0
+        while going:
+            self._answer(going, pool)
+            wave, still = wave + 1, []
+            for quiet in (False, True):  # those that stop no more are a call of their own
+                part = [response for response in going if response.quiet == quiet and response.left > 0]
+                limits = tuple(response.left for response in part)
+                if part:
+                    turn = replace(sampling, samples=1, max_tokens=max(limits), limits=limits)
+                    prompts = [[*response.prompt, *response.tokens] for response in part]
+                    still += self._wave(part, prompts, turn, wave_seed(seed, batch, wave, quiet), pool, quiet)
+            _report(on_progress, len(going) - len(still))
+            going = still
+
+    def _wave(
+        self,
+        responses: Sequence[Response],
+        prompts: Prompts,
+        sampling: Sampling,
+        seed: int,
+        pool: ThreadPoolExecutor | None,
+        quiet: bool = False,
+    ) -> list[Response]:
+        """Sample a turn of each response; those that go on, whose calls run already where there is a `pool`."""
+        count = sampling.samples
+
+        def call(prompt: int, sample: int, tokens: Sequence[int], reason: FinishReason) -> None:
+            response = responses[prompt * count + sample]
+            response.asked = self._asked(response, tokens, reason)
+            if response.asked and pool is not None and len(tokens) < response.left:
+                response.answers = pool.submit(self._call, response)
+
+        sampling = replace(sampling, stop=() if quiet else self.format.stop)
+        groups = self.engine.generate(prompts, sampling, seed, on_end=call)
+        completions = [completion for group in groups for completion in group]
+        going = []
+        for response, completion in zip(responses, completions, strict=True):
+            response.asked = self._asked(response, completion.tokens.tolist(), completion.finish_reason)
+            response.add(completion)
+            response.quiet |= response.stops >= STOPS_PER_CALL * self.params.max_calls
+            if response.left > 0 and (response.asked or response.reason == "stop_string"):
+                going.append(response)
+            else:
+                response.end()
+        return going
+
+    def _asked(self, response: Response, turn: Sequence[int], reason: FinishReason) -> list[Asked]:
+        if response.quiet or reason != self.format.reason:
+            return []
+        return self.format.calls(self.tokenizer.decode(turn, skip_special_tokens=True))
+
+    def _answer(self, going: Sequence[Response], pool: ThreadPoolExecutor) -> None:
+        """Wait for the answers of all calls, and append them to their responses."""
+        for response in going:
+            if response.asked and response.answers is None:
+                response.answers = pool.submit(self._call, response)
+        running = {response.answers for response in going if response.answers is not None}
+        while running:  # awake every second: `trainers.prefetch` ends a thread only where it runs Python
+            done, running = wait(running, 1.0, FIRST_EXCEPTION)
+            for future in done:
+                future.result()  # raises the first error
+        for response in going:
+            if response.answers is None:
+                continue
+            answers = response.answers.result()
+            outputs = [shown(text, self.params.output_tokens, self.tokenizer) for text, _, _ in answers]
+            texts = self.format.answers(outputs)
+            for asked, answer, output, text in zip(response.asked, answers, outputs, texts, strict=True):
+                tokens = self.tokenizer.encode(text, add_special_tokens=False)
+                response.add_output(asked, answer, output, tokens)
+            response.answers = None
+            if response.left <= 0:
+                response.reason = "length"
+                response.end()
+
+    def _call(self, response: Response) -> list[Answer]:
+        """Run the calls that the response asks for, one after another."""
+        answers: list[Answer] = []
+        seconds = sum(call.seconds for call in response.calls)
+        for number, asked in enumerate(response.asked, len(response.calls)):
+            if number >= self.params.max_calls:
+                text = f"This call was not made: a response may make {self.params.max_calls}."
+                answers.append((text, "limit", 0.0))
+            elif seconds >= self.params.seconds:
+                text = f"This call was not made: the calls of a response may take {self.params.seconds:g} seconds."
+                answers.append((text, "limit", 0.0))
+            elif asked.mistake:
+                answers.append((asked.mistake, "error", 0.0))
+            else:
+                response.session = response.session or self.tool.session()
+                output = response.session.run(asked.code)
+                seconds += output.seconds
+                answers.append((output.text, output.status, output.seconds))
+        return answers
+
+    def _completion(self, response: Response) -> Completion:
+        return Completion(
+            np.array(response.tokens, np.int32),
+            np.array(response.logprobs, np.float32),
+            self.tokenizer.decode(response.tokens, skip_special_tokens=True),
+            "stop" if response.reason == "stop" else "length",
+            tuple(response.calls),
+        )
+
+
+def _report(on_progress: Progress, count: int) -> None:
+    if on_progress and count:
+        on_progress(count)

@@ -1,0 +1,150 @@
+"""Responses in turns: every turn is a plain call of the engine; limits hold; how long a tool takes changes nothing."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mathrl.core.types import Completion
+from mathrl.models.base import character_tokenizer
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel
+from mathrl.params.turns import Turns
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.rollout.turns import TurnSampler, wave_seed
+from mathrl.tools.tool import Session, ToolOutput
+from tests.rollout.calculator import Calculator, CalculatorSession, Equations
+
+TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic"))
+PROMPTS = [TOKENIZER.encode(text) for text in ("7+5", "1", "12*(3+4)", "9-8")]
+SAMPLING = Sampling(6, 1.0, 60)
+
+
+@pytest.fixture
+def engine(network: Callable[..., Any]) -> TorchEngine:
+    return TorchEngine(network(alphabet="arithmetic"), TOKENIZER, Rollout(max_sequences=16))
+
+
+def turn_sampler(engine: TorchEngine, tool: Any, sessions: int | None = None, **params: Any) -> TurnSampler:
+    sampler = TurnSampler(engine, TOKENIZER, tool, Turns(**params), sessions)
+    sampler.format = Equations()
+    return sampler
+
+
+def test_a_sequence_stops_at_a_string_and_is_else_as_without(engine: TorchEngine) -> None:
+    plain = engine.generate(PROMPTS, SAMPLING, 3)
+    stopped = engine.generate(PROMPTS, replace(SAMPLING, stop=("=", "12")), 3)
+    pairs = [pair for groups in zip(plain, stopped, strict=True) for pair in zip(*groups, strict=True)]
+    ends = [min(place for place in (c.text.find("=") + 1, c.text.find("12") + 2, 99) if place > 1) for c, _ in pairs]
+    assert 5 < sum(end < 99 for end in ends) < len(pairs)
+    for (free, cut), end in zip(pairs, ends, strict=True):
+        spelled = cut.text.endswith(("=", "12"))
+        assert (cut.finish_reason == "stop_string") == spelled
+        assert free.tokens.tolist()[: len(cut.tokens)] == cut.tokens.tolist()
+        assert cut.finish_reason == "stop_string" or cut.finish_reason == free.finish_reason
+
+
+def test_limits_of_prompts_cut_their_responses_alone(engine: TorchEngine) -> None:
+    free = engine.generate(PROMPTS, SAMPLING, 3)
+    limits = (60, 5, 1, 17)
+    cut = engine.generate(PROMPTS, replace(SAMPLING, limits=limits), 3)
+    for limit, before, after in zip(limits, free, cut, strict=True):
+        for whole, part in zip(before, after, strict=True):
+            assert part.tokens.tolist() == whole.tokens.tolist()[:limit]
+            assert (part.finish_reason == "stop") == (whole.finish_reason == "stop" and len(whole.tokens) <= limit)
+
+
+def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
+    tool = Calculator()
+    groups = turn_sampler(engine, tool, max_calls=2).generate(PROMPTS, SAMPLING, 3)
+    assert tool.runs > 10 and not tool.open
+    flat = [(prompt, completion) for prompt, group in zip(PROMPTS, groups, strict=True) for completion in group]
+
+    def check(pairs: list[tuple[list[int], Completion]], turn: int, plain: list[Completion]) -> None:
+        for (_, completion), expected in zip(pairs, plain, strict=True):
+            start = completion.calls[turn - 1].end if turn else 0
+            assert completion.tokens[start : start + len(expected.tokens)].tolist() == expected.tokens.tolist()
+            assert completion.logprobs[start : start + len(expected.tokens)].tolist() == expected.logprobs.tolist()
+
+    stops = replace(SAMPLING, stop=("=",))
+    check(flat, 0, [c for group in engine.generate(PROMPTS, stops, 3) for c in group])
+    for turn in (1, 2, 3):  # the third call is refused, and what follows it stops no more
+        pairs = [pair for pair in flat if len(pair[1].calls) >= turn and pair[1].calls[turn - 1].end < 60]
+        prefixes = [[*prompt, *completion.tokens[: completion.calls[turn - 1].end]] for prompt, completion in pairs]
+        limits = tuple(60 - completion.calls[turn - 1].end for _, completion in pairs)
+        stop = ("=",) if turn < 3 else ()
+        sampling = Sampling(1, 1.0, max(limits), stop=stop, limits=limits)
+        plain = engine.generate(prefixes, sampling, wave_seed(3, 0, turn, turn == 3))
+        check(pairs, turn, [group[0] for group in plain])
+    assert {call.status for _, completion in flat for call in completion.calls} == {"ok", "error", "limit"}
+
+
+def test_log_probs_of_the_sampled_tokens_are_the_models(engine: TorchEngine) -> None:
+    groups = turn_sampler(engine, Calculator()).generate(PROMPTS, SAMPLING, 4)
+    packed = [
+        Group(prompt, [c.tokens for c in group], [c.sampled for c in group])
+        for prompt, group in zip(PROMPTS, groups, strict=True)
+    ]
+    expected, _ = response_logprobs(engine.model, packed)
+    sampled = torch.cat([torch.from_numpy(c.logprobs[c.sampled]) for group in groups for c in group])
+    assert torch.allclose(sampled, expected, atol=2e-4)
+    for completion in (c for group in groups for c in group):
+        assert not completion.logprobs[~completion.sampled].any()
+        assert len(completion.tokens) <= 60 and completion.text == TOKENIZER.decode(completion.tokens.tolist()).replace(
+            "<end>", ""
+        )
+        for call in completion.calls:
+            written = TOKENIZER.decode(completion.tokens[call.start : call.end].tolist())
+            assert f"{call.output};".startswith(written) and written
+
+
+class Meeting(Calculator):
+    """Nobody gets an answer before `count` calls have been made."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(count)
+
+    def session(self) -> Session:  # type: ignore[override]
+        return MeetingSession(self)
+
+
+class MeetingSession(CalculatorSession):
+    def run(self, code: str) -> ToolOutput:
+        assert isinstance(self.tool, Meeting)
+        if self.tool.runs < self.tool.barrier.parties:
+            self.tool.barrier.wait(60)
+        return super().run(code)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_calls_run_at_once_and_their_order_changes_nothing(engine: TorchEngine) -> None:
+    expected = turn_sampler(engine, Calculator()).generate(PROMPTS, SAMPLING, 5)
+    callers = sum(bool(completion.calls) for group in expected for completion in group)
+    assert callers > 5
+    assert turn_sampler(engine, Meeting(callers)).generate(PROMPTS, SAMPLING, 5) == expected
+
+
+def test_no_more_sessions_than_the_tool_has(engine: TorchEngine) -> None:
+    tool = Calculator()
+    counted: list[int] = []
+    groups = turn_sampler(engine, tool, sessions=3).generate(PROMPTS, SAMPLING, 5, counted.append)
+    assert sum(bool(c.calls) for group in groups for c in group) > 3
+    assert tool.most_open == 3 and not tool.open and sum(counted) == len(PROMPTS) * 6
+
+
+def test_seconds_and_tokens_of_a_response_are_limited(engine: TorchEngine) -> None:
+    slow = turn_sampler(engine, Calculator(seconds=2.0), seconds=3).generate(PROMPTS, SAMPLING, 5)
+    statuses = [[call.status for call in c.calls] for group in slow for c in group]
+    assert any(len(row) == 3 for row in statuses)
+    for row in statuses:
+        assert "limit" not in row[:2] and row[2:] in ([], ["limit"])
+    assert "may take 3 seconds" in next(c.text for g in slow for c in g if len(c.calls) == 3 and len(c.tokens) < 60)
