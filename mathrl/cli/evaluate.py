@@ -1,6 +1,7 @@
 """`mathrl evaluate`: evaluate any model on any benchmark."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,38 @@ from mathrl.core.results import results_table
 from mathrl.data.registry import newer_than
 from mathrl.params import load_params
 from mathrl.params.evaluate import TEST
+from mathrl.params.schema import Params
+from mathrl.params.tool_problems import tool_problems
+from mathrl.params.tools import Bubblewrap, NoTool
 from mathrl.reports.evaluation import evaluate_once
+
+
+class ToolName(StrEnum):
+    """Tools of --tools."""
+
+    PYTHON = "python"
+
+
+def with_tool(params: Params) -> Params:
+    """The parameters with the tool of section rollout, or with the sandbox of this machine where it has none.
+
+    Raises:
+        UserError: something that is set does not go with a tool.
+    """
+    rollout, prompt = params.rollout, params.prompt
+    if rollout.tool.kind == "none":
+        rollout = rollout.model_copy(update={"tool": Bubblewrap()})
+    if rollout.turns.format == "tool_call":
+        prompt = prompt.model_copy(update={"tools": "python"})
+    params = params.model_copy(update={"rollout": rollout, "prompt": prompt})
+    if problems := list(tool_problems(params)):
+        raise UserError("; ".join(problems))
+    return params
+
+
+def without_tool(params: Params) -> Params:
+    rollout = params.rollout.model_copy(update={"tool": NoTool()})
+    return params.model_copy(update={"rollout": rollout, "prompt": params.prompt.model_copy(update={"tools": "none"})})
 
 
 def evaluate(
@@ -23,9 +55,13 @@ def evaluate(
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
     samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
+    tools: Annotated[
+        ToolName | None,
+        typer.Option(help="Also evaluate with this tool: Python code that a response calls is run in a sandbox."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
-    """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k."""
+    """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
     if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
@@ -36,14 +72,21 @@ def evaluate(
     params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
-    figures = evaluate_once(local if local.exists() else model, benchmark, params, target)
-    base = params.model.base
-    (row,) = results_table({name: figures})
-    print("  ".join(f"{column} {cell}" for column, cell in row.items()))
+    runs = {name: (params, target)}
+    if tools is not None:
+        runs = {
+            name: (without_tool(params), target),
+            f"{name} + {tools}": (with_tool(params), target.with_name(f"{target.name}-{tools}")),
+        }
+    start = local if local.exists() else model
+    results = {label: evaluate_once(start, benchmark, *run) for label, run in runs.items()}
+    figures, base = results[name], params.model.base
+    for row in results_table(results):
+        print("  ".join(f"{column} {cell}" for column, cell in row.items()))
     if newer := newer_than(benchmark, base.released if base.type == "pretrained" else None):
         print(f"{benchmark} is {newer}: its problems cannot have been in the model's training data")
     if figures.prompts_too_long:
         print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
-    print(f"figures, responses and pictures: {target}")
+    print(f"figures, responses and pictures: {', '.join(str(folder) for _, folder in runs.values())}")
     if benchmark == TEST and base.type == "pretrained" and base.path in (model, str(local)):
         print("next: mathrl plan    (memory, time and learning rates of the run, from the speed that was measured)")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mathrl.core.files import read_jsonl, remove_leftovers, write_text
 
-TIMING_PREFIXES = ("time/", "throughput/", "system/")
+TIMING_PREFIXES = ("time/", "throughput/", "system/", "tool/seconds")
 
 
 class JsonlSink:

@@ -108,7 +108,9 @@ class ModelFigures:
          "pass_at_8": 0.945, …, "maj_at_8": 0.913, …, "response_length": 34.1, "truncated_share": 0.002,
          "no_answer_share": 0.001, "by_level": {"2": {"problems": 100, "pass_at_1": 0.97, …}}, "by_subject": {}}
 
-    `verifier` are the counters of an evaluation with a judge model (mathrl/rewards/cascade.py).
+    `verifier` are the counters of an evaluation with a judge model (mathrl/rewards/cascade.py). Where responses may
+    call a tool, `calls` is their mean number, `call_share` the share of responses with one, and `right_with_call` that
+    of the right ones.
     `pass_at_k` begins with k = 1, `maj_at_k` with k = 2; lengths are in tokens. None is what was not counted.
     """
 
@@ -126,6 +128,9 @@ class ModelFigures:
     response_length_low: float | None = None
     response_length_high: float | None = None
     verifier: Mapping[str, float] | None = None
+    calls: float | None = None
+    call_share: float | None = None
+    right_with_call: float | None = None
 
     @property
     def pass_at_1(self) -> Interval:
@@ -284,6 +289,7 @@ def results_table(models: Mapping[str, ModelFigures]) -> list[dict[str, str]]:
             row[f"maj@{k}"] = f"{figures.maj_at_k[k].mean:.3f}" if k in figures.maj_at_k else ""
         row |= {"mean length": f"{figures.response_length:.1f}", "truncated": _percent(figures.truncated_share)}
         row |= {"no answer": _percent(figures.no_answer_share), "problems": str(figures.problems)}
+        row |= {"with a call": _percent(figures.call_share), "right ones": _percent(figures.right_with_call)}
         rows.append(row)
     return [{name: row[name] for name in row if any(other[name] for other in rows)} for row in rows]
 

@@ -25,12 +25,17 @@ RESPONSE = {
     "rule": TEXT, "reward": pa.float64(), "parts": pa.map_(TEXT, pa.float64()), "length": pa.int32(),
     "truncated": pa.bool_(), "repeated": NUMBER, "disagrees": pa.bool_(), "odd": pa.list_(TEXT),
     "trained": pa.bool_(),
+    # The code and output of each tool call; tokens `start` to `end` of the response are the tool's.
+    "calls": pa.list_(pa.struct({
+        "start": pa.int32(), "end": pa.int32(), "status": TEXT, "code": TEXT, "output": TEXT,
+    })),
 }  # fmt: skip
 TOKENS = {
     "tokens": pa.list_(pa.int32()), "pieces": pa.list_(TEXT), "logprobs": pa.list_(NUMBER),
     "advantages": pa.list_(NUMBER), "ratios": pa.list_(NUMBER),
 }  # fmt: skip
 SCHEMA = pa.schema({**RESPONSE, **TOKENS})
+ADDED = ("calls",)  # columns that the files of older runs do not have
 
 
 class RolloutFolder:
@@ -95,14 +100,21 @@ def read_responses(files: Sequence[Path]) -> pa.Table:
     """
     for file in files:
         try:
-            missing = [name for name in SCHEMA.names if name not in pq.read_schema(file).names]
+            missing = [name for name in SCHEMA.names if name not in (*pq.read_schema(file).names, *ADDED)]
         except pa.ArrowInvalid as error:
             raise UserError(f"{file}: not a parquet file ({error})") from None
         if missing:
             raise UserError(f"{file}: no kept rollouts: the columns {', '.join(missing)} are missing")
     repeated = ["problem", "question", "source", "rule"]
-    tables = [pq.read_table(file, columns=list(RESPONSE), read_dictionary=repeated) for file in files]
+    tables = [_with_added(pq.read_table(file, columns=list(RESPONSE), read_dictionary=repeated)) for file in files]
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _with_added(table: pa.Table) -> pa.Table:
+    for name in ADDED:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array([[]] * len(table), RESPONSE[name]))
+    return table
 
 
 def read_tokens(files: Sequence[Path], row: int) -> dict[str, Any]:

@@ -164,6 +164,8 @@ class EvalRow:
         EvalRow(model="rl", benchmark="test", problem_id="chain/test/00003", level=2, subject=None,
                 correct=(True, True, False), extracted=("9", "9", "8"), lengths=(34, 31, 40),
                 truncated=(False, False, False))
+
+    `lengths` count the tokens that were sampled; `calls` the calls of each response, where it may call a tool.
     """
 
     model: str
@@ -175,3 +177,4 @@ class EvalRow:
     extracted: tuple[str | None, ...]
     lengths: tuple[int, ...]
     truncated: tuple[bool, ...]
+    calls: tuple[int, ...] = ()

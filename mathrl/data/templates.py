@@ -14,6 +14,7 @@ from mathrl.core.files import encodable
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration, routed
 from mathrl.models.end_tokens import turn_end
+from mathrl.models.tool_messages import PYTHON
 from mathrl.params.run import Prompt
 
 # Templates of Llama 3 and SmolLM 3 write today's date; prompts must not change from day to day. Llama's own default.
@@ -147,9 +148,15 @@ def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[P
         raise UserError(
             f"prompt.chat_template_kwargs: the model's chat template does not read {', '.join(unread)}; leave it out"
         )
+    tools = [PYTHON] if prompt.tools == "python" else None
+    if tools and "tools" not in str(tokenizer.chat_template):
+        raise UserError(
+            "prompt.tools is python, but the model's chat template names no tools; set it to none and describe the "
+            "tool in prompt.system, or take a model whose template does (Qwen 2.5, Qwen 3, Hermes)"
+        )
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime, **variables
+            messages, tools=tools, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime, **variables
         )
     except TemplateError as error:
         raise UserError(

@@ -115,6 +115,7 @@ def eval_row(group: Sequence[Mapping[str, Any]]) -> EvalRow:
         extracted=tuple(row["extracted"] for row in group),
         lengths=tuple(int(row["length"]) for row in group),
         truncated=tuple(bool(row["truncated"]) for row in group),
+        calls=tuple(len(row["calls"]) for row in group if "calls" in row),
     )
 
 

@@ -31,6 +31,7 @@ def summarise(rows: Rows, settings: Evaluate) -> ModelFigures:
         by_level=_groups(rows, lambda row: row.level, settings),
         by_subject=_groups(rows, lambda row: row.subject, settings),
         **_rates([rows], ks, settings),
+        **_calls([rows]),
     )
 
 
@@ -54,7 +55,22 @@ def summarise_seeds(runs: Sequence[Rows], settings: Evaluate) -> ModelFigures:
         truncated_share=sum_in_order(truncated) / len(truncated),
         seeds=len(runs),
         **_rates(runs, ks, settings),
+        **_calls(runs),
     )
+
+
+def _calls(runs: Sequence[Rows]) -> dict[str, Any]:
+    """The fields of `ModelFigures` about tool calls, where the responses may call a tool."""
+    rows = [row for run in runs for row in run if row.calls]
+    calls = [(count, correct) for row in rows for count, correct in zip(row.calls, row.correct, strict=True)]
+    if not calls:
+        return {}
+    right = [count > 0 for count, correct in calls if correct]
+    return {
+        "calls": sum(count for count, _ in calls) / len(calls),
+        "call_share": sum(count > 0 for count, _ in calls) / len(calls),
+        "right_with_call": sum(right) / max(1, len(right)),
+    }
 
 
 def accuracies(rows: Rows) -> dict[str, float]:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from mathrl.core.errors import UserError
 from mathrl.health.rules import RULES, Row
+from mathrl.health.tool_rules import TOOL_RULES
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
@@ -46,7 +47,7 @@ class Watch:
         """The findings that are new, or that return after more than a window."""
         self.rows.append(row)
         step, new = int(row["step"]), []
-        for rule in RULES:
+        for rule in (*RULES, *TOOL_RULES):
             if rule.name in self.health.without or (rule.needs_rl and self.rl is None):
                 continue
             diagnosis = rule.diagnose(self.rows, self.health, self.rl)  # type: ignore[arg-type]

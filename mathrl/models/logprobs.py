@@ -176,7 +176,7 @@ def _padded_logprobs(
 def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids [B, L], the mask of real tokens [B, L], and where a token with a log-prob is next [B, L - 1]."""
     pairs = [(group.prompt, response) for group in groups for response in group.responses]
-    masks = [mask for group in groups for mask in group.sampled or [True] * len(group.responses)]
+    masks = [torch.from_numpy(mask) for group in groups for mask in group.masks]
     longest = max(len(prompt) + len(response) for prompt, response in pairs)
     ids_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
     real_BL = torch.zeros(len(pairs), longest, dtype=torch.long)
@@ -185,7 +185,7 @@ def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor,
         end = len(prompt) + len(response)
         ids_BL[row, :end] = torch.from_numpy(np.concatenate([prompt, response]))
         real_BL[row, :end] = 1
-        next_BL[row, len(prompt) - 1 : end - 1] = torch.as_tensor(masks[row])
+        next_BL[row, len(prompt) - 1 : end - 1] = masks[row]
     return ids_BL.to(device), real_BL.to(device), next_BL.to(device)
 
 

@@ -1,6 +1,6 @@
 """Pack groups of responses into one row of tokens without padding, with the prompt of a group once.
 
-Shapes: T packed tokens; N response tokens that have a log-prob (all but those of `Group.sampled`); R rows whose logits are needed.
+Shapes: T packed tokens; N response tokens that have a log-prob (see `Group.sampled`); R rows whose logits are needed.
 """
 
 from collections.abc import Sequence
@@ -51,6 +51,11 @@ class Group:
     prompt: Sequence[int]
     responses: Sequence[TokenIds]
     sampled: Sequence[Sampled] = ()
+
+    @property
+    def masks(self) -> list[Sampled]:
+        """`sampled`, written out where it is empty."""
+        return [*self.sampled] or [np.ones(len(response), np.bool_) for response in self.responses]
 
     @property
     def counts(self) -> list[int]:

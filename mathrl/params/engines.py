@@ -125,6 +125,7 @@ TRL_RL = (
     Meaning(
         "rollout.engine", "the trained model samples, by `generate`", ("torch", "auto"), "mathrl runs TRL without vLLM"
     ),
+    Meaning("rollout.tool.kind", "refused", ("none",), "its responses call no tool"),
     Meaning("rollout.max_sequences", "bounds the dev evaluation only: TRL samples the responses of a step at once"),
     Meaning("training.backend", "DDP of accelerate", ("torch",), "mathrl runs TRL without DeepSpeed"),
     Meaning("training.most_bad_updates", f"{UNUSED}: the first non-finite loss or gradient stops the run"),

@@ -9,6 +9,7 @@ from mathrl.params.section import Section
 RuleName = Literal[
     "loss", "collapse", "kl", "mismatch", "stale_sampler", "importance", "entropy", "length", "repetition",
     "no_success", "flat", "spikes", "zero_variance", "truncated", "critic", "reward_parts", "timeouts",
+    "tool_down", "tool_calls", "told_answers",
 ]  # fmt: skip
 
 
@@ -47,3 +48,12 @@ class Health(Section):
         0.1, gt=0, description="Maximum distance from 1 of the mean ratio and the mean importance weight."
     )
     timeouts: float = Field(0.01, ge=0, le=1, description="Maximum share of verifications that time out.")
+    tool_unavailable: float = Field(
+        0.05, ge=0, le=1, description="Maximum share of tool calls for which the tool itself fails."
+    )
+    tool_rise: float = Field(
+        2.0, gt=1, description="Growth factor of the calls per response from which accuracy must grow too."
+    )
+    tool_echo: float = Field(
+        0.5, ge=0, le=1, description="Maximum share of tool calls whose code has their output in it."
+    )

@@ -41,6 +41,10 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
     templates = {prompt.template, *(route.template for route in prompt.routes.values())}
     if prompt.system and "chat" not in templates:
         yield "prompt.system", f"prompt.template {prompt.template} has no system message (only chat has)"
+    if prompt.tools != "none" and "chat" not in templates:
+        yield "prompt.tools", f"prompt.template {prompt.template} is no chat template"
+    if params.rollout.tool.kind == "none":
+        yield from _set(params.rollout.turns, "rollout.turns", "rollout.tool is none")
     if prompt.chat_template_kwargs and "chat" not in templates:
         yield "prompt.chat_template_kwargs", f"prompt.template {prompt.template} is no chat template"
     if evaluate.temperature == 0:

@@ -20,6 +20,7 @@ from mathrl.params.engines import engine_problem
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
+from mathrl.params.tool_problems import tool_problems
 from mathrl.params.user_function import function_problems, sampler_problems
 
 FOLDER = Path("params")
@@ -246,6 +247,7 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             "exchange data for rollouts and for the update at the same time, in no common order, and wait for each "
             "other forever; set prefetch to false, or rollout.engine to vllm_server"
         )
+    problems += [f"{origin['rollout']}: {line}" for line in tool_problems(params)]
     if problem := engine_problem(params, "rl"):
         problems.append(f"{origin['rl']}: {problem}")
     if problems:

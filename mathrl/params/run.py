@@ -97,6 +97,9 @@ class Prompt(Section):
         default_factory=dict,
         description="Variables for the chat template, such as {enable_thinking: false} (Qwen 3, SmolLM 3).",
     )
+    tools: Literal["none", "python"] = Field(
+        "none", description="Tools that the chat template is told of, for rollout.turns.format tool_call."
+    )
     response_prefix: str = Field("", description="Text that every response is made to start with, such as <think>.")
     few_shot: int = Field(0, ge=0, le=64, description="Number of worked examples (sft split) before the question.")
     max_tokens: int = Field(

@@ -49,6 +49,11 @@ class Sft(Section):
     terse_share: float = Field(
         0.5, ge=0, le=1, description="Share of demonstrations reduced to the answer, without reasoning steps."
     )
+    call_format: Literal["python_block"] | None = Field(
+        None,
+        description="Tool calls in demonstrations, whose outputs are read and not learned. python_block: ```output "
+        "blocks after ```python blocks; null: every token is learned.",
+    )
     lr: float = Field(0.02, ge=0, le=1, description=LEARNING_RATE)
     optimizer: Optimizer = Optimizer(schedule="flat_linear", adamw_scale=0.15)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")

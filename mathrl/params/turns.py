@@ -17,7 +17,9 @@ class Turns(Section):
         description="What a call looks like. python_block: a ```python block, answered by an ```output block; "
         "tool_call: JSON in <tool_call> tags (Hermes, Qwen), answered in the chat template's tool role.",
     )
-    max_calls: int = Field(4, ge=1, le=64, description="Maximum number of calls per response; a further one is refused.")
+    max_calls: int = Field(
+        4, ge=1, le=64, description="Maximum number of calls per response; a further one is refused."
+    )
     output_tokens: int = Field(
         256, ge=8, description="Maximum tokens of a call's output; longer output is cut, which the model is told."
     )

@@ -146,6 +146,8 @@ def _facets(table: pa.Table) -> dict[str, Facet]:
         "source": _of_texts(table["source"]),
         "level": _of_numbers(table["level"], whole=True),
         "length": _of_numbers(table["length"]),
+        "calls": _of_numbers(pc.list_value_length(table["calls"]), whole=True),
+        "status of a call": _of_lists(_statuses(table["calls"])),
         "reward": _of_numbers(table["reward"]),
     }
     parts = pa.chunked_array(table["parts"]).combine_chunks() if len(table) else None
@@ -169,6 +171,12 @@ def _of_lists(column: Any) -> Facet:
     texts = pc.dictionary_encode(lists.values)
     codes = np.asarray(texts.indices, dtype=np.int64)
     return _ordered([str(label) for label in texts.dictionary.to_pylist()], codes, _rows_of(lists))
+
+
+def _statuses(calls: Any) -> Any:
+    """The statuses of each response's calls, as a column of lists."""
+    column = pa.chunked_array(calls).combine_chunks()
+    return pa.chunked_array([pa.ListArray.from_arrays(column.offsets, column.values.field("status"))])
 
 
 def _of_numbers(column: Any, *, whole: bool = False) -> Facet:

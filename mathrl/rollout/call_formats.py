@@ -20,30 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
-from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
 from mathrl.core.types import FinishReason
+from mathrl.models.tool_messages import tool_turn
 from mathrl.params.turns import CallFormat
 
 BLOCK = re.compile(r"```(?:python|py)[ \t]*\n((?:(?!```).)*)```\s*\Z", re.DOTALL)
 FENCE, QUOTES = "```", "'''"
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# What the chat template is told about the tool.
-PYTHON = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Runs Python code and returns what it prints. Variables stay between calls.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The code to run."}},
-            "required": ["code"],
-        },
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,7 @@ class ToolCalls:
     def __init__(self, tokenizer: Any) -> None:
         """Raises UserError: the tokenizer has no chat template with tool messages."""
         self.tokenizer = tokenizer
-        self.answers(["1", "2"])
+        self.answers(["1", "2"])  # tried before anything is sampled
 
     def calls(self, turn: str) -> list[Asked]:
         return [_asked(call) for call in CALL.findall(turn)]
@@ -109,35 +94,7 @@ class ToolCalls:
         return CALL.sub("", turn)
 
     def answers(self, outputs: Sequence[str]) -> list[str]:
-        """What the template writes from the end of the assistant's turn on; the end token itself was sampled."""
-        marks = [f"7f1c40-{number}-" for number in range(len(outputs))]
-        messages = [
-            {"role": "user", "content": "1"},
-            {"role": "assistant", "content": "7f1c40"},
-            *({"role": "tool", "name": "python", "content": mark} for mark in marks),
-        ]
-        try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except (TemplateError, ValueError, AttributeError):
-            text = ""
-        text = text.partition("7f1c40")[2]
-        if not all(mark in text for mark in marks):
-            raise UserError(
-                "rollout.turns.format is tool_call, but the model's chat template has no tool messages; set it to "
-                "python_block, or take an instruction-tuned model whose template has them (Qwen 2.5, Qwen 3, Hermes)"
-            )
-        text = _after_end(text, self.tokenizer)
-        parts = []
-        for mark, output in zip(marks, outputs, strict=True):
-            before, _, text = text.partition(mark)
-            parts.append(before + output)
-        return [*parts[:-1], parts[-1] + text]
-
-
-def _after_end(text: str, tokenizer: Any) -> str:
-    """The text after the added token that it begins with: the turn's end token, which the model has sampled."""
-    ends = [token.content for token in tokenizer.added_tokens_decoder.values() if text.startswith(token.content)]
-    return text[max(map(len, ends), default=0) :]
+        return tool_turn(self.tokenizer, outputs)
 
 
 def _asked(call: str) -> Asked:
@@ -150,6 +107,22 @@ def _asked(call: str) -> Asked:
     if name != "python" or not isinstance(code, str):
         return Asked(call.strip(), f"error: there is one tool, python, which takes code; {wanted}")
     return Asked(code)
+
+
+OUTPUT = re.compile(r"(```(?:python|py)[ \t]*\n(?:(?!```).)*```[ \t]*\n)(```output\n(?:(?!```).)*```\n?)", re.DOTALL)
+
+
+def pieces_of(text: str) -> list[tuple[str, bool]]:
+    """A demonstration in pieces, and whether the model learns each: all but the outputs of its ```python blocks.
+
+    >>> pieces_of("6*7:```python\\n6*7\\n```\\n```output\\n42\\n```\\nIt is 42.")
+    [('6*7:```python\\n6*7\\n```\\n', True), ('```output\\n42\\n```\\n', False), ('It is 42.', True)]
+    """
+    pieces, start = [], 0
+    for block in OUTPUT.finditer(text):
+        pieces += [(text[start : block.end(1)], True), (block[2], False)]
+        start = block.end()
+    return [(piece, learned) for piece, learned in [*pieces, (text[start:], True)] if piece]
 
 
 def make_format(name: CallFormat, tokenizer: Any) -> Format:

@@ -39,7 +39,8 @@ def sample_problems(
     """
     mine = problems[rank() :: world_size()]
     chunk_size = max(1, sampler.engine.rollout.max_sequences // sampling.samples)
-    key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size()])
+    tools = sampler.turns.params.model_dump() if sampler.turns is not None else None
+    key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size(), tools])
     file = state / f"{name}.{rank()}of{world_size()}.{key}.jsonl" if state else None
     groups, chunks_done = _finished(file)
     if on_progress and groups:
@@ -48,7 +49,7 @@ def sample_problems(
         chunk_problems = mine[chunk * chunk_size : (chunk + 1) * chunk_size]
         chunk_seed = derive_seed(seed, name, rank(), chunk)
         sampled = sampler.sample(chunk_problems, sampling, reward, chunk_seed, on_progress)
-        rows = [None if group is None else [_row(graded) for graded in group] for group in sampled]
+        rows = [None if group is None else [_row(graded, tools is not None) for graded in group] for group in sampled]
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a", encoding="utf-8") as stream:
@@ -79,14 +80,16 @@ def usable(problems: Sequence[Problem], samples: Sequence[list[Sample] | None]) 
     return count
 
 
-def _row(graded: Graded) -> Sample:
+def _row(graded: Graded, tools: bool) -> Sample:
+    calls = [{"code": c.code, "output": c.output, "status": c.status} for c in graded.completion.calls]
     return {
         "response": graded.completion.text,
         "extracted": graded.extracted,
         "correct": graded.correct,
         "rule": graded.rule,
-        "length": len(graded.completion.tokens),
+        "length": graded.completion.sampled_count,
         "truncated": graded.completion.finish_reason == "length",
+        **({"calls": calls} if tools else {}),
     }
 
 

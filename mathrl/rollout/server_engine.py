@@ -62,8 +62,9 @@ class ServerEngine:
                 finally:
                     self.pool.give_back(server)
             with lock:
-                for sample, completion in enumerate(completions) if on_end else ():
-                    on_end(number, sample, completion.tokens.tolist(), completion.finish_reason)
+                if on_end:
+                    for sample, completion in enumerate(completions):
+                        on_end(number, sample, completion.tokens.tolist(), completion.finish_reason)
                 if on_progress:
                     on_progress(len(completions))
             return completions

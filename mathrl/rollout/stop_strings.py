@@ -28,6 +28,8 @@ class StopStrings:
         closing_R = torch.isin(tokens_BL[rows_R, column], self.closing.to(tokens_BL.device))
         first = max(0, column + 1 - self.longest)  # a token has a character of the string or more
         candidates = rows_R[closing_R]
+        if not len(candidates):
+            return candidates
         texts = self.tokenizer.batch_decode(tokens_BL[candidates, first : column + 1].tolist())
         found = [any(string in text for string in self.strings) for text in texts]
         return candidates[torch.tensor(found, dtype=torch.bool, device=candidates.device)]

@@ -100,9 +100,10 @@ class TorchEngine:
                 ended_rows = rows[newly_ended]
                 ended_B[ended_rows] = True
                 lengths_B[ended_rows] = column + 1
-                for row in ended_rows.tolist() if on_end else ():
-                    tokens_L = tokens_BL[row, : column + 1].tolist()
-                    on_end(indices[row // samples], row % samples, tokens_L, REASONS[int(reasons_B[row])])
+                if on_end:
+                    for row in ended_rows.tolist():
+                        tokens_L = tokens_BL[row, : column + 1].tolist()
+                        on_end(indices[row // samples], row % samples, tokens_L, REASONS[int(reasons_B[row])])
                 if on_progress:
                     on_progress(ended_count)
             finished = ended_B[rows]

@@ -91,7 +91,9 @@ def _train(name: str, start: Path, sft: Sft, params: Params, training: TrainingR
         return folder
     model, tokenizer = load_start(start, params.model, training)
     demonstrations, dev = (
-        tokenize_demonstrations(read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed)
+        tokenize_demonstrations(
+            read_problems(file), params.prompt, tokenizer, sft.terse_share, params.run.seed, sft.call_format is not None
+        )
         for file in (PROBLEMS, DEV)
     )
 

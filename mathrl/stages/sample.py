@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.environment import world_size
+from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
@@ -35,6 +36,11 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     """Sample the model of the folder `start` on the problems of the files `data`; writes the folder `out`."""
     params = run.params
     settings, seed = params.sample, params.run.seed
+    if params.rollout.tool.kind != "none" and params.rollout.turns.format == "tool_call":
+        raise UserError(
+            "sample writes responses as text, which the turns of rollout.turns.format tool_call are not: set it to "
+            "python_block"
+        )
     # torch: not before the inputs have been checked.
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_sampler import open_sampler
@@ -120,10 +126,13 @@ def with_prefix(rows: Sequence[Row], params: Params) -> list[Row]:
 def pairs_of(groups: Groups, per_problem: int, seed: int) -> list[Row]:
     """Preference pairs with their problem, and whether each side ended by itself (with the end token).
 
+    Responses that called a tool are in no pair: DPO would learn the tool's outputs.
+
     Example:
         {"problem_id": "chain/rl/00012", "problem": {…}, "chosen": "…", "rejected": "…", "chosen_ended": true,
          "rejected_ended": false, "question": "7+5-3*4="}
     """
+    groups = [(problem, [row for row in rows if not row.get("calls")]) for problem, rows in groups]
     problems = {problem.id: problem for problem, _ in groups}
     ended = {(problem.id, row["response"]) for problem, rows in groups for row in rows if not row["truncated"]}
     return [

@@ -59,6 +59,7 @@ def work(
             tokenizer,
             params.sft.terse_share,
             seed,
+            params.sft.call_format is not None,
         )
         for files in (data, (dev,))
     )

@@ -4,6 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
@@ -12,17 +14,19 @@ from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import is_chat, quoted, render, response_end
 from mathrl.models.packing import Group
 from mathrl.params.run import Prompt
+from mathrl.rollout.call_formats import pieces_of
 
 THINK = "<think>"
 
 
 def tokenize_demonstrations(
-    problems: Sequence[Problem], prompt: Prompt, tokenizer: Any, terse_share: float, seed: int
+    problems: Sequence[Problem], prompt: Prompt, tokenizer: Any, terse_share: float, seed: int, calls: bool = False
 ) -> list[Group]:
     """One group per problem, with one response, the end token included (`response_end`).
 
     A seeded `terse_share` of the responses is the answer alone, the others are the worked solution. A <think> that the
-    prompt has opened is not opened again.
+    prompt has opened is not opened again. With `calls` the outputs of ```python blocks are read and not learned; they
+    are tokenized apart, as they are while sampling.
 
     Raises:
         UserError: there is no problem, or a problem whose worked solution is to be learned has none, or the chat
@@ -43,7 +47,11 @@ def tokenize_demonstrations(
         if is_chat(problem, prompt) and tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK):
             text = _continued(text, problem)
         end = response_end(problem, prompt, tokenizer)
-        groups.append(Group(prompt_ids, ([*tokenizer.encode(text, add_special_tokens=False), end],)))
+        pieces = pieces_of(text) if calls else [(text, True)]
+        tokens = [(tokenizer.encode(piece, add_special_tokens=False), learned) for piece, learned in pieces]
+        response = [*(token for ids, _ in tokens for token in ids), end]
+        learned = np.array([*(flag for ids, flag in tokens for _ in ids), True])
+        groups.append(Group(prompt_ids, (response,), () if learned.all() else (learned,)))
     return groups
 
 

@@ -54,11 +54,9 @@ class KeptRollouts:
         if numbers:
             part = batch.part(numbers)
             ratios_N = (score(part.groups) - part.old_N).exp()
-            ends = part.lengths_S.cumsum(0).tolist()[:-1]
-            split = zip(np.split(part.advantages_N.numpy(), ends), np.split(ratios_N.numpy(), ends), strict=True)
-            for group in part.groups:
-                pairs = [next(split) for _ in group.responses]
-                values[id(group)] = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            advantages, ratios = (of_responses(part, values_N.numpy()) for values_N in (part.advantages_N, ratios_N))
+            for number, group in enumerate(part.groups):
+                values[id(group)] = advantages[number], ratios[number]
         if self.folder is not None:
             rows = [row for group, numbers in chosen for row in self._rows(step, group, numbers, values.get(id(group)))]
             self.folder.write(step, rows)
@@ -83,6 +81,7 @@ class KeptRollouts:
         problem = self.problems[group.problem]
         for number in numbers:
             graded, tokens = group.graded[number], group.responses[number].tolist()
+            calls = graded.completion.calls
             yield {
                 "step": step,
                 "problem": encodable(problem.id),
@@ -97,15 +96,20 @@ class KeptRollouts:
                 "rule": graded.rule,
                 "reward": group.rewards[number],
                 "parts": sorted(group.parts[number].items()),
-                "length": len(tokens),
+                "length": group.lengths[number],
                 "truncated": group.truncated[number],
                 "repeated": group.repeated[number],
                 "disagrees": graded.disagrees,
                 "odd": odd_reasons(group, number),
                 "trained": values is not None,
+                "calls": [
+                    {"start": call.start, "end": call.end, "status": call.status}
+                    | {"code": encodable(call.code), "output": encodable(call.output)}
+                    for call in calls
+                ],
                 "tokens": tokens,
                 "pieces": [self.piece(token) for token in tokens],
-                "logprobs": group.logprobs[number],
+                "logprobs": among_all(group, number, group.logprobs[number]),
                 "advantages": values and values[0][number],
                 "ratios": values and values[1][number],
             }
@@ -117,6 +121,21 @@ class KeptRollouts:
             spaced = str(self.tokenizer.convert_ids_to_tokens(token)).startswith("▁") and not text.startswith(" ")
             self._pieces[token] = encodable(f" {text}" if spaced else text)
         return self._pieces[token]
+
+
+def of_responses(batch: Batch, values_N: Floats) -> list[list[Floats]]:
+    """The values of each group's responses, one per token: NaN for those of tools."""
+    split = iter(np.split(values_N, batch.lengths_S.cumsum(0).tolist()[:-1]))
+    return [[among_all(group, number, next(split)) for number in range(len(group.responses))] for group in batch.groups]
+
+
+def among_all(group: RolloutGroup, number: int, values: Floats) -> Floats:
+    """Values of the sampled tokens of a response among all its tokens, NaN for the others."""
+    if not group.sampled:
+        return values
+    whole = np.full(len(group.responses[number]), np.nan, np.float32)
+    whole[group.sampled[number]] = values
+    return whole
 
 
 def open_kept(
@@ -148,5 +167,6 @@ def odd_reasons(group: RolloutGroup, number: int) -> list[str]:
         "only wrong one": alone and not correct,
         "reward against verdict": any(other > reward if correct else other < reward for other in others),
         "graders disagree": bool(graded.disagrees),
+        "call failed": any(call.status != "ok" for call in graded.completion.calls),
     }
     return [name for name, holds in reasons.items() if holds]

@@ -34,7 +34,7 @@ from mathrl.trainers.dev_evaluation import evaluate_dev
 from mathrl.trainers.kl_probe import probe_kl
 from mathrl.trainers.open_rl import Helpers, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
-from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics
+from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
 from mathrl.trainers.training_run import TrainingRun
 
 
@@ -132,6 +132,7 @@ def train_rl(
             end = time.perf_counter()
             row = {
                 **rollout_metrics(rollouts.sampled, rollouts.groups),
+                **(tool_metrics(rollouts.sampled) if sampler.turns is not None else {}),
                 **critic_figures.metrics(batch),
                 **metrics_by_source(rollouts.sampled, problems),
                 **policy_figures.metrics(params),

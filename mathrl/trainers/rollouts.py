@@ -3,6 +3,7 @@
 Shapes: P groups (prompts) of G responses.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -15,7 +16,7 @@ import torch
 from mathrl.algorithms.advantages import uniform_groups
 from mathrl.core.ngrams import distinct_ngrams
 from mathrl.core.statistics import sum_in_order
-from mathrl.core.types import Graded, Logprobs, Problem, Sampled, TokenIds, ToolCall, Tokens
+from mathrl.core.types import Graded, Logprobs, Problem, Sampled, TokenIds, Tokens, ToolCall
 from mathrl.models.packing import Group
 
 REPEATED_GRAM = 16
@@ -32,9 +33,9 @@ class RolloutGroup:
 
     `problem` is the number of the problem in the training set. `responses` and `logprobs` may be given as any
     sequences and are int32 and float32 arrays; `logprobs` has those of the tokens that were sampled. Where responses
-    have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses' `repeated_shares`. `step_ends` are the
-    places of the last token of each reasoning step, one tuple per response, and `step_rewards` the rewards of the
-    steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
+    have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses' `repeated_shares`.
+    `step_ends` are the places of the last token of each reasoning step, one tuple per response, and `step_rewards` the
+    rewards of the steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
     `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
     """
 
@@ -156,6 +157,42 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         values = [part[name] for part in parts if name in part]
         figures.setdefault(f"reward/{name}", sum_in_order(values) / len(values))
     return figures
+
+
+def tool_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Calls of the tool in a step's rollouts.
+
+    Means per response are `tool/calls`, `tool/seconds` and `tool/tokens` (of the tool's outputs); `tool/call_share` is
+    the share of responses that called, `tool/right_with_call` that of the right ones. Shares of the calls are
+    `tool/error_rate` (no result), `tool/unavailable_rate` (the tool itself failed) and `tool/echo_rate` (the output
+    stands in the code).
+    """
+    responses = [calls for group in groups for calls in group.calls or ((),) * len(group.correct)]
+    calls = [call for row in responses for call in row]
+    verdicts = [correct for group in groups for correct in group.correct]
+    right = [bool(row) for row, correct in zip(responses, verdicts, strict=True) if correct]
+    rates = {
+        "tool/error_rate": sum(call.status != "ok" for call in calls),
+        "tool/unavailable_rate": sum(call.status == "unavailable" for call in calls),
+        "tool/echo_rate": sum(call.status == "ok" and is_echo(call.code, call.output) for call in calls),
+    }
+    return {
+        "tool/calls": len(calls) / len(responses),
+        "tool/call_share": sum(bool(row) for row in responses) / len(responses),
+        "tool/seconds": sum_in_order(call.seconds for call in calls) / len(responses),
+        "tool/tokens": sum(call.end - call.start for call in calls) / len(responses),
+        "tool/right_with_call": sum(right) / max(1, len(right)),
+        **{name: count / max(1, len(calls)) for name, count in rates.items()},
+    }
+
+
+def is_echo(code: str, output: str) -> bool:
+    """Whether the output stands in the code as it is.
+
+    >>> is_echo("print(391)", "391"), is_echo("print(17 * 23)", "391"), is_echo("print(3910)", "391")
+    (True, False, False)
+    """
+    return bool(output) and re.search(rf"(?<!\w){re.escape(output)}(?!\w)", code) is not None
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:

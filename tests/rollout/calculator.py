@@ -1,4 +1,4 @@
-"""A tool without a sandbox for tests: arithmetic alone, read by ast and computed by hand. And calls that are easy to make."""
+"""A tool without a sandbox for tests, which computes sums and products, and a form of calls that is easy to write."""
 
 import ast
 import operator
@@ -56,8 +56,8 @@ class CalculatorSession:
         try:
             expression = code.strip().removeprefix("print(").removesuffix(")")
             value = computed(ast.parse(expression, mode="eval")) + self.tool.wrong_by
-        except (SyntaxError, ValueError) as error:
-            return ToolOutput(f"{type(error).__name__}: {error}", "error", self.tool.seconds)
+        except (SyntaxError, ValueError):
+            return ToolOutput("(...)", "error", self.tool.seconds)
         return ToolOutput(str(value), "ok", self.tool.seconds)
 
     def close(self) -> None:

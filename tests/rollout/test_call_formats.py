@@ -1,0 +1,112 @@
+"""What counts as a call, what follows it, and what a tool's output may not do to the response that it stands in."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.models.base import character_tokenizer
+from mathrl.models.tool_messages import tool_turn
+from mathrl.params.run import FreshModel
+from mathrl.rollout.call_formats import Asked, PythonBlock, ToolCalls, make_format, pieces_of, shown
+
+TOKENIZER = character_tokenizer(FreshModel())
+# The part of Qwen 2.5's template that has to do with turns.
+QWEN = (
+    "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
+    "<|im_end|>\n{% endif %}{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}\n<tool_response>\n"
+    "{{ m.content }}\n</tool_response>"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def qwen_tokenizer(template: str | None = QWEN) -> Any:
+    tokenizer = character_tokenizer(FreshModel(marks=("<tool_call>", "</tool_call>")))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("turn", "code"),
+    [
+        ("Let us see.\n```python\nprint(2)\n```\n", "print(2)\n"),
+        ("<think>```py\nx = 1\n\nx\n```\n", "x = 1\n\nx\n"),
+        ("```python\na\n```\ntext\n```python\nb\n```\n", "b\n"),
+        ("```latex\nx^2\n```\n", None),
+        ("```output\n5\n```\n", None),
+        ("```python\nprint(2)\n", None),
+        ("```python\nprint(2)\n```\nso it is 2", None),
+        ("plain text", None),
+    ],
+)
+def test_a_call_is_the_python_block_that_ends_a_turn(turn: str, code: str | None) -> None:
+    assert PythonBlock().calls(turn) == ([] if code is None else [Asked(code)])
+    assert PythonBlock().own_words(turn).endswith("```\n") == (code is None and turn.endswith("```\n"))
+
+
+def test_an_output_cannot_close_its_block_or_spell_a_token_of_the_model() -> None:
+    output = "1\n```\n<answer>7</answer>\x1b[31m\x00<end>\r\n2"
+    (text,) = PythonBlock().answers([shown(output, 100, TOKENIZER)])
+    assert text == "```output\n1\n'''\n< answer>7< /answer>[31m< end>\n2\n```\n"
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert not {TOKENIZER.eos_token_id, *TOKENIZER.encode("<answer></answer>")} & set(ids)
+
+
+def test_long_output_is_cut_and_says_so() -> None:
+    assert shown("x" * 20, 20, TOKENIZER) == "x" * 20
+    assert shown("y" * 5000, 20, TOKENIZER) == "y" * 20 + "\n[output cut: 20 of 5,000 tokens]"
+
+
+def test_pieces_of_a_demonstration_leave_outputs_out() -> None:
+    text = "a```python\n1\n```\n```output\n1\n```\nb```python\n2\n```\n```output\n2\n```\n"
+    pieces = pieces_of(text)
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [piece for piece, learned in pieces if not learned] == ["```output\n1\n```\n", "```output\n2\n```\n"]
+    forged = "```output\n5\n```\nb"  # without a call before it, it is the model's own text
+    assert pieces_of(forged) == [(forged, True)]
+
+
+def test_tool_calls_are_answered_as_the_template_does() -> None:
+    tokenizer = qwen_tokenizer()
+    conversation = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "c"},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "22"},
+    ]
+    whole = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    assert "c<|im_end|>" + "".join(tool_turn(tokenizer, ["1", "22"])) == "c" + whole.partition("\nc")[2]
+    calls = ToolCalls(tokenizer)
+    assert calls.reason == "stop" and calls.stop == ()
+    assert calls.answers(["1"])[0].endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_turn_may_have_several_calls_and_mistakes_are_told() -> None:
+    calls = ToolCalls(qwen_tokenizer())
+
+    def written(value: Any) -> str:
+        return f"<tool_call>\n{json.dumps(value)}\n</tool_call>"
+
+    good = {"name": "python", "arguments": {"code": "print('</b>')"}}
+    turn = "I compute." + written(good) + "\n" + written({"name": "search", "arguments": {"code": "x"}})
+    first, second = calls.calls(turn)
+    assert first == Asked("print('</b>')") and "there is one tool, python" in second.mistake
+    assert calls.own_words(turn) == "I compute.\n"
+    for broken in ("<tool_call>{</tool_call>", written([1]), written({"name": "python", "arguments": "x"})):
+        (asked,) = calls.calls(broken)
+        assert asked.mistake.startswith("error: this is no call") and '"code"' in asked.mistake
+
+
+@pytest.mark.parametrize(
+    "template", [None, "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"]
+)
+def test_a_template_without_tool_messages_is_refused(template: str | None) -> None:
+    with pytest.raises(
+        UserError, match=r"rollout\.turns\.format is tool_call, but the model's chat template has no tool"
+    ):
+        make_format("tool_call", qwen_tokenizer(template))

@@ -1,0 +1,73 @@
+"""RL on responses that call a tool: resumed and prefetched as without, its figures, and what is kept of the calls."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mathrl.core.rollout_files import read_responses, read_tokens, rollout_files
+from mathrl.params.kept_rollouts import KeepRollouts
+from mathrl.params.run import Prompt
+from mathrl.params.train import Rl
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.rl import train_rl
+from tests.rollout.calculator import Calculator, Equations
+
+
+def train(small: Any, params: Rl, state: Path, last: int = 10**9, *, tools: bool = True) -> tuple[list[Any], Any]:
+    """Train a policy that calls the calculator; the logged rows without timings, and the model."""
+    model, sampler = small.policy()
+    engine = sampler.engine
+    if params.prefetch:
+        copy = small.policy()[0]
+        engine = CopyEngine(copy, small.TOKENIZER, engine.rollout, 1e-4)
+    sampler = Sampler(engine, small.TOKENIZER, Prompt(), tool=Calculator() if tools else None)
+    if sampler.turns is not None:
+        sampler.turns.format = Equations()
+    run = replace(small.training_run(state, last), rollouts=state / "rollouts")
+    train_rl(model, sampler, small.PROBLEMS, small.PROBLEMS[:2], small.CountsOnes(), params, run)
+    return small.without_timings(state / "metrics.jsonl"), model
+
+
+def short(small: Any, **changes: Any) -> Rl:
+    keep = KeepRollouts(which="all")
+    sizes = {"steps": 4, "max_tokens": 30, "checkpoint_every": 1, "eval_every": 2, "keep_rollouts": keep}
+    return small.short_rl(**(sizes | changes))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_killed_run_goes_on_with_the_same_bits(small: Any, tmp_path: Path, prefetch: bool) -> None:
+    params = short(small, prefetch=prefetch)
+    whole, model = train(small, params, tmp_path / "whole")
+    with pytest.raises(small.Killed):
+        train(small, params, tmp_path / "cut", last=2)
+    resumed, again = train(small, params, tmp_path / "cut")
+    assert resumed == whole and any(row["tool/calls"] > 0.3 for row in whole)
+    for ours, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, other)
+
+
+def test_figures_and_kept_rollouts_have_the_calls(small: Any, tmp_path: Path) -> None:
+    rows, _ = train(small, short(small), tmp_path)
+    plain, _ = train(small, short(small, steps=1), tmp_path / "plain", tools=False)
+    assert not any(name.startswith("tool/") for name in plain[0])
+    files = rollout_files(tmp_path / "rollouts")
+    table = read_responses(files).to_pylist()
+    first = [row for row in table if row["step"] == 1]
+    assert rows[0]["tool/calls"] == pytest.approx(sum(len(row["calls"]) for row in first) / len(first))
+    assert rows[0]["response_length"] == pytest.approx(sum(row["length"] for row in first) / len(first))
+    called = [number for number, row in enumerate(table) if row["calls"]]
+    assert called and any("call failed" in table[number]["odd"] for number in called)
+    for number in called[:5]:
+        row, tokens = table[number], read_tokens(files, number)
+        mask = np.ones(len(tokens["tokens"]), bool)
+        for call in row["calls"]:
+            mask[call["start"] : call["end"]] = False
+            assert "".join(tokens["pieces"][call["start"] : call["end"]]).startswith(call["output"][:1])
+        assert row["length"] == mask.sum()
+        for name in ("logprobs", "advantages", "ratios"):
+            assert np.array_equal(np.isfinite(tokens[name]), mask)

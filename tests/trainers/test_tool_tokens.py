@@ -1,0 +1,183 @@
+"""Outputs of tools are read, never trained on: no gradient, ratio, KL, entropy or length counts their tokens."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mathrl.core.types import Completion, Graded, ToolCall
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.models.scores import make_scorer, token_scores
+from mathrl.params.train import Critic, Optimizer, Rl
+from mathrl.trainers.batch import make_batch
+from mathrl.trainers.collect import RolloutShare
+from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics, tool_metrics
+
+CPU = Ranks(torch.device("cpu"))
+
+
+def graded(small: Any, wrong_logprob: float = 0.0) -> tuple[Any, list[tuple[int, ...]], list[list[Graded]]]:
+    """The policy and its rollouts; in each response of six tokens or more, tokens 2 to 4 are a tool's."""
+    model, sampler = small.policy()
+    prompts, groups = [], []
+    for group in small.rollouts(model, sampler):
+        prompts.append(group.prompt)
+        row = []
+        for number, (tokens, logprobs) in enumerate(zip(group.responses, group.logprobs, strict=True)):
+            calls = (ToolCall(2, 5, "1+1", "2", "ok", 0.5),) if len(tokens) > 5 else ()
+            logprobs = logprobs.copy()
+            for call in calls:
+                logprobs[call.start : call.end] = wrong_logprob
+            completion = Completion(tokens, logprobs, "", "length", calls)
+            row.append(Graded("p", completion, group.correct[number], group.rewards[number], {}, None, ""))
+        groups.append(row)
+    return model, prompts, groups
+
+
+def tool_groups(small: Any, **options: Any) -> tuple[Any, list[RolloutGroup]]:
+    model, prompts, groups = graded(small, **options)
+    with torch.no_grad():  # off policy, so that ratios differ from 1
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    return model, rollout_groups(range(4), prompts, groups)
+
+
+def everything_sampled(group: RolloutGroup) -> RolloutGroup:
+    """The planted mistake: the tool's tokens count, with the log-prob 0 that they have."""
+    logprobs = []
+    for mask, values in zip(group.sampled, group.logprobs, strict=True):
+        whole = np.zeros(len(mask), np.float32)
+        whole[mask] = values
+        logprobs.append(whole)
+    return replace(group, logprobs=tuple(logprobs), sampled=())
+
+
+def gradient(model: Any, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, Any]:
+    policy = TorchLearner(model, Optimizer(), 1e-3, 10)
+    batch, figures = make_batch(groups, params, CPU, model, kl_coef=params.kl_coef, **models)
+    update = update_gradient(policy, params, batch, params.kl_coef)
+    return policy.flat.gradients.clone(), (update, figures, batch)
+
+
+KINDS = [
+    {"policy_loss": "clip", "aggregation": "token_mean"},
+    {"policy_loss": "gspo", "aggregation": "sequence_mean"},
+    {"policy_loss": "geo_mean", "aggregation": "sequence_mean"},
+    {"policy_loss": "cispo", "aggregation": "sequence_sum"},
+    {"policy_loss": "clip", "kl_coef": 0.1, "entropy_coef": 0.1, "log_ratio_penalty": 0.1},
+    {"policy_loss": "clip", "kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "none"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
+def test_the_gradient_is_that_of_the_sampled_tokens_alone(small: Any, kind: dict[str, Any]) -> None:
+    params = Rl(max_tokens=10, **kind)
+    reference = {"reference": small.policy(7)[0]} if params.kl_coef else {}
+    found, (update, _, batch) = gradient(*tool_groups(small), params, **reference)
+    sampled = sum(int(mask.sum()) for group in tool_groups(small)[1] for mask in group.sampled)
+    tokens = sum(len(response) for group in batch.groups for response in group.responses)
+    assert found.norm() > 1e-3 and sampled < tokens - 20
+    assert len(batch.old_N) == int(batch.lengths_S.sum()) == sampled
+    # What an engine reports for the tool's tokens has no effect, to the bit.
+    other, (other_update, _, _) = gradient(*tool_groups(small, wrong_logprob=-5.0), params, **reference)
+    assert torch.equal(found, other) and update == other_update
+    # Nor have micro-batches.
+    cut, _ = gradient(*tool_groups(small), params.model_copy(update={"tokens_per_microbatch": 16}), **reference)
+    assert torch.allclose(cut, found, atol=1e-6)
+    model, groups = tool_groups(small)
+    wrong, _ = gradient(model, [everything_sampled(group) for group in groups], params, **reference)
+    assert not torch.allclose(wrong, found, rtol=1e-2, atol=1e-4), "a mask that counts the tool's tokens shows"
+
+
+def test_the_loss_is_that_written_by_hand(small: Any) -> None:
+    model, groups = tool_groups(small)
+    params = Rl(max_tokens=10, policy_loss="gspo", aggregation="sequence_mean", skip_zero_variance=False)
+    found, (update, _, batch) = gradient(model, groups, params)
+    model.zero_grad()
+    total, advantages, losses = torch.zeros(()), iter(batch.advantages.tolist()), []
+    for group in groups:
+        whole = Group(group.prompt, group.responses)
+        per_response = torch.split(response_logprobs(model, [whole])[0], [len(r) for r in group.responses])
+        for logprobs, mask, old in zip(per_response, group.sampled, group.logprobs, strict=True):
+            ratio = (logprobs[torch.from_numpy(mask)] - torch.from_numpy(old)).mean().exp()  # GSPO, equation 7
+            advantage = next(advantages)
+            clipped = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
+            losses.append(-torch.minimum(ratio * advantage, clipped * advantage))
+    total = torch.stack(losses).mean()
+    total.backward()
+    expected = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+    assert update.loss == pytest.approx(float(total.detach()), abs=1e-6)
+    assert found.norm() == pytest.approx(float(expected.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_masked_groups_give_the_same_numbers_of_fewer_tokens(small: Any, packed: bool) -> None:
+    model, groups = tool_groups(small)
+    model.__dict__["_takes_packed"] = packed
+    masked = [group.group for group in groups]
+    whole = [Group(group.prompt, group.responses) for group in masked]
+    chosen = torch.from_numpy(np.concatenate([mask for group in masked for mask in group.sampled]))
+    for found, full in zip(response_logprobs(model, masked), response_logprobs(model, whole), strict=True):
+        assert torch.allclose(found, full[chosen], atol=1e-5)
+    alone = [single for group in masked for single in group.alone()]
+    assert torch.allclose(response_logprobs(model, alone)[0], response_logprobs(model, masked)[0], atol=1e-5)
+    if packed:
+        scorer = make_scorer(model)
+        torch.nn.init.normal_(scorer.score.weight)
+        assert torch.allclose(token_scores(scorer, masked), token_scores(scorer, whole)[chosen], atol=1e-5)
+
+
+def test_a_critics_advantages_pass_over_the_tool(small: Any) -> None:
+    model, groups = tool_groups(small)
+    params = Rl(max_tokens=10, advantage="gae", critic=Critic(), gae_lambda=0.9, gamma=0.9)
+    scorer = make_scorer(model)
+    torch.nn.init.normal_(scorer.score.weight)
+    batch, _ = make_batch(groups, params, CPU, model, critic=scorer)
+    assert batch.values_N is not None
+    rewards, start = [reward for group in groups for reward in group.rewards], 0
+    for reward, length in zip(rewards, batch.lengths_S.tolist(), strict=True):
+        values = [*batch.values_N[start : start + length].tolist(), 0.0]
+        advantage = 0.0
+        for place in reversed(range(length)):  # the next state after a call is the first token after the tool's
+            earned = reward if place == length - 1 else 0.0
+            advantage = earned + 0.9 * values[place + 1] - values[place] + 0.81 * advantage
+            assert batch.advantages_N[start + place] == pytest.approx(advantage, abs=1e-4)
+        start += length
+
+
+def test_lengths_and_repetition_are_of_sampled_tokens_and_calls_have_figures(small: Any) -> None:
+    _, groups = tool_groups(small)
+    figures = rollout_metrics(groups, groups)
+    masks = [mask for group in groups for mask in group.sampled]
+    assert figures["response_length"] == sum(int(mask.sum()) for mask in masks) / 16
+    assert figures["response_length_max"] == max(int(mask.sum()) for mask in masks)
+    assert sum(group.sampled_tokens for group in groups) == sum(int(mask.sum()) for mask in masks)
+    calls = [len(row) for group in groups for row in group.calls]
+    right = [bool(row) for group in groups for row, good in zip(group.calls, group.correct, strict=True) if good]
+    assert 0 < sum(calls) < len(calls) == 16
+    assert tool_metrics(groups) == {
+        "tool/calls": sum(calls) / 16,
+        "tool/call_share": sum(calls) / 16,
+        "tool/seconds": sum(calls) * 0.5 / 16,
+        "tool/tokens": sum(calls) * 3 / 16,
+        "tool/right_with_call": sum(right) / len(right),
+        "tool/error_rate": 0.0,
+        "tool/unavailable_rate": 0.0,
+        "tool/echo_rate": 0.0,
+    }
+
+
+def test_rollouts_with_calls_survive_a_checkpoint(small: Any) -> None:
+    _, _, rows = graded(small)
+    share = RolloutShare([0, 1, 2, 3], list(rows), {"generation": 1.0}, 0)
+    read = RolloutShare.from_row(json.loads(json.dumps(share.to_row())))
+    assert read.graded == share.graded
+    seconds = [call.seconds for group in read.graded for g in group or () for call in g.completion.calls]
+    assert seconds and set(seconds) == {0.5}
