@@ -158,13 +158,34 @@ def before_after(responses: Rows, before: str, after: str) -> tuple[list[dict[st
             "id": id,
             "question": answers[after]["question"],
             "answer": answers[after]["answers"][0],
-            "sides": [{"model": name, **{field: answers[name][field] for field in FIELDS}} for name in (before, after)],
+            "sides": [
+                {"model": name, **{field: answers[name][field] for field in FIELDS}, "cells": cells(answers[name])}
+                for name in (before, after)
+            ],
         }
         for chosen in shown.values()
         for id, answers in chosen
     ]
     counts = ", ".join(f"{len(shown[kind])} of {len(kinds[kind])} that {kind}" for kind in SHOWN)
     return examples, counts
+
+
+def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The text of a response in cells: the model's own ("model"), and each call's output with the call's status.
+
+    >>> call = {"code": "print(6*7)", "output": "42", "status": "ok"}
+    >>> cells({"response": "a print(6*7) out: 42 b", "calls": [call]})
+    [('a print(6*7) out: ', 'model'), ('42', 'ok'), (' b', 'model')]
+    """
+    text, start, parts = str(row["response"]), 0, []
+    for call in row.get("calls", ()):
+        code = text.find(call["code"], start)
+        place = text.find(call["output"], code + len(call["code"])) if code >= 0 else -1
+        if place < 0:  # cut at the response's last token
+            break
+        parts += [(text[start:place], "model"), (call["output"], call["status"])]
+        start = place + len(call["output"])
+    return [(part, status) for part, status in [*parts, (text[start:], "model")] if part or status != "model"]
 
 
 def _spread(items: Sequence[Any], number: int) -> list[Any]:

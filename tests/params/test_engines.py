@@ -80,6 +80,7 @@ def test_what_it_says_to_write_is_taken() -> None:
         ("rl.optimizer.type=muon", [], "rl.optimizer.type=adamw"),
         ("reward.judge.continuations=2", [], "reward.judge.continuations=0"),
         ("rollout.engine=vllm", [], "rollout.engine=torch"),
+        ("rollout.tool.kind=bubblewrap", [], "rollout.tool.kind=none"),
         ("training.on_out_of_memory=halve", [], "training.on_out_of_memory=stop"),
     ],
 )

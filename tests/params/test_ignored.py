@@ -50,6 +50,8 @@ def test_the_shipped_recipes_have_no_idle_settings() -> None:
         ("rl.lora={}", [], ["rl.optimizer.type=adamw", "rl.lr=1e-4"]),
         ("rollout.vllm.sleep=true", ["rollout.engine=torch"], ["rollout.engine=vllm"]),
         ("rollout.servers.bucket_mb=5", [], ["rollout.engine=vllm_server", "rollout.servers.urls=['http://a:1']"]),
+        ("rollout.turns.max_calls=2", [], ["rollout.tool.kind=bubblewrap"]),
+        ("prompt.tools=python", [], ["prompt.template=chat"]),
         ("training.deepspeed.stage=3", [], ["training.backend=deepspeed"]),
         ("prompt.system=Hello", [], ["prompt.template=chat"]),
         ("evaluate.top_p=0.9", ["evaluate.temperature=0"], []),
