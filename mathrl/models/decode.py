@@ -13,6 +13,7 @@ Shapes: P prompts; B sequences (P times samples at first); K key heads, d head w
 
 import inspect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from mathrl.models.packing import pack_prompts
 from mathrl.models.transformers_import import PreTrainedConfig
 
 FIRST_COLUMNS = 128  # new tokens that the cache has room for at first; doubled when it is full
+MOST_PROMPT_TOKENS = 65_536  # of one pass: responses that are continued are prompts of thousands of tokens
 Prompts = Sequence[Sequence[int]]
 
 
@@ -45,10 +47,13 @@ class PackedDecoder:
 
     def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
         device = self.model.device
-        ids, positions, layout, last_P = pack_prompts(prompts, device, attention_kernel(self.model))
-        out = self.model(
-            input_ids=ids, position_ids=positions, layout=layout, logits_to_keep=last_P, **packed_inputs(self.model)
-        )
+        passes = [self._read(piece) for piece in _pieces(prompts)]
+        starts = [0, *accumulate(len(captured[0][0]) for captured, _, _ in passes)]
+        last_P = torch.cat([last + start for (_, last, _), start in zip(passes, starts, strict=False)])
+        captured = [
+            [torch.cat(parts) if len(passes) > 1 else parts[0] for parts in zip(*pairs, strict=True)]
+            for pairs in zip(*(captured for captured, _, _ in passes), strict=True)
+        ]
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths_P.max())
         # Prompts end at column `longest`, so that all sequences write their next key to the same column.
@@ -57,14 +62,21 @@ class PackedDecoder:
         room = -(-(longest + min(max_tokens, FIRST_COLUMNS)) // 16) * 16
         layers = [
             (self._spread(key, rows_PC, samples, room), self._spread(value, rows_PC, samples, room))
-            for key, value in layout.captured
+            for key, value in captured
         ]
         bias_PC = torch.full((len(prompts), room), -torch.inf, device=device)
         bias_PC[:, :longest].masked_fill_(column_PC >= 0, 0.0)
         self.cache = DecodeCache(layers, bias_PC.repeat_interleave(samples, 0), longest)
         self.positions_B = lengths_P.repeat_interleave(samples)
-        logits: Tensor = out.logits[0].repeat_interleave(samples, 0)
-        return logits
+        return torch.cat([logits for _, _, logits in passes]).repeat_interleave(samples, 0)
+
+    def _read(self, prompts: Prompts) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
+        """One packed pass: keys and values of each layer, the rows of the prompts' last tokens, and their logits."""
+        ids, positions, layout, last_P = pack_prompts(prompts, self.model.device, attention_kernel(self.model))
+        out = self.model(
+            input_ids=ids, position_ids=positions, layout=layout, logits_to_keep=last_P, **packed_inputs(self.model)
+        )
+        return layout.captured, last_P, out.logits[0]
 
     def _spread(self, packed_TKd: Tensor, rows_PC: Tensor, samples: int, room: int) -> Tensor:
         """[P samples, K, room, d] with each prompt's keys in its samples' first columns."""
@@ -92,6 +104,19 @@ class PackedDecoder:
     def keep(self, rows: Tensor) -> None:
         self.cache.keep(rows)
         self.positions_B = self.positions_B.index_select(0, rows)
+
+
+def _pieces(prompts: Prompts) -> list[Prompts]:
+    """Consecutive prompts of at most `MOST_PROMPT_TOKENS` tokens together; a longer prompt stands alone."""
+    pieces: list[list[Sequence[int]]] = []
+    room = 0
+    for prompt in prompts:
+        if not pieces or len(prompt) > room:
+            pieces.append([])
+            room = MOST_PROMPT_TOKENS
+        pieces[-1].append(prompt)
+        room -= len(prompt)
+    return list(pieces)
 
 
 class CachedDecoder:

@@ -162,6 +162,26 @@ class NumberTheorySource(GeneratedSource):
     options: NumberTheoryOptions = NumberTheoryOptions()
 
 
+class ProductOptions(Options):
+    """Level 1: two numbers of two digits; 2: one of three digits and one of two; 3: a square or cube."""
+
+    kinds: Annotated[tuple[Annotated[int, Field(ge=1, le=3)], ...], Field(min_length=1)] = Field(
+        (1, 2, 3), description="Levels to draw."
+    )
+    calls: float = Field(
+        0.5, ge=0, le=1, description="Share of worked solutions that call Python instead of giving the result."
+    )
+
+    _different = field_validator("kinds")(different)
+
+
+class ProductSource(GeneratedSource):
+    """Products and powers, which a small model cannot compute in its head: 47*83=."""
+
+    generator: Literal["product"]
+    options: ProductOptions = ProductOptions()
+
+
 StoryKind = Literal["rates", "units", "measures", "time", "money", "comparisons", "sharing", "percent", "change"]
 StoryLanguage = Literal["en", "de", "fr", "es"]
 
@@ -199,6 +219,7 @@ Generated = Annotated[
     | GeometrySource
     | LinearEquationSource
     | NumberTheorySource
+    | ProductSource
     | UnitConversionSource
     | WordProblemSource,
     Field(discriminator="generator"),

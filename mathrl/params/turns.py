@@ -23,6 +23,12 @@ class Turns(Section):
     output_tokens: int = Field(
         256, ge=8, description="Maximum tokens of a call's output; longer output is cut, which the model is told."
     )
+    sessions: int = Field(
+        512,
+        ge=1,
+        description="Sessions of the tool that are open at a time, one per response that called; where more responses "
+        "are sampled at once, those that call go on in batches of this size.",
+    )
     seconds: float = Field(
         60.0, gt=0, description="Seconds that all calls of a response may take; a call after that is refused."
     )

@@ -42,8 +42,7 @@ class Sampler:
         if tool is None and rollout.tool.kind != "none":
             tool = open_tool(rollout.tool)
             weakref.finalize(self, tool.close)
-        sessions = rollout.tool.sessions if rollout.tool.kind == "bubblewrap" else None
-        self.turns = TurnSampler(engine, tokenizer, tool, rollout.turns, sessions) if tool is not None else None
+        self.turns = TurnSampler(engine, tokenizer, tool, rollout.turns) if tool is not None else None
 
     def prompt_tokens(self, problem: Problem) -> list[int] | None:
         """The tokens of the rendered problem and of the response prefix; None if the problem is too long.

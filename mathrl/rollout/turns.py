@@ -83,13 +83,9 @@ class Response:
 class TurnSampler:
     """Samples responses that call a tool, with any engine."""
 
-    def __init__(self, engine: RolloutEngine, tokenizer: Any, tool: Tool, params: Turns, sessions: int | None) -> None:
-        """`sessions` is how many sessions the tool has at a time; None: any number.
-
-        Raises:
-            UserError: the format needs tool messages, and the tokenizer's chat template has none.
-        """
-        self.engine, self.tokenizer, self.tool, self.params, self.sessions = engine, tokenizer, tool, params, sessions
+    def __init__(self, engine: RolloutEngine, tokenizer: Any, tool: Tool, params: Turns) -> None:
+        """Raises UserError: the format needs tool messages, and the tokenizer's chat template has none."""
+        self.engine, self.tokenizer, self.tool, self.params = engine, tokenizer, tool, params
         self.format = make_format(params.format, tokenizer)
 
     def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
@@ -97,12 +93,12 @@ class TurnSampler:
         count = sampling.samples
         responses = [Response(prompt, sampling.max_tokens) for prompt in prompts for _ in range(count)]
         # With more responses than sessions none is opened before it is known which responses call.
-        early = self.sessions is None or len(responses) <= self.sessions
-        pool = ThreadPoolExecutor(min(THREADS, self.sessions or THREADS))
+        size = self.params.sessions
+        early = len(responses) <= size
+        pool = ThreadPoolExecutor(min(THREADS, size))
         try:
             going = self._wave(responses, prompts, sampling, seed, pool if early else None)
             _report(on_progress, len(responses) - len(going))
-            size = self.sessions or max(1, len(going))
             for batch, first in enumerate(range(0, len(going), size)):
                 self._finish(going[first : first + size], batch, sampling, seed, pool, on_progress)
         finally:

@@ -1,3 +1,4 @@
+import math
 import random
 import re
 import time
@@ -47,6 +48,7 @@ GOLDEN = {
     "geometry": (1, "5121ac1d430f266d"),
     "linear_equation": (1, "aa33f47886e2f364"),
     "number_theory": (1, "4b98f06562493a0f"),
+    "product": (1, "616c34092eacc82c"),
     "unit_conversion": (1, "aa38c9049848cd0d"),
     "word_problem": (2, "b3199bfaa728a98f"),
 }
@@ -183,6 +185,19 @@ def test_systems_have_the_one_solution_that_cramers_rule_gives() -> None:
         )
         x, y = (e * d - b * f) / (a * d - b * c), (a * f - e * c) / (a * d - b * c)
         assert str(x + y) == problem.answers[0]
+
+
+def test_products_and_powers_by_multiplying_out() -> None:
+    called = 0
+    for problem in generate("product", {"rl": 300}, {"calls": 0.25}, seed=5):
+        first, sign, second = re.fullmatch(r"(\d+)([*^])(\d+)=", problem.question).groups()  # type: ignore[union-attr]
+        factors = [int(first)] * int(second) if sign == "^" else [int(first), int(second)]
+        assert problem.answers == (str(math.prod(factors)),) and problem.level == (3 if sign == "^" else len(first) - 1)
+        call = re.match(r"```python\n(.*)\n```\n```output\n(.*)\n```\n", problem.solution or "")
+        called += call is not None
+        if call is not None:
+            assert call[1] == problem.question[:-1].replace("^", "**") and call[2] == problem.answers[0]
+    assert 50 < called < 100
 
 
 def test_number_theory_by_counting() -> None:

@@ -32,6 +32,7 @@ from mathrl.rollout.servers import Pool
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
 from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.engines.vllm_turns import measured
 from tests.marks import needs_vllm
 from tests.trainers.small import PROBLEMS
 
@@ -110,6 +111,13 @@ def largest_gap(network: Any, completions: Any) -> float:
         expected, _ = response_logprobs(network, groups, SAMPLING.temperature)
     sampled = torch.tensor([value for row in completions for each in row for value in each.logprobs])
     return float((expected - sampled).abs().max())
+
+
+def test_turns_with_servers_are_plain_calls(two: Two) -> None:
+    engine, tokenizer = open_engine(two.folder, MODEL, two.rollout(), "cpu")
+    results = measured(engine, tokenizer, load_model(two.folder, MODEL, "cpu"))
+    assert results["calls"] > 10 and results["refused"] > 0
+    assert results["same"] == 1 and results["gap"] < 1e-4
 
 
 def test_rl_with_both_servers_and_their_weights_after_it(two: Two, tmp_path: Path) -> None:

@@ -70,11 +70,13 @@ class CalculatorSession:
 class Equations:
     """Calls that a random model makes: whatever stands before a `=`; the answer is written after it, with a `;`."""
 
-    stop: tuple[str, ...] = ("=",)
     reason: FinishReason = "stop_string"
 
+    def __init__(self, *stop: str) -> None:
+        self.stop = stop or ("=",)
+
     def calls(self, turn: str) -> list[Asked]:
-        return [Asked(turn.removesuffix("="))]
+        return [Asked(turn[:-1])]
 
     def own_words(self, turn: str) -> str:
         return ""

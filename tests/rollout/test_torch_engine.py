@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.models import decode
 from mathrl.models.base import character_tokenizer
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs, takes_packed
@@ -75,6 +76,16 @@ def test_more_than_a_batch_of_sequences_and_long_ones(network: Callable[..., Any
     )
     told = torch.tensor([value for group in groups for each in group for value in each.logprobs])
     assert len(told) > 100 and torch.allclose(told, expected, atol=5e-4)
+
+
+def test_prompts_read_in_several_passes_give_the_same(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = engine.generate(PROMPTS, Sampling(3, 1.0, 16), seed=4)
+    monkeypatch.setattr(decode, "MOST_PROMPT_TOKENS", 7)
+    parts = engine.generate(PROMPTS, Sampling(3, 1.0, 16), seed=4)
+    for group, other in zip(whole, parts, strict=True):
+        for completion, same in zip(group, other, strict=True):
+            assert completion.tokens.tolist() == same.tokens.tolist()
+            assert completion.logprobs == pytest.approx(same.logprobs, abs=2e-4)
 
 
 def test_bfloat16_sampler_and_trainer_agree(network: Callable[..., Any]) -> None:

@@ -39,8 +39,8 @@ def engine() -> TorchEngine:
     return TorchEngine(model, TOKENIZER, Rollout(max_sequences=16))
 
 
-def turn_sampler(engine: TorchEngine, tool: Any, sessions: int | None = None, **params: Any) -> TurnSampler:
-    sampler = TurnSampler(engine, TOKENIZER, tool, Turns(**params), sessions)
+def turn_sampler(engine: TorchEngine, tool: Any, **params: Any) -> TurnSampler:
+    sampler = TurnSampler(engine, TOKENIZER, tool, Turns(**params))
     sampler.format = Equations()
     return sampler
 

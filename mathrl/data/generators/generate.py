@@ -17,6 +17,7 @@ from mathrl.data.generators.fractions import Fractions
 from mathrl.data.generators.geometry import Geometry
 from mathrl.data.generators.linear_equation import LinearEquation
 from mathrl.data.generators.number_theory import NumberTheory
+from mathrl.data.generators.product import Product
 from mathrl.data.generators.unit_conversion import UnitConversion
 from mathrl.data.generators.word_problem import WordProblem
 
@@ -28,6 +29,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
     "geometry": Geometry,
     "linear_equation": LinearEquation,
     "number_theory": NumberTheory,
+    "product": Product,
     "unit_conversion": UnitConversion,
     "word_problem": WordProblem,
 }
