@@ -33,6 +33,7 @@ def row(step: int, number: int, right: bool, **changes: Any) -> dict[str, Any]:
         "truncated": False, "repeated": 0.0, "disagrees": None if number else not right,
         "odd": [] if right else ["no answer"], "trained": True, "tokens": [1, 2, 3], "pieces": ["step", " <b>", "No"],
         "logprobs": [-0.5, -1.0, -0.1], "advantages": [1.0 if right else -1.0] * 3, "ratios": [1.1, 1.0, 0.9],
+        "calls": [],
     }  # fmt: skip
     return values | changes
 
@@ -45,6 +46,25 @@ def kept(tmp_path: Path) -> Path:
         folder.write(step, [row(step, number, number < right) for number in range(4)])
     folder.finish(3)
     return tmp_path / "kept"
+
+
+def test_calls_are_counted_and_kept_with_their_status_and_older_files_have_none(tmp_path: Path) -> None:
+    call = {"start": 1, "end": 2, "status": "error", "code": "1/0", "output": "ZeroDivisionError"}
+    calls = [[], [call], [call, call | {"status": "ok"}], []]
+    folder = RolloutFolder(tmp_path / "kept", None)
+    nan = float("nan")
+    folder.write(1, [row(1, n, True, calls=each, ratios=[1.0, nan, 0.9]) for n, each in enumerate(calls)])
+    folder.finish(1)
+    rollouts = Rollouts([tmp_path / "kept" / WHOLE])
+    facets = rollouts.summary({})["facets"]
+    assert facets["calls"] == [("0", 2), ("1", 1), ("2", 1)]
+    assert facets["status of a call"] == [("error", 2), ("ok", 1)]
+    assert [found["response"] for found in rollouts.page({"status of a call": ["ok"]})] == [2]
+    assert rollouts.row(1)["calls"] == [call] and rollouts.row(1)["ratios"] == [1.0, None, 0.9]
+    table = pq.read_table(tmp_path / "kept" / WHOLE).drop_columns("calls")
+    pq.write_table(table, tmp_path / "older.parquet")
+    older = Rollouts([tmp_path / "older.parquet"])
+    assert older.size == 4 and older.row(1)["calls"] == [] and "calls" not in older.summary({})["facets"]
 
 
 def test_counts_are_of_what_the_other_filters_leave(kept: Path) -> None:

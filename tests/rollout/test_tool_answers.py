@@ -106,7 +106,7 @@ def test_rows_of_evaluations_have_calls_only_with_a_tool() -> None:
     (plain,) = rows(Sampler(Spoken("<answer>391</answer>"), TOKENIZER, Prompt()))
     assert silent["calls"] == [] and "calls" not in plain
     figures = {
-        name: summarise([eval_row(group)], Evaluate(ks=(1,)), 0)
+        name: summarise([eval_row(group)], Evaluate(ks=(1,)))
         for name, group in {"with": [row, silent, silent, row], "without": [plain, plain]}.items()
     }
     assert (figures["with"].calls, figures["with"].call_share, figures["with"].right_with_call) == (0.5, 0.5, 1.0)
