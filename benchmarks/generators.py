@@ -1,14 +1,14 @@
 """Time of generated problems: `python benchmarks/generators.py [100000]`.
 
 Each generator produces this number of problems for the rl split, with options that allow as many (those of
-benchmarks/curation.py); every problem is checked to differ from the others, as in a run. On a busy machine look at
+benchmarks/curate_scale.py); every problem is checked to differ from the others, as in a run. On a busy machine look at
 the processor time.
 """
 
 import sys
 import time
 
-from curation import OPTIONS
+from curate_scale import OPTIONS
 
 from mathrl.data.generators import GENERATORS, generate
 

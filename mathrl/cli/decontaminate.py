@@ -1,31 +1,48 @@
 """`mathrl decontaminate`: drop training rows that share n-grams with evaluation rows."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from mathrl.cli.options import grouped
 from mathrl.data.decontaminate_files import Keys, decontaminate_files
 from mathrl.params.data import Decontaminate
 
 
+@dataclass(frozen=True)
+class Rule:
+    """Which rows are dropped."""
+
+    ngram: Annotated[int, typer.Option(min=3, help="Length of a shared n-gram that counts as a hit, in words.")] = 10
+    share: Annotated[
+        Literal["coverage", "words"],
+        typer.Option(help="Share of a hit: the part of either text in shared n-grams, or distinct words in common."),
+    ] = "coverage"
+    min_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share from which a hit is dropped; 0: any shared n-gram.")
+    ] = 0.5
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of the rows."""
+
+    prompt_key: Annotated[str | None, typer.Option(help="Field with the question; a dot descends into one.")] = None
+    solution_key: Annotated[str | None, typer.Option(help="Field with the worked solution.")] = None
+    answer_key: Annotated[str | None, typer.Option(help="Field with the answer.")] = None
+    id_key: Annotated[str | None, typer.Option(help="Field with the row's id.")] = None
+
+
+@grouped
 def decontaminate(
     train: Annotated[Path, typer.Option(help="File of training rows.")],
     against: Annotated[list[Path], typer.Option(help="File of evaluation rows; more files may follow.")],
     output: Annotated[Path, typer.Option(help="File for the clean rows: .jsonl, .jsonl.gz or .parquet.")],
     report: Annotated[Path, typer.Option(help="File for the hits, the strongest first.")],
-    ngram: Annotated[int, typer.Option(min=3, help="Length of a shared n-gram that counts as a hit, in words.")] = 10,
-    share: Annotated[
-        Literal["coverage", "words"],
-        typer.Option(help="Share of a hit: the part of either text in shared n-grams, or distinct words in common."),
-    ] = "coverage",
-    min_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share from which a hit is dropped; 0: any shared n-gram.")
-    ] = 0.5,
-    prompt_key: Annotated[str | None, typer.Option(help="Field with the question; a dot descends into one.")] = None,
-    solution_key: Annotated[str | None, typer.Option(help="Field with the worked solution.")] = None,
-    answer_key: Annotated[str | None, typer.Option(help="Field with the answer.")] = None,
-    id_key: Annotated[str | None, typer.Option(help="Field with the row's id.")] = None,
+    rule: Rule,
+    fields: Fields,
     decisions: Annotated[
         Path | None, typer.Option(help="A person's decisions on doubtful hits, written by mathrl decide.")
     ] = None,
@@ -33,10 +50,10 @@ def decontaminate(
 ) -> None:
     """Drop the training rows that share n-grams with evaluation rows, and report each hit."""
     obeyed = str(decisions.absolute()) if decisions else None
-    rule = Decontaminate(ngram=ngram, share=share, min_share=min_share, decisions=obeyed)
-    keys = Keys(prompt_key, solution_key, answer_key, id_key)
+    clean = Decontaminate(**asdict(rule), decisions=obeyed)
+    keys = Keys(fields.prompt_key, fields.solution_key, fields.answer_key, fields.id_key)
     files = [*against, *(more or [])]
-    figures = decontaminate_files(train, files, rule=rule, output=output, report=report, keys=keys)
+    figures = decontaminate_files(train, files, rule=clean, output=output, report=report, keys=keys)
     print(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
     for file, hits in sorted(figures["hits_by_file"].items()):
         print(f"  {file}: {hits}")

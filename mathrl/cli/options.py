@@ -1,6 +1,10 @@
-"""Options that several commands share."""
+"""Options that several commands share, and groups of options as one parameter of a command."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -11,3 +15,37 @@ AllowDirty = Annotated[
     typer.Option("--allow-dirty", help="Run from the last commit even if code or params have uncommitted changes."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option per field of each parameter that is a dataclass, whose fields are annotated options.
+
+    Example:
+        @grouped
+        def grade(file: Path, limits: Limits) -> None: ...  # FILE --longest 10 --smallest 2
+    """
+    groups: dict[str, Any] = {}
+    parameters = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = parameter.annotation
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            )
+            for field in fields(parameter.annotation)
+        ]
+
+    @wraps(command)
+    def flat(**given: Any) -> None:
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **given)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return flat

@@ -4,48 +4,49 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.curated import TRAINED, Curated, account
+from mathrl.data.curated import TRAINED, Curated
 from mathrl.data.decisions import decisions_of
-from mathrl.data.decontaminate import EvaluationIndex, find_hits
-from mathrl.data.deduplicate import Dropped
+from mathrl.data.decontaminate import EvaluationIndex, Search, hits_of_solutions, stored_hits
+from mathrl.data.deduplicate import Reason
+from mathrl.data.row_shards import SPLITS, Numbers
+from mathrl.data.row_store import StoredProblems
 from mathrl.params.data import Curate, Decontaminate
 
 
 def decontaminate_splits(
-    problems: Sequence[Problem], against: Sequence[Problem], params: Decontaminate, name: str, curated: Curated
-) -> list[Problem]:
-    index = _index(against, params)
-    own_generator = _own_generator(against, params, curated)
-    curated.evaluation_homes |= {problem.id: problem.source for problem in against}
-    kept: list[Problem] = []
-    dropped: list[Dropped] = []
-    trained = (problem for problem in problems if problem.split in TRAINED)
-    hits = find_hits(trained, index, skips=own_generator)
-    for problem in problems:
-        hit = next(hits)[1] if problem.split in TRAINED else None
-        if hit is None:
-            kept.append(problem)
-        elif not hit.dropped(params.min_share):
+    problems: StoredProblems, against: Sequence[Problem], params: Decontaminate, name: str, curated: Curated
+) -> StoredProblems:
+    search = _search(against, params, curated)
+    homes = {problem.id: problem.source for problem in against}
+    curated.evaluation_homes |= homes
+    dropped: dict[int, Reason] = {}
+    for number, hit in stored_hits(problems.of(*TRAINED), search):
+        if not hit.dropped(params.min_share):
             curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
-            kept.append(problem)
-        else:
-            curated.hits.append(hit)
-            kind = "evaluation text whole" if hit.whole else f"{params.ngram}-gram"
-            why = ", dropped by decision" if hit.decision else ""
-            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram}"
-            dropped.append(Dropped(problem, "contaminated", hit.eval_id, detail))
-    curated.too_short += index.too_short
-    account(curated, name, problems, kept, dropped)
+            continue
+        curated.hits.append(hit)
+        source = curated.store.source(number)
+        curated.overlap[source, homes[hit.eval_id]] += 1
+        curated.matched_whole[source] += hit.whole
+        kind = "evaluation text whole" if hit.whole else f"{params.ngram}-gram"
+        why = ", dropped by decision" if hit.decision else ""
+        detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram}"
+        dropped[number] = Reason("contaminated", hit.eval_id, detail)
+    curated.too_short += search.index.too_short
+    kept = problems.without(dropped)
+    curated.account(name, problems, kept, dropped)
     return kept
 
 
-def _index(against: Sequence[Problem], params: Decontaminate) -> EvaluationIndex:
+def _search(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> Search:
     index = EvaluationIndex(params.ngram, params.share, decisions_of(params))
     for problem in against:
         index.add_problem(problem)
-    return index
+    return Search(index, _own_generator(against, params, curated))
 
 
 def _own_generator(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> dict[str, frozenset[str]]:
@@ -55,36 +56,31 @@ def _own_generator(against: Sequence[Problem], params: Decontaminate, curated: C
     return {source: frozenset(p.id for p in against if p.source == source) for source in curated.generated}
 
 
-def share_out(
-    problems: Sequence[Problem], target: str, share: float, seed: int, barred: frozenset[str] = frozenset()
-) -> tuple[list[Problem], int]:
-    """Move a seeded share of the rl rows to `target` if that is empty; all rows, and the number moved.
+def share_out(problems: StoredProblems, target: str, share: float, seed: int, barred: Numbers | None = None) -> int:
+    """Move a seeded share of the rl rows to `target` if that is empty, and return their number.
 
-    Rows whose ids are `barred` stay; if that leaves fewer rows than the share, all the others move.
+    Rows that are `barred` stay; if that leaves fewer rows than the share, all the others move.
     """
-    if not share or any(p.split == target for p in problems):
-        return list(problems), 0
-    rl = [i for i, p in enumerate(problems) if p.split == "rl"]
-    at = [i for i in rl if problems[i].id not in barred]
-    size = min(round(share * len(rl)), len(at))
-    moved = set(random.Random(derive_seed(seed, "share_out", target)).sample(at, size))
-    return [p.with_(split=target) if i in moved else p for i, p in enumerate(problems)], len(moved)
+    if not share or len(problems.of(target)):
+        return 0
+    rl = problems.of("rl").numbers
+    free = rl if barred is None else rl[~np.isin(rl, barred)]
+    size = min(round(share * len(rl)), len(free))
+    moved = random.Random(derive_seed(seed, "share_out", target)).sample(range(len(free)), size)
+    problems.store.splits[free[moved]] = SPLITS.index(target)
+    return size
 
 
 def share_out_sft(
-    problems: list[Problem], against: Sequence[Problem], curate: Curate, seed: int, curated: Curated
-) -> list[Problem]:
+    problems: StoredProblems, against: Sequence[Problem], curate: Curate, seed: int, curated: Curated
+) -> None:
     """Move the share of the sft split; a row whose solution is contaminated stays in rl, which never shows it."""
     clean = curate.decontaminate
-    if not curate.sft_share or any(p.split == "sft" for p in problems):
-        return problems
-    barred: frozenset[str] = frozenset()
+    if not curate.sft_share or len(problems.of("sft")):
+        return
+    barred: list[int] = []
     if clean:
-        index = _index(against, clean)
-        skips = _own_generator(against, clean, curated)
-        rows = [p for p in problems if p.split == "rl" and p.solution]
-        hits = ((p, index.look_up(p.id, p.solution or "", skips.get(p.source, frozenset()))) for p in rows)
-        barred = frozenset(p.id for p, hit in hits if hit and hit.dropped(clean.min_share))
-    shared, _ = share_out(problems, "sft", curate.sft_share, seed, barred)
+        found = hits_of_solutions(problems.of("rl"), _search(against, clean, curated))
+        barred = [number for number, hit in found if hit.dropped(clean.min_share)]
+    share_out(problems, "sft", curate.sft_share, seed, np.array(barred, np.int64))
     curated.solutions_barred = len(barred)
-    return shared

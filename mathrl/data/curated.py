@@ -1,17 +1,20 @@
 """What curation makes: disjoint splits, and an account of every row that is not in them."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
-from mathrl.core.types import Problem
-from mathrl.data.decontaminate import Hit
-from mathrl.data.deduplicate import Dropped, Variants
-from mathrl.data.reading import Rejected
-from mathrl.params.quality import Rule
+import numpy as np
 
-SPLITS = ("sft", "rl", "dev", "test")
+from mathrl.data.decontaminate import Hit
+from mathrl.data.deduplicate import Dropped, Reason, Variants
+from mathrl.data.quality import Broken
+from mathrl.data.reading import Rejected
+from mathrl.data.row_store import RowStore, StoredProblems
+from mathrl.data.spill import Spill
+
 TRAINED = ("sft", "rl")
 
 
@@ -25,28 +28,36 @@ class CurationStep:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass
 class Curated:
-    """Disjoint splits, and an account of every row that is not in them."""
+    """Disjoint splits, and an account of every row that is not in them; the rows are in `store`, on disk."""
 
-    splits: dict[str, list[Problem]]
-    dropped: list[Dropped]
-    rejected: list[Rejected]
-    hits: list[Hit]
-    steps: list[CurationStep]
-    too_short: list[str]
-    evaluation_sizes: dict[str, int]
-    generated: frozenset[str]
-    variants: list[Variants] = field(default_factory=list)
-    broken: list[tuple[Problem, list[Rule]]] = field(default_factory=list)  # rows that break rules of curate.quality
-    solutions_barred: int = 0  # rl rows that sft_share left in rl: their solutions are contaminated
-    cut_turns: dict[str, int] = field(default_factory=dict)  # assistant turns cut off prompts, by source
-    evaluation_homes: dict[str, str] = field(default_factory=dict)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    evaluation_inputs: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, store: RowStore, generated: frozenset[str]) -> None:
+        self.store, self.generated = store, generated
+        self.splits: dict[str, StoredProblems] = {}
+        self.dropped = Spill(store.folder / "dropped.jsonl", Dropped.to_row, Dropped.from_row)
+        self.hits: Spill[Hit] = Spill(store.folder / "hits.jsonl", Hit.fields, Hit.from_row)
+        # Rows that break rules of curate.quality.
+        self.broken: Spill[Broken] = Spill(store.folder / "broken.jsonl", asdict, Broken.from_row)
+        self.rejected: list[Rejected] = []
+        self.steps: list[CurationStep] = []
+        self.too_short: list[str] = []
+        self.evaluation_sizes: dict[str, int] = {}
+        self.evaluation_homes: dict[str, str] = {}
+        self.variants: list[Variants] = []
+        self.solutions_barred = 0  # rl rows that sft_share left in rl: their solutions are contaminated
+        self.cut_turns: dict[str, int] = {}  # assistant turns cut off prompts, by source
+        self.overlap: Counter[tuple[str, str]] = Counter()  # dropped rows by their source and the evaluation set
+        self.matched_whole: Counter[str] = Counter()  # rows dropped for a short evaluation text, by source
+        self.inputs: list[dict[str, Any]] = []
+        self.evaluation_inputs: list[dict[str, Any]] = []
 
-
-def account(curated: Curated, name: str, before: Sequence[Any], after: Sequence[Any], dropped: list[Dropped]) -> None:
-    """Add a step, and the rows that it dropped."""
-    curated.steps.append(CurationStep(name, len(before), len(after), Counter(row.reason for row in dropped)))
-    curated.dropped += dropped
+    def account(self, name: str, before: StoredProblems, kept: StoredProblems, dropped: Mapping[int, Reason]) -> None:
+        """Add a step, and the rows that it dropped: their numbers and why they went."""
+        reasons = Counter(why.reason for why in dropped.values())
+        self.steps.append(CurationStep(name, len(before), len(kept), reasons))
+        numbers = np.fromiter(dropped, np.int64, len(dropped))
+        ascending = np.split(numbers, np.flatnonzero(np.diff(numbers) < 0) + 1)
+        problems = chain.from_iterable(map(self.store.problems, ascending))
+        for problem, why in zip(problems, dropped.values(), strict=True):
+            self.dropped.append(Dropped.of(problem, why))
+        self.store.drop(numbers)

@@ -1,23 +1,27 @@
 """The steps of the curate stage, in order: read → deduplicate → quality → decontaminate → share out → check.
 
 Nothing is dropped silently: every row read ends in a split, in `dropped` or in `rejected`, or is counted as left
-out by the `keep` and `limit` of its source.
+out by the `keep` and `limit` of its source. The rows are on disk (row_store.py); a step works on their numbers.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data.clean_splits import decontaminate_splits, share_out, share_out_sft
-from mathrl.data.curated import SPLITS, Curated, CurationStep, account
+from mathrl.data.curated import Curated
 from mathrl.data.deduplicate import BENCHMARK, Dropped, deduplicate
-from mathrl.data.grams import exact_key
 from mathrl.data.quality_gate import pass_gate
+from mathrl.data.read_sources import read_sources
 from mathrl.data.reading import Read, input_row, read_source, taken
+from mathrl.data.row_shards import SPLITS, Digesting
+from mathrl.data.row_store import RowStore
 from mathrl.data.sources import ResolvedSource, absolute, resolve_evaluation, resolve_source
 from mathrl.params.data import Curate
 
@@ -49,28 +53,32 @@ def plan(curate: Curate) -> CurationPlan:
     return CurationPlan(sources, tuple(further), samples)
 
 
-def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curated:
+def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: Path | None = None) -> Curated:
     """Curate the sources.
+
+    `folder` keeps the rows that were read, so that a killed run goes on there; without it a temporary folder does.
 
     Raises:
         UserError: a source cannot be read, a bad row with on_bad_row stop, or no row is left.
     """
     planned = planned or plan(curate)
+    clean = curate.decontaminate
+    shown = frozenset({"sft", "rl"} if curate.sft_share else {"sft"})
+    digesting = Digesting(curate.deduplicate.near, clean is not None, shown)
     generated = frozenset(r.name for r in planned.sources if r.generated)
-    curated = Curated({}, [], [], [], [], [], {}, generated)
+    curated = Curated(RowStore(folder, digesting), generated)
     remedy = "correct the row, or set curate.on_bad_row to reject" if curate.on_bad_row == "stop" else None
-    problems = _read(planned.sources, seed, remedy, curated)
+    problems = read_sources(planned.sources, seed, remedy, curated)
     if not problems:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
     kept, dropped, curated.variants = deduplicate(problems, curate.deduplicate)
-    account(curated, "deduplicate", problems, kept, dropped)
+    curated.account("deduplicate", problems, kept, dropped)
     if curate.quality:
         kept = pass_gate(kept, planned.samples, curate.quality, curated)
-    kept, _ = share_out(kept, "test", curate.test_share, seed)
-    held_out = [p for p in kept if p.split in ("dev", "test")]
+    share_out(kept, "test", curate.test_share, seed)
     against: list[Problem] = []
-    if curate.decontaminate:
-        against += [p for p in held_out if p.split in curate.decontaminate.against]
+    if clean:
+        against += kept.of(*({"dev", "test"} & {*clean.against}))
         for resolved in planned.evaluation:
             read = Read()
             problems_of_set, bad = taken(read_source(resolved, seed, read), remedy)
@@ -79,31 +87,30 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None) -> Curat
             curated.evaluation_sizes[resolved.name] = len(problems_of_set)
             ids = {p.id for p in against}
             against += [p.with_(id=f"{p.source}/{p.id}") if p.id in ids else p for p in problems_of_set]
-        kept = decontaminate_splits(kept, against, curate.decontaminate, "decontaminate", curated)
-    kept, moved_dev = share_out(kept, "dev", curate.dev_share, seed)
-    if moved_dev and curate.decontaminate and "dev" in curate.decontaminate.against:
-        dev = [p for p in kept if p.split == "dev"]
-        name = "decontaminate against the shared-out dev"
-        kept = decontaminate_splits(kept, dev, curate.decontaminate, name, curated)
+        kept = decontaminate_splits(kept, against, clean, "decontaminate", curated)
+    moved_dev = share_out(kept, "dev", curate.dev_share, seed)
+    if moved_dev and clean and "dev" in clean.against:
+        dev = list(kept.of("dev"))
+        kept = decontaminate_splits(kept, dev, clean, "decontaminate against the shared-out dev", curated)
         against += dev
-    kept = share_out_sft(kept, against, curate, seed, curated)
-    curated.splits = {split: [p for p in kept if p.split == split] for split in SPLITS}
-    check_disjoint(curated.splits)
-    if not any(curated.splits.values()):
+    share_out_sft(kept, against, curate, seed, curated)
+    curated.splits = {split: kept.of(split) for split in SPLITS}
+    check_disjoint(curated.store)
+    if not len(kept):
         _nothing_left(curated.dropped)
     return curated
 
 
-def _nothing_left(dropped: list[Dropped]) -> NoReturn:
+def _nothing_left(dropped: Sequence[Dropped]) -> NoReturn:
     counts = Counter(row.reason for row in dropped)
     reasons, first = ", ".join(f"{reason} {count}" for reason, count in counts.items()), dropped[0]
     raise UserError(
-        f"curate: no row is left of {len(dropped)} ({reasons}; the first: {first.problem.id} for {first.other}, "
+        f"curate: no row is left of {len(dropped)} ({reasons}; the first: {first.id} for {first.other}, "
         f"{first.detail}); add sources, or loosen deduplicate and decontaminate"
     )
 
 
-def check_disjoint(splits: dict[str, list[Problem]]) -> None:
+def check_disjoint(store: RowStore) -> None:
     """Check that no id occurs twice, and no question, in one split or in two.
 
     A benchmark may ask a question twice, since it is measured as it was published.
@@ -111,34 +118,15 @@ def check_disjoint(splits: dict[str, list[Problem]]) -> None:
     Raises:
         UserError: names both problems.
     """
-    questions: dict[int, Problem] = {}
-    ids: dict[str, Problem] = {}
-    for problem in (p for rows in splits.values() for p in rows):
-        twin = questions.setdefault(exact_key(problem.question), problem)
-        if twin is not problem and not twin.split == problem.split == BENCHMARK:
-            raise UserError(
-                f"curate: {twin.id} ({twin.split}) and {problem.id} ({problem.split}) ask the same question; "
-                "set deduplicate.exact to true"
-            )
-        if ids.setdefault(problem.id, problem) is not problem:
-            raise UserError(f"curate: the id {problem.id} occurs twice; give its source a unique id_key")
-
-
-def _read(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, curated: Curated) -> list[Problem]:
-    problems: list[Problem] = []
-    ids: set[str] = set()
-    for resolved in sources:
-        read = Read()
-        source_problems, bad = taken(read_source(resolved, seed, read), remedy)
-        curated.inputs.append(input_row(resolved, read))
-        if cut := sum(problem.control.cut_turns for problem in source_problems):
-            curated.cut_turns[resolved.name] = curated.cut_turns.get(resolved.name, 0) + cut
-        # Rows that two sources share get distinct ids.
-        source_problems = [p.with_(id=f"{p.source}/{p.split}/{p.id}") if p.id in ids else p for p in source_problems]
-        ids.update(p.id for p in source_problems)
-        problems += source_problems
-        curated.rejected += bad
-        name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
-        reasons = +Counter({"bad row": len(bad), **read.left_out})
-        curated.steps.append(CurationStep(name, len(source_problems) + reasons.total(), len(source_problems), reasons))
-    return problems
+    for columns in (("high", "low"), ("id",)):
+        numbers, groups = store.alike(*columns)
+        for group in np.split(numbers, np.flatnonzero(np.diff(groups)) + 1) if len(numbers) else []:
+            problems = sorted(map(store.problem, group.tolist()), key=lambda problem: SPLITS.index(problem.split))
+            twin, problem = problems[:2]
+            if columns == ("id",):
+                raise UserError(f"curate: the id {problem.id} occurs twice; give its source a unique id_key")
+            if not twin.split == problems[-1].split == BENCHMARK:
+                raise UserError(
+                    f"curate: {twin.id} ({twin.split}) and {problem.id} ({problem.split}) ask the same question; "
+                    "set deduplicate.exact to true"
+                )

@@ -9,12 +9,13 @@ from typing import Any
 from mathrl.core.figures import BLUE, GREEN, ORANGE, PURPLE, picture
 from mathrl.core.files import write_text
 from mathrl.core.hashing import sha256_jsonl
-from mathrl.core.types import Problem
-from mathrl.data.curated import SPLITS, TRAINED, Curated
+from mathrl.data.curated import TRAINED, Curated
 from mathrl.data.curation import CurationPlan
 from mathrl.data.markdown import cell, table
 from mathrl.data.quality_gate import quality_section
-from mathrl.params.data import Curate, Decontaminate
+from mathrl.data.row_shards import SPLITS
+from mathrl.data.row_store import StoredProblems
+from mathrl.params.data import Curate
 
 EXAMPLES = 3
 SHARES = {
@@ -40,7 +41,7 @@ def manifest(
             for s in curated.steps
         ],
         "splits": {
-            split: {"problems": len(rows), "by_source": dict(Counter(p.source for p in rows))}
+            split: {"problems": len(rows), "by_source": rows.count_by_source()}
             for split, rows in curated.splits.items()
         },
         "dropped": dict(Counter(row.reason for row in curated.dropped)),
@@ -53,7 +54,7 @@ def manifest(
         "decontaminate": curate.decontaminate.model_dump(mode="json") if curate.decontaminate else None,
         "quality": curate.quality.model_dump(mode="json", exclude={"samples"}) if curate.quality else None,
         "quality_samples": sha256_jsonl(planned.samples) if planned.samples else None,
-        "broken_rules": dict(Counter(rule for _, rules in curated.broken for rule in rules)),
+        "broken_rules": dict(Counter(rule for row in curated.broken for rule in row.rules)),
         "decisions_obeyed": dict(Counter(hit.decision for hit in curated.hits if hit.decision)),
         "not_indexed": {"why": "evaluation texts under 3 grams", "texts": len(curated.too_short)},
     }
@@ -81,8 +82,8 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
         rows_of_steps.append((step.name, f"{step.rows_in:,}", f"{step.rows_out:,}", reasons))
     parts += table(("step", "in", "out", "gone because"), rows_of_steps)
     parts += ["", "## What came out", ""]
-    sources = sorted({p.source for rows in curated.splits.values() for p in rows})
-    counts = {split: Counter(p.source for p in rows) for split, rows in curated.splits.items()}
+    counts = {split: Counter(rows.count_by_source()) for split, rows in curated.splits.items()}
+    sources = sorted({source for count in counts.values() for source in count})
     parts += table(
         ("source", *SPLITS),
         [
@@ -164,11 +165,6 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     settings = curate.decontaminate
     if settings is None:
         return ["## Overlap with evaluation sets", "", "Decontamination is switched off.", ""]
-    where = {row.problem.id: row.problem.source for row in curated.dropped}
-    cells: Counter[tuple[str, str]] = Counter()
-    for hit in curated.hits:
-        if hit.dropped(settings.min_share):
-            cells[where[hit.train_id], curated.evaluation_homes[hit.eval_id]] += 1
     rule = (
         f"A row of sft or rl goes when it shares {settings.ngram} grams in a row with an evaluation question or "
         "answer text (evaluation texts of 3 to "
@@ -180,8 +176,8 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     if curated.generated and not settings.within_generator:
         rule += " Problems of one generator are not compared by grams: they share its phrases and all differ."
     parts = ["## Overlap with evaluation sets", "", rule, ""]
-    if cells:
-        rows = ((train, against, f"{count:,}") for (train, against), count in sorted(cells.items()))
+    if curated.overlap:
+        rows = ((train, against, f"{count:,}") for (train, against), count in sorted(curated.overlap.items()))
         parts += table(("training source", "evaluation set", "rows hit"), rows)
     else:
         parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
@@ -195,7 +191,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
             for b in sorted(went | stay, reverse=True)
         )
         parts += ["", *table(("share", "rows that went", "rows that stay"), shares)]
-    parts += _chance_matches(curated, settings)
+    parts += _chance_matches(curated)
     if curated.too_short:
         short = len(curated.too_short)
         parts += ["", f"{short:,} evaluation texts have under 3 grams; exact equality alone guards them."]
@@ -207,43 +203,42 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
     return [*parts, ""]
 
 
-def _chance_matches(curated: Curated, settings: Decontaminate) -> list[str]:
+def _chance_matches(curated: Curated) -> list[str]:
     """What to look at where a tenth of a source went for evaluation texts that are short."""
-    whole = {hit.train_id for hit in curated.hits if hit.whole and hit.dropped(settings.min_share)}
-    went = Counter(row.problem.source for row in curated.dropped if row.problem.id in whole)
-    rows = Counter(p.source for name in TRAINED for p in curated.splits.get(name, ()))
-    rows += Counter(row.problem.source for row in curated.dropped if row.problem.split in TRAINED)
+    rows = Counter(row.source for row in curated.dropped if row.split in TRAINED)
+    for name in TRAINED:
+        rows.update(curated.splits[name].count_by_source())
     return [
         f"\n**{count:,} of {rows[source]:,} rows of {source} hold a short evaluation text whole.** Where the "
         "questions are formulas, as a generator's are, that is often chance: see `data/curated/hits.jsonl`. "
         "Rows of your own generator need no decontamination (`curate.decontaminate=null`); duplicates go all "
         "the same."
-        for source, count in sorted(went.items())
-        if count >= CHANCE_SHARE * rows[source]
+        for source, count in sorted(curated.matched_whole.items())
+        if count and count >= CHANCE_SHARE * rows[source]
     ]
 
 
 def _dropped_examples(curated: Curated, seed: int) -> list[str]:
-    by_reason: dict[str, list[Any]] = defaultdict(list)
-    for row in curated.dropped:
-        by_reason[row.reason].append(row)
+    by_reason: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(curated.dropped):
+        by_reason[row.reason].append(number)
     parts = []
-    for reason, rows in sorted(by_reason.items()):
-        parts += [f"## Dropped: {reason} ({len(rows):,})", ""]
-        for row in random.Random(seed).sample(rows, min(EXAMPLES, len(rows))):
-            parts += [f"- `{row.problem.id}` for `{row.other}` ({cell(row.detail)})", ""]
-            parts += [f"  > {cell(row.problem.question)[:300]}", ""]
+    for reason, at in sorted(by_reason.items()):
+        parts += [f"## Dropped: {reason} ({len(at):,})", ""]
+        for row in map(curated.dropped.__getitem__, random.Random(seed).sample(at, min(EXAMPLES, len(at)))):
+            parts += [f"- `{row.id}` for `{row.other}` ({cell(row.detail)})", ""]
+            parts += [f"  > {cell(row.question)[:300]}", ""]
     return parts
 
 
-def _draw_levels(file: Path, splits: dict[str, list[Problem]]) -> None:
+def _draw_levels(file: Path, splits: dict[str, StoredProblems]) -> None:
     shown = [split for split in SPLITS if splits[split]]
+    found = {split: Counter(splits[split].levels().tolist()) for split in shown}
     with picture(file, 7, 3.6) as axes:
-        levels = sorted({p.level if p.level is not None else -1 for rows in splits.values() for p in rows})
+        levels = sorted({level for counts in found.values() for level in counts})
         width = 0.8 / max(1, len(shown))
         for i, split in enumerate(shown):
-            counts = Counter(p.level if p.level is not None else -1 for p in splits[split])
-            heights = [counts[level] / len(splits[split]) for level in levels]
+            heights = [found[split][level] / len(splits[split]) for level in levels]
             at = [x + (i - (len(shown) - 1) / 2) * width for x in range(len(levels))]
             axes.bar(at, heights, width, color=COLOURS[split], label=f"{split} ({len(splits[split]):,})")
         axes.set_xticks(range(len(levels)), ["none" if level < 0 else str(level) for level in levels])

@@ -10,9 +10,9 @@ A bare answer of fewer than n grams is a text only when three of them are words:
 1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -22,7 +22,11 @@ import numpy.typing as npt
 from mathrl.core.types import Problem
 from mathrl.data.decisions import Pair, Verdict, text_key
 from mathrl.data.grams import grams
-from mathrl.data.shingles import CHUNK, Hashes, windows
+from mathrl.data.processes import in_order
+from mathrl.data.row_shards import SPLITS
+from mathrl.data.row_store import Piece, StoredProblems
+from mathrl.data.shared_windows import Pairs, Skipped, WindowIndex
+from mathrl.data.shingles import CHUNK, Rows, hash_tokens
 
 SHORTEST = 3
 SHOWN = 2000  # characters of either text in a report
@@ -59,9 +63,17 @@ class Hit:
         """Whether the training text goes: by a person's decision, else by its share."""
         return self.decision == "drop" or (self.decision is None and self.share >= min_share)
 
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Hit":
+        """The hit with these fields."""
+        return cls(**row | {"others": tuple(row["others"])})
+
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
         """One line of a report, with the keys that `mathrl decide` needs; long texts are cut."""
-        row = {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
+        row = {**self.fields(), "share": round(self.share, 4), "others": list(self.others)}
         keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}
         cut = {name: row[name][:SHOWN] for name in ("train_text", "eval_text")}
         return {**row, **cut, **keys, "dropped": self.dropped(min_share)}
@@ -82,28 +94,22 @@ class EvaluationIndex:
         decisions: Mapping[Pair, Verdict] | None = None,
     ) -> None:
         self.ngram, self.share, self.decisions = ngram, share, decisions or {}
+        self.texts: list[tuple[str, str]] = []  # id, part
         self.raw: list[str] = []
-        self._hashes: dict[int, Hashes] = {}  # of the indexed windows, sorted, by size; made when first needed
-        self.texts: list[tuple[str, str, tuple[int, ...]]] = []  # id, part, grams
         self.too_short: list[str] = []
-        self._vocabulary: dict[str, int] = {}
-        self._where: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._whole_lengths: set[int] = set()
+        self._grams: list[Rows] = []  # of each text
+        self._known: dict[str, int] = {}  # hashes of the grams
 
     def add(self, id: str, part: str, text: str) -> None:
         """Index one evaluation text; a text of fewer than 3 grams is only listed in `too_short`."""
-        ids = [self._vocabulary.setdefault(gram, len(self._vocabulary)) for gram in grams(text)]
-        if len(ids) < SHORTEST:
+        hashed = hash_tokens([grams(text)], self._known)
+        if len(hashed.flat) < SHORTEST:
             self.too_short.append(f"{id} ({part})")
             return
-        self._hashes.clear()
-        size = min(self.ngram, len(ids))
-        if size < self.ngram:
-            self._whole_lengths.add(size)
-        self.texts.append((id, part, tuple(ids)))
+        self.__dict__.pop("_windows", None)
+        self.texts.append((id, part))
         self.raw.append(text)
-        for window in {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)}:
-            self._where[window].append(len(self.texts) - 1)
+        self._grams.append(hashed)
 
     def add_problem(self, problem: Problem) -> None:
         """Index its question, its worked solution and those of its answers that are texts, each separately."""
@@ -116,103 +122,99 @@ class EvaluationIndex:
             if len(answer_grams) >= self.ngram or words >= SHORTEST:
                 self.add(problem.id, "answer", answer)
 
-    def may_hit(self, texts: Sequence[Sequence[str]]) -> npt.NDArray[np.bool_]:
-        """For the grams of each text, whether an indexed window stands in it; of the others `look_up` finds nothing.
+    @cached_property
+    def _windows(self) -> WindowIndex:
+        return WindowIndex(Rows.joined(self._grams), self.ngram)
 
-        The windows of thousands of texts are compared at once, by their hashes.
-        """
-        if not self._hashes:
-            self._hashes = self._indexed_hashes()
-        known = self._vocabulary
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        ids = (known.get(word, -1) + 1 for words in texts for word in words)
-        hit = np.zeros(len(texts), dtype=bool)
-        for size, values, rows in windows(np.fromiter(ids, np.uint64, int(lengths.sum())), lengths, self.ngram):
-            if size in self._hashes:
-                indexed = self._hashes[size]
-                place = np.minimum(np.searchsorted(indexed, values), len(indexed) - 1)
-                hit[rows[indexed[place] == values]] = True
-        return hit
+    def may_hit(self, texts: Rows) -> npt.NDArray[np.bool_]:
+        """For the hashes of the grams of each text, whether an indexed window stands in it: others have no hit."""
+        return self._windows.contains(texts)
 
-    def _indexed_hashes(self) -> dict[int, Hashes]:
-        lengths = np.fromiter((len(ids) for _, _, ids in self.texts), np.int64, len(self.texts))
-        ids = np.fromiter((id + 1 for _, _, text in self.texts for id in text), np.uint64, int(lengths.sum()))
-        hashes = {}
-        for size, values, rows in windows(ids, lengths, self.ngram):
-            wanted = values if size == self.ngram else values[lengths[rows] == size]
-            if len(wanted):
-                hashes[size] = np.unique(wanted)
-        return hashes
+    def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
+        """The strongest hit of a training text, or None; evaluation ids in `skip` do not count."""
+        return next(iter(self.hits([(train_id, text, skip)])), None)
 
-    def look_up(
-        self, train_id: str, text: str, skip: frozenset[str] = frozenset(), words: Sequence[str] | None = None
-    ) -> Hit | None:
-        """The strongest hit of a training text, or None; evaluation ids in `skip` do not count.
+    def hits(self, texts: Sequence[tuple[str, str, frozenset[str]]]) -> list[Hit | None]:
+        """The strongest hit of each training text, given with its id and the evaluation ids that do not count."""
+        words = [grams(text) for _, text, _ in texts]
+        hashed = hash_tokens(words, dict(self._known))
+        found: list[Hit | None] = [None] * len(texts)
+        for pairs in self._windows.pairs(hashed, self._skipped([skip for _, _, skip in texts])):
+            shares = self._coverage(pairs, hashed) if self.share == "coverage" else self._common_words(pairs, hashed)
+            starts = np.flatnonzero(np.diff(pairs.rows, prepend=-1))
+            for start, end in zip(starts, np.append(starts[1:], len(pairs.rows)), strict=True):
+                row = int(pairs.rows[start])
+                found[row] = self._hit(texts[row][0], texts[row][1], words[row], pairs, range(start, end), shares)
+        return found
 
-        `words` are the grams of the text, if they are known.
-        """
-        words = words or grams(text)
-        ids = [self._vocabulary.get(word, -1) for word in words]
-        shared: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for start, stop in _runs(ids):
-            for size in (self.ngram, *sorted(self._whole_lengths)):
-                for i in range(start, stop - size + 1):
-                    for text_index in self._where.get(tuple(ids[i : i + size]), ()):
-                        if self.texts[text_index][0] not in skip:
-                            shared[text_index].append((i, size))
-        if not shared:
+    def _skipped(self, skips: Sequence[frozenset[str]]) -> Skipped | None:
+        """Which evaluation text does not count for which row; None if all do."""
+        if not any(skips):
             return None
-        share = self._coverage if self.share == "coverage" else self._common_words
-        shares = {text: share(ids, len(set(words)), text, windows) for text, windows in shared.items()}
-        decided = self._decided(text, shared)
-        best = max(shared, key=lambda t: (RANK[decided.get(t)], shares[t], len(shared[t]), -t))
-        first, size = shared[best][0]
-        others = [self.texts[t][0] for t in sorted(shared, key=lambda t: -shares[t]) if t != best]
-        id, part, _ = self.texts[best]
+        numbers = {skip: number for number, skip in enumerate(dict.fromkeys(skips))}
+        masks = np.array([[id in skip for id, _ in self.texts] for skip in numbers], bool)
+        return Skipped(masks, np.array([numbers[skip] for skip in skips]))
+
+    def _hit(
+        self, train_id: str, text: str, words: Sequence[str], pairs: Pairs, at: range, shares: npt.NDArray[np.float64]
+    ) -> Hit:
+        """The strongest of the pairs `at`, which are those of one training text."""
+        starts = pairs.starts[at.start : at.stop + 1]
+        numbers, of_text = pairs.texts[at.start : at.stop].tolist(), shares[at.start : at.stop].tolist()
+        counts, first = (starts[1:] - starts[:-1]).tolist(), pairs.places[starts[:-1]].tolist()
+        decided = self._decided(text, numbers)
+        best = max(range(len(numbers)), key=lambda i: (RANK[decided.get(numbers[i])], of_text[i], counts[i], -i))
+        number = numbers[best]
+        id, part = self.texts[number]
+        size = int(self._windows.sizes[number])
+        places = pairs.places[starts[best] : starts[best + 1]].tolist()
         return Hit(
             train_id=train_id,
             eval_id=id,
             part=part,
-            ngram=" ".join(words[first : first + size]),
+            ngram=" ".join(words[first[best] : first[best] + size]),
             whole=size < self.ngram,
-            share=shares[best],
-            ngrams_shared=len({tuple(ids[i : i + s]) for i, s in shared[best]}),
+            share=of_text[best],
+            ngrams_shared=len({tuple(words[i : i + size]) for i in places}),
             train_text=text,
-            eval_text=self.raw[best],
-            decision=decided.get(best),
-            others=tuple(dict.fromkeys(o for o in others if o != id))[:20],
+            eval_text=self.raw[number],
+            decision=decided.get(number),
+            others=self._others(words, numbers, of_text, first, best),
         )
 
-    def _decided(self, text: str, shared: Iterable[int]) -> dict[int, Verdict]:
+    def _others(
+        self, words: Sequence[str], numbers: list[int], shares: list[float], first: list[int], best: int
+    ) -> tuple[str, ...]:
+        """Further evaluation ids by falling share, at most 20; at equal shares, in the order of the training text."""
+        if len(numbers) == 1:
+            return ()
+        sizes, unknown = self._windows.sizes, 0
+        runs = [unknown := unknown + (word not in self._known) for word in words]  # of grams that are all indexed
+
+        def place(i: int) -> tuple[float, int, bool, int, int, int]:
+            size = int(sizes[numbers[i]])
+            return -shares[i], runs[first[i]], size < self.ngram, size, first[i], numbers[i]
+
+        ordered = (self.texts[numbers[i]][0] for i in sorted(range(len(numbers)), key=place) if i != best)
+        return tuple(islice(dict.fromkeys(id for id in ordered if id != self.texts[numbers[best]][0]), 20))
+
+    def _decided(self, text: str, numbers: Iterable[int]) -> dict[int, Verdict]:
         """The decisions on this training text, by number of the evaluation text."""
         if not self.decisions:
             return {}
         key = text_key(text)
-        pairs = {number: (key, text_key(self.raw[number])) for number in shared}
+        pairs = {number: (key, text_key(self.raw[number])) for number in numbers}
         return {number: self.decisions[pair] for number, pair in pairs.items() if pair in self.decisions}
 
-    def _coverage(self, ids: Sequence[int], _: int, text: int, windows: Sequence[tuple[int, int]]) -> float:
-        of_training = len({place for i, size in windows for place in range(i, i + size)}) / len(ids)
-        grams_of_text = self.texts[text][2]
-        size = min(self.ngram, len(grams_of_text))
-        shared = {tuple(ids[i : i + size]) for i, _ in windows}
-        starts = (i for i in range(len(grams_of_text) - size + 1) if grams_of_text[i : i + size] in shared)
-        of_text = len({place for i in starts for place in range(i, i + size)}) / len(grams_of_text)
-        return max(of_training, of_text)
+    def _coverage(self, pairs: Pairs, hashed: Rows) -> npt.NDArray[np.float64]:
+        of_training = pairs.of_row / np.diff(hashed.starts)[pairs.rows]
+        return np.asarray(np.maximum(of_training, pairs.of_text / self._windows.lengths[pairs.texts]))
 
-    def _common_words(self, ids: Sequence[int], distinct: int, text: int, _: Sequence[tuple[int, int]]) -> float:
-        grams_of_text = set(self.texts[text][2])
-        return len(grams_of_text.intersection(ids)) / min(distinct, len(grams_of_text))
-
-
-def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs of at least three grams that all occur in the evaluation texts."""
-    start = 0
-    for index, id in enumerate((*ids, -1)):
-        if id < 0:
-            if index - start >= SHORTEST:
-                yield start, index
-            start = index + 1
+    def _common_words(self, pairs: Pairs, hashed: Rows) -> npt.NDArray[np.float64]:
+        rows = {row: set(hashed.row(row).tolist()) for row in np.unique(pairs.rows).tolist()}
+        texts = {text: set(self._grams[text].flat.tolist()) for text in np.unique(pairs.texts).tolist()}
+        both = ((rows[row], texts[text]) for row, text in zip(pairs.rows.tolist(), pairs.texts.tolist(), strict=True))
+        return np.array([len(row & text) / min(len(row), len(text)) for row, text in both])
 
 
 def trained_texts(problem: Problem) -> Iterator[str]:
@@ -222,27 +224,54 @@ def trained_texts(problem: Problem) -> Iterator[str]:
         yield problem.solution
 
 
-def find_hits(
-    problems: Iterable[Problem],
-    index: EvaluationIndex,
-    *,
-    min_share: float = 0.0,
-    skips: Mapping[str, frozenset[str]] | None = None,
-) -> Iterator[tuple[Problem, Hit | None]]:
-    """Each problem with its strongest hit, if its share is at least `min_share`.
+@dataclass(frozen=True)
+class Search:
+    """What training texts are compared with; evaluation ids in `skips` of a problem's source do not count."""
 
-    Evaluation ids in `skips` of the problem's source do not count. Grams are computed once, a chunk of rows at a time.
-    """
-    waiting = iter(problems)
+    index: EvaluationIndex
+    skips: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def strongest(self, rows: Sequence[tuple[Problem, Sequence[str]]]) -> list[Hit | None]:
+        """The strongest hit of each problem, which is given with its texts."""
+        asked = [(p.id, text, self.skips.get(p.source, frozenset())) for p, texts in rows for text in texts]
+        hits = iter(self.index.hits(asked))
+        found = ([hit for hit in islice(hits, len(texts)) if hit] for _, texts in rows)
+        return [max(of_row, key=lambda hit: (RANK[hit.decision], hit.share), default=None) for of_row in found]
+
+
+def find_hits(
+    problems: Iterable[Problem], index: EvaluationIndex, *, skips: Mapping[str, frozenset[str]] | None = None
+) -> Iterator[tuple[Problem, Hit | None]]:
+    """Each problem with its strongest hit; evaluation ids in `skips` of the problem's source do not count."""
+    search, waiting = Search(index, skips or {}), iter(problems)
     while chunk := list(islice(waiting, CHUNK)):
-        texts = [(number, text) for number, problem in enumerate(chunk) for text in trained_texts(problem)]
-        words = [grams(text) for _, text in texts]
-        hits: dict[int, list[Hit]] = defaultdict(list)
-        for at in np.flatnonzero(index.may_hit(words)).tolist():
-            number, text = texts[at]
-            skip = (skips or {}).get(chunk[number].source, frozenset())
-            hit = index.look_up(chunk[number].id, text, skip, words[at])
-            if hit is not None and hit.share >= min_share:
-                hits[number].append(hit)
-        for number, problem in enumerate(chunk):
-            yield problem, max(hits[number], key=lambda hit: (RANK[hit.decision], hit.share), default=None)
+        yield from zip(chunk, search.strongest([(p, list(trained_texts(p))) for p in chunk]), strict=True)
+
+
+def stored_hits(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
+    """The numbers of the problems with a hit, ascending, and the strongest hit of each; by several processes."""
+    for found in in_order(_hits_of_texts, search, problems.pieces()):
+        yield from found
+
+
+def hits_of_solutions(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
+    """Like `stored_hits`, of the worked solutions alone."""
+    for found in in_order(_hits_of_solutions, search, problems.pieces()):
+        yield from found
+
+
+def _hits_of_texts(search: Search, piece: Piece) -> list[tuple[int, Hit]]:
+    shard = piece.shard
+    solved = search.index.may_hit(shard.rows("solution_grams", piece.at)) & (piece.splits == SPLITS.index("sft"))
+    hit = piece.only(search.index.may_hit(shard.rows("question_grams", piece.at)) | solved)
+    return _found(search, [(number, problem, list(trained_texts(problem))) for number, problem in hit.problems()])
+
+
+def _hits_of_solutions(search: Search, piece: Piece) -> list[tuple[int, Hit]]:
+    hit = piece.only(search.index.may_hit(piece.shard.rows("solution_grams", piece.at)))
+    return _found(search, [(number, problem, [problem.solution or ""]) for number, problem in hit.problems()])
+
+
+def _found(search: Search, rows: Sequence[tuple[int, Problem, list[str]]]) -> list[tuple[int, Hit]]:
+    hits = search.strongest([(problem, texts) for _, problem, texts in rows])
+    return [(number, hit) for (number, _, _), hit in zip(rows, hits, strict=True) if hit]

@@ -6,14 +6,16 @@ question contradict each other, none of the training rows stays. Similar questio
 operators are different problems: they stay, and are reported as variants.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mathrl.core.types import Problem
-from mathrl.data.grams import exact_key
 from mathrl.data.question_tokens import question_tokens
+from mathrl.data.row_shards import SPLITS
+from mathrl.data.row_store import RowStore, StoredProblems
 from mathrl.grading.matching import compare
 from mathrl.params.data import Deduplicate
 
@@ -26,131 +28,154 @@ class Dropped:
     """A dropped row, the reason, and the row kept in its favour.
 
     Example:
-        Dropped(problem=Problem(...), reason="duplicate", other="math/test/00734", detail="exact")
+        Dropped(id="dapo/00012", source="dapo", split="rl", reason="duplicate", other="math/test/00734",
+                detail="exact", question="What is …", answers=("9",))
     """
 
-    problem: Problem
+    id: str
+    source: str
+    split: str
     reason: str
-    other: str | None = None
-    detail: str = ""
+    other: str | None
+    detail: str
+    question: str
+    answers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, why: "Reason") -> "Dropped":
+        return cls(problem.id, problem.source, problem.split, *why, problem.question, problem.answers)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Dropped":
+        return cls(**row | {"answers": tuple(row["answers"])})
 
     def to_row(self) -> dict[str, Any]:
-        return {
-            "id": self.problem.id,
-            "source": self.problem.source,
-            "split": self.problem.split,
-            "reason": self.reason,
-            "other": self.other,
-            "detail": self.detail,
-            "question": self.problem.question,
-            "answers": list(self.problem.answers),
-        }
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return row | {"answers": list(self.answers)}
 
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Similar rows that all stay, and how they differ.
+    """Similar rows that all stay, the splits that they had then, and how they differ.
 
     Example:
-        Variants(problems=(Problem(id="math/train/6", …), Problem(id="math/train/61", …)),
+        Variants(problems=[Problem(id="math/train/6", …), Problem(id="math/train/61", …)], splits=("rl", "rl"),
                  difference="numbers or operators")
     """
 
-    problems: tuple[Problem, ...]
+    problems: StoredProblems
+    splits: tuple[str, ...]
     difference: str
+
+    @classmethod
+    def of(cls, store: RowStore, numbers: Sequence[int], difference: str) -> "Variants":
+        rows = StoredProblems(store, np.array(numbers))
+        return cls(rows, tuple(SPLITS[code] for code in store.splits[rows.numbers]), difference)
 
     def to_row(self) -> dict[str, Any]:
         rows = [
-            {"id": p.id, "source": p.source, "split": p.split, "question": p.question, "answers": list(p.answers)}
-            for p in self.problems
+            {"id": p.id, "source": p.source, "split": split, "question": p.question, "answers": list(p.answers)}
+            for p, split in zip(self.problems, self.splits, strict=True)
         ]
         return {"difference": self.difference, "rows": rows}
 
 
-class Deduplicated(NamedTuple):
-    """The rows that stay, in their order, the dropped ones, and groups of similar rows among those that stay."""
+class Reason(NamedTuple):
+    """Why a row goes: the reason, the id of the row or text that it goes for, a detail."""
 
-    kept: list[Problem]
-    dropped: list[Dropped]
+    reason: str
+    other: str | None
+    detail: str
+
+
+class Deduplicated(NamedTuple):
+    """The rows that stay, in their order, why the others go, by number, and groups of similar rows that stay."""
+
+    kept: StoredProblems
+    dropped: dict[int, Reason]
     variants: list[Variants]
 
 
-def deduplicate(problems: Sequence[Problem], params: Deduplicate) -> Deduplicated:
+def deduplicate(problems: StoredProblems, params: Deduplicate) -> Deduplicated:
     """Drop the duplicates. No row of the test split is dropped."""
-    kept, dropped, variants = list(problems), [], []
+    store = problems.store
+    dropped: dict[int, Reason] = {}
+    variants: list[Variants] = []
     if params.exact:
-        clusters = exact_clusters(kept)
-        variants += _twins(kept, clusters, "nothing: a benchmark asks it twice")
-        kept, removed = _without(kept, _settle(kept, clusters, "exact"))
-        dropped += removed
+        clusters = exact_clusters(store)
+        variants += _twins(store, clusters, "nothing: a benchmark asks it twice")
+        dropped |= _drop(store, _settle(store, clusters, "exact"))
     if params.near:
-        from mathrl.data.minhash import near_clusters  # numpy; only near-duplicates need it
+        from mathrl.data.near_duplicates import near_clusters  # scipy; only near-duplicates need it
 
-        before, (near, similar) = kept, near_clusters(kept, params.near)
-        parts = [part for cluster in near for part in _same_questions(before, cluster)]
+        near, similar = near_clusters(store, params.near)
+        parts = [part for cluster in near for part in _same_questions(store, cluster)]
         detail = f"jaccard >= {params.near.threshold}"
-        kept, removed = _without(before, _settle(before, (part for part in parts if len(part) > 1), detail))
-        dropped += removed
-        gone = {row.problem.id for row in removed}
+        removed = _drop(store, _settle(store, (part for part in parts if len(part) > 1), detail))
+        dropped |= removed
         variants += [
-            Variants(left, difference)
+            Variants.of(store, left, difference)
             for groups, difference in ((near, "answers"), (similar, "numbers or operators"))
             for group in groups
-            if len(left := tuple(before[i] for i in group if before[i].id not in gone)) > 1
+            if len(left := [number for number in group if number not in removed]) > 1
         ]
-    return Deduplicated(kept, dropped, variants)
+    return Deduplicated(problems.without(dropped), dropped, variants)
 
 
-def exact_clusters(problems: Sequence[Problem]) -> list[list[int]]:
-    """Clusters of two or more indices of rows whose questions are equal after normalisation."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for index, problem in enumerate(problems):
-        groups[exact_key(problem.question)].append(index)
-    return [group for group in groups.values() if len(group) > 1]
+def exact_clusters(store: RowStore) -> list[list[int]]:
+    """Clusters of two or more numbers of rows whose questions are equal after normalisation."""
+    numbers, groups = store.alike("high", "low")
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return [cluster.tolist() for cluster in np.split(numbers, starts[1:])] if len(numbers) else []
 
 
-def _twins(problems: Sequence[Problem], clusters: Iterable[Sequence[int]], difference: str) -> list[Variants]:
+def _drop(store: RowStore, reasons: dict[int, Reason]) -> dict[int, Reason]:
+    reasons = dict(sorted(reasons.items()))
+    store.drop(np.fromiter(reasons, np.int64, len(reasons)))
+    return reasons
+
+
+def _twins(store: RowStore, clusters: Iterable[Sequence[int]], difference: str) -> Iterator[Variants]:
     """The rows of the test split that ask the same question."""
-    tests = (tuple(problems[i] for i in cluster if problems[i].split == BENCHMARK) for cluster in clusters)
-    return [Variants(rows, difference) for rows in tests if len(rows) > 1]
+    for cluster in clusters:
+        rows = [number for number in cluster if SPLITS[store.splits[number]] == BENCHMARK]
+        if len(rows) > 1:
+            yield Variants.of(store, rows, difference)
 
 
-def _same_questions(problems: Sequence[Problem], cluster: Sequence[int]) -> list[list[int]]:
+def _same_questions(store: RowStore, cluster: Sequence[int]) -> list[list[int]]:
     """The near-duplicates among similar rows: those that share an answer, or all tokens."""
     parts: list[list[int]] = []
-    tokens = {index: question_tokens(problems[index].question) for index in cluster}
-    for index in cluster:
-        problem = problems[index]
-        same = (p for p in parts if agree(problems[p[0]], problem) or any(tokens[index] == tokens[i] for i in p))
+    problems = {number: store.problem(number) for number in cluster}
+    tokens = {number: question_tokens(problem.question) for number, problem in problems.items()}
+    for number, problem in problems.items():
+        same = (p for p in parts if agree(problems[p[0]], problem) or any(tokens[number] == tokens[i] for i in p))
         part = next(same, None)
         if part is None:
-            parts.append([index])
+            parts.append([number])
         else:
-            part.append(index)
+            part.append(number)
     return parts
 
 
-def _without(problems: Sequence[Problem], dropped: Mapping[int, Dropped]) -> tuple[list[Problem], list[Dropped]]:
-    return [p for i, p in enumerate(problems) if i not in dropped], [dropped[i] for i in sorted(dropped)]
-
-
-def _settle(problems: Sequence[Problem], clusters: Iterable[Sequence[int]], detail: str) -> dict[int, Dropped]:
-    """The dropped rows by their index."""
-    dropped: dict[int, Dropped] = {}
+def _settle(store: RowStore, clusters: Iterable[Sequence[int]], detail: str) -> dict[int, Reason]:
+    """Why rows of the clusters go, by their number."""
+    dropped: dict[int, Reason] = {}
     for cluster in clusters:
-        ranked = sorted(cluster, key=lambda index: (HELD_OUT.get(problems[index].split, 2), index))
+        problems = {number: store.problem(number) for number in cluster}
+        ranked = sorted(cluster, key=lambda number: (HELD_OUT.get(problems[number].split, 2), number))
         winner = problems[ranked[0]]
         conflict = next((problems[i] for i in ranked[1:] if not agree(winner, problems[i])), None)
-        for index in ranked:
-            problem = problems[index]
+        for number in ranked:
+            problem = problems[number]
             if problem.split == BENCHMARK:
                 continue
             if conflict is not None and problem.split not in HELD_OUT:
                 against = conflict if problem is winner or agree(winner, problem) else winner
                 answers = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
-                dropped[index] = Dropped(problem, "conflicting answers", against.id, answers)
+                dropped[number] = Reason("conflicting answers", against.id, answers)
             elif problem is not winner:
-                dropped[index] = Dropped(problem, "duplicate", winner.id, detail)
+                dropped[number] = Reason("duplicate", winner.id, detail)
     return dropped
 
 

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
-from mathrl.data.deduplicate import agree, exact_clusters
+from mathrl.data.deduplicate import agree
 from mathrl.data.draw import Draw
 from mathrl.data.grams import exact_key
 from mathrl.data.reading import Read, Rejected, read_source
@@ -235,7 +235,10 @@ def _sample(files: Sequence[Path], seed: int) -> list[dict[str, Any]]:
 def _duplicates(problems: Sequence[Problem]) -> tuple[int, list[tuple[str, str, str]]]:
     """The number of rows with the question of an earlier row, and the pairs among them whose answers differ."""
     conflicts = []
-    clusters = exact_clusters(problems)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for index, problem in enumerate(problems):
+        groups[exact_key(problem.question)].append(index)
+    clusters = [group for group in groups.values() if len(group) > 1]
     for cluster in clusters:
         first = problems[cluster[0]]
         other = next((problems[index] for index in cluster[1:] if not agree(first, problems[index])), None)
@@ -278,7 +281,7 @@ def _overlaps(
             index.add_problem(problem)
         questions = {exact_key(problem.question) for problem in benchmark}
         equal = [key in questions for key in keys]
-        hits = (hit for _, hit in find_hits(trained, index, min_share=RULE.min_share))
-        near = sum(hit is not None and not same for hit, same in zip(hits, equal, strict=True))
+        hits = (hit and hit.share >= RULE.min_share for _, hit in find_hits(trained, index))
+        near = sum(bool(hit) and not same for hit, same in zip(hits, equal, strict=True))
         overlaps.append(Overlap(name, len(benchmark), sum(equal), near))
     return overlaps, missing

@@ -1,27 +1,18 @@
-"""Near-duplicates of millions of questions: MinHash signatures in numpy, banded LSH, candidates verified.
+"""MinHash digests of questions in numpy: shingles, signatures and the keys of LSH bands.
 
 The method and the choice of bands are those of datasketch's MinHashLSH (weights 0.5, 0.5), which keeps a Python
-object per row and band; here a row costs 8 bytes per band and per shingle. Candidates count only when the true Jaccard
-similarity of their shingles reaches the threshold, so LSH adds no false positive. Tokens, shingles and signatures are
-computed once per row, in as many processes as there are cores.
+object per row and band; here a row costs 8 bytes per band and per shingle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import xxhash
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from mathrl.core.types import Problem
 from mathrl.data.question_tokens import question_tokens, signature
-from mathrl.data.shingles import Hashes, Rows, in_chunks, jaccard, shingles
+from mathrl.data.shingles import CHUNK, Hashes, Rows, shingles
 from mathrl.params.data import NearDuplicates
-
-# The most cluster heads that a row is compared with in a bucket: boilerplate would make it quadratic.
-_HEADS = 64
 
 
 @dataclass(frozen=True)
@@ -37,26 +28,10 @@ class Digests:
     salt: Hashes
 
 
-def near_clusters(problems: Sequence[Problem], params: NearDuplicates) -> tuple[list[list[int]], list[list[int]]]:
-    """Clusters of two or more indices: of near-duplicates, and of rows that are as similar but differ in a sign.
-
-    The first are of the same numbers and operators in the same order (unless `same_numbers` is false: then every
-    similar row is one of them). The second, the variants, hold rows of which at least two differ there.
-    """
-    digests = digest([problem.question for problem in problems], params)
-    matched: set[tuple[int, int]] = set()
-    similar = _clusters(digests, salted=False, threshold=params.threshold, matched=matched)
-    if not params.same_numbers:
-        return similar, []
-    same = _clusters(digests, salted=True, threshold=params.threshold, matched=matched)
-    return same, [group for group in similar if len({int(digests.salt[i]) for i in group}) > 1]
-
-
 def digest(texts: Sequence[str], params: NearDuplicates) -> Digests:
-    """Tokens, shingles and band keys of the texts; no token outlives its chunk."""
+    """Shingles and band keys of the texts; no token outlives its chunk."""
     bands, rows = band_shape(params.threshold, params.permutations)
-    work = partial(_digest_chunk, ngram=params.ngram, permutations=params.permutations, bands=bands, rows=rows)
-    parts = list(in_chunks(texts, work))
+    parts = [_digest_chunk(texts[i : i + CHUNK], params, bands, rows) for i in range(0, len(texts), CHUNK)]
     return Digests(
         Rows.joined([part.shingles for part in parts]),
         np.concatenate([part.bands for part in parts]) if parts else np.empty((0, bands), np.uint64),
@@ -64,44 +39,14 @@ def digest(texts: Sequence[str], params: NearDuplicates) -> Digests:
     )
 
 
-def _digest_chunk(texts: Sequence[str], ngram: int, permutations: int, bands: int, rows: int) -> Digests:
+def _digest_chunk(texts: Sequence[str], params: NearDuplicates, bands: int, rows: int) -> Digests:
     tokens = [question_tokens(text) for text in texts]
-    shingled = shingles(tokens, ngram)
-    sketches = sign(shingled, permutations, bands * rows)
+    shingled = shingles(tokens, params.ngram)
+    sketches = sign(shingled, params.permutations, bands * rows)
     marks = (" ".join(signature(text, row)) for text, row in zip(texts, tokens, strict=True))
     salt = np.fromiter((xxhash.xxh3_64_intdigest(m.encode("utf-8", "surrogatepass")) for m in marks), np.uint64)
     keys = np.stack([_band_keys(sketches[:, band * rows : (band + 1) * rows]) for band in range(bands)], axis=1)
     return Digests(shingled, keys, salt)
-
-
-def _clusters(digests: Digests, *, salted: bool, threshold: float, matched: set[tuple[int, int]]) -> list[list[int]]:
-    """The connected rows whose similarity reaches the threshold, among rows of equal salt or among all.
-
-    `matched` has the pairs known to be similar, and gets those found.
-    """
-    edges: list[tuple[int, int]] = []
-    count, row = len(digests.shingles), digests.shingles.row
-    lengths = np.diff(digests.shingles.starts)
-    for band in range(digests.bands.shape[1]):
-        keys = _mixed(digests.bands[:, band], digests.salt) if salted else digests.bands[:, band]
-        for bucket in _buckets(keys):
-            heads: list[int] = []
-            for index in bucket:
-                for head in heads:
-                    if (head, index) in matched or jaccard(row(head), row(index)) >= threshold:
-                        matched.add((head, index))
-                        edges.append((head, index))
-                        break
-                else:
-                    if len(heads) < _HEADS and lengths[index]:
-                        heads.append(index)
-    groups: dict[int, list[int]] = {}
-    graph = coo_array((np.ones(len(edges)), np.array(edges, int).reshape(-1, 2).T), shape=(count,) * 2)
-    labels = connected_components(graph, directed=False)[1]
-    sizes = np.bincount(labels, minlength=1)
-    for index in np.flatnonzero(sizes[labels] > 1).tolist() if count else []:
-        groups.setdefault(int(labels[index]), []).append(index)
-    return list(groups.values())
 
 
 def sign(shingled: Rows, permutations: int, used: int | None = None) -> np.ndarray:
@@ -145,14 +90,3 @@ def _band_keys(band: np.ndarray) -> Hashes:
 def _mixed(keys: Hashes, others: Hashes) -> Hashes:
     mixed = (keys ^ others) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(29))
-
-
-def _buckets(keys: Hashes) -> Iterator[list[int]]:
-    """Groups of two or more row indices with equal keys, in their order."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.empty(0, int)
-    ends = np.append(starts[1:], len(keys))
-    several = ends - starts > 1
-    for start, end in zip(starts[several].tolist(), ends[several].tolist(), strict=True):
-        yield order[start:end].tolist()

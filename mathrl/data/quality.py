@@ -7,6 +7,8 @@ is one checkable value, everything that it needs stands in its text, and its ans
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
@@ -73,6 +75,26 @@ _FIGURE = re.compile(
     re.IGNORECASE,
 )
 _DRAWN = re.compile(r"\[/?asy\]|\\begin\{(?:asy|tikzpicture|tabular|array|picture|table)|\bdraw\s*\(|\n\s*\|.*\|")
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A line of quality.jsonl: a row and the rules that it breaks.
+
+    Example:
+        Broken(id="dapo/08414", source="dapo", split="rl", rules=("link", "figure"), question="…", answers=("49",))
+    """
+
+    id: str
+    source: str
+    split: str
+    rules: tuple[Rule, ...]
+    question: str
+    answers: tuple[str, ...]
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Broken":
+        return cls(**row | {"rules": tuple(row["rules"]), "answers": tuple(row["answers"])})
 
 
 def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: Quality) -> list[Rule]:

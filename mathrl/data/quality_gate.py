@@ -2,47 +2,52 @@
 
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mathrl.core.files import read_jsonl
-from mathrl.core.types import Problem
-from mathrl.data.curated import TRAINED, Curated, account
-from mathrl.data.deduplicate import Dropped
+from mathrl.data.curated import TRAINED, Curated
+from mathrl.data.deduplicate import Reason
 from mathrl.data.markdown import cell, table
-from mathrl.data.quality import DESCRIPTIONS, broken_rules, votes_of
+from mathrl.data.processes import in_order
+from mathrl.data.quality import DESCRIPTIONS, Broken, broken_rules, votes_of
+from mathrl.data.row_store import Piece, StoredProblems
 from mathrl.params.quality import Quality
 
 EXAMPLES = 3  # per rule in the report
 
 
-def pass_gate(problems: list[Problem], samples: Path | None, quality: Quality, curated: Curated) -> list[Problem]:
+@dataclass(frozen=True)
+class _Gate:
+    """What the rules need beside the problem; `votes` are a policy's answers by problem id."""
+
+    votes: dict[str, list[str]]
+    quality: Quality
+
+
+def pass_gate(problems: StoredProblems, samples: Path | None, quality: Quality, curated: Curated) -> StoredProblems:
     """The rows without the training rows that break a rule of `quality.drop`; dev and test rows all stay."""
-    votes = votes_of(read_jsonl(samples)) if samples else {}
-    kept: list[Problem] = []
-    dropped: list[Dropped] = []
-    for problem in problems:
-        rules = broken_rules(problem, votes, quality)
-        if rules:
-            curated.broken.append((problem, rules))
-        reasons = [rule for rule in rules if rule in quality.drop] if problem.split in TRAINED else []
-        if reasons:
-            dropped.append(Dropped(problem, reasons[0], detail="; ".join(DESCRIPTIONS[rule] for rule in reasons)))
-        else:
-            kept.append(problem)
-    account(curated, "quality", problems, kept, dropped)
+    gate = _Gate(votes_of(read_jsonl(samples)) if samples else {}, quality)
+    dropped: dict[int, Reason] = {}
+    for found in in_order(_check, gate, problems.pieces()):
+        for number, broken in found:
+            curated.broken.append(broken)
+            reasons = [rule for rule in broken.rules if rule in quality.drop] if broken.split in TRAINED else []
+            if reasons:
+                details = "; ".join(DESCRIPTIONS[rule] for rule in reasons)
+                dropped[number] = Reason(reasons[0], None, details)
+    kept = problems.without(dropped)
+    curated.account("quality", problems, kept, dropped)
     return kept
 
 
-def broken_row(problem: Problem, rules: list[Any]) -> dict[str, Any]:
-    """A line of quality.jsonl.
-
-    Example:
-        {"id": "dapo/08414", "source": "dapo", "split": "rl", "rules": ["link", "figure"], "question": "…",
-         "answers": ["49"]}
-    """
-    row = {"id": problem.id, "source": problem.source, "split": problem.split, "rules": rules}
-    return row | {"question": problem.question, "answers": list(problem.answers)}
+def _check(gate: _Gate, piece: Piece) -> list[tuple[int, Broken]]:
+    """The rows of a piece that break rules, with their numbers."""
+    return [
+        (number, Broken(p.id, p.source, p.split, tuple(rules), p.question, p.answers))
+        for number, p in piece.problems()
+        if (rules := broken_rules(p, gate.votes, gate.quality))
+    ]
 
 
 def quality_section(curated: Curated, quality: Quality | None, seed: int) -> list[str]:
@@ -50,7 +55,7 @@ def quality_section(curated: Curated, quality: Quality | None, seed: int) -> lis
     if quality is None:
         return []
     trained, held_out = (
-        Counter(rule for problem, rules in curated.broken if (problem.split in TRAINED) == of for rule in rules)
+        Counter(rule for row in curated.broken if (row.split in TRAINED) == of for rule in row.rules)
         for of in (True, False)
     )
     parts = [
@@ -67,10 +72,10 @@ def quality_section(curated: Curated, quality: Quality | None, seed: int) -> lis
     )
     parts += table(("rule", "a problem that", "training rows", "which are", "dev and test rows"), rows)
     for name in DESCRIPTIONS:
-        problems = [problem for problem, rules in curated.broken if name in rules]
-        if problems:
-            parts += ["", f"### {name} ({len(problems):,})", ""]
-            for problem in random.Random(seed).sample(problems, min(EXAMPLES, len(problems))):
+        at = [number for number, row in enumerate(curated.broken) if name in row.rules]
+        if at:
+            parts += ["", f"### {name} ({len(at):,})", ""]
+            for problem in map(curated.broken.__getitem__, random.Random(seed).sample(at, min(EXAMPLES, len(at)))):
                 answers = ", ".join(problem.answers)
                 parts += [f"- `{problem.id}`: {cell(problem.question)[:300]} (answer: {cell(answers)[:60]})"]
     return [*parts, ""]

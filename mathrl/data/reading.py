@@ -137,42 +137,65 @@ def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
     return row | {"files": files}
 
 
+@dataclass
+class Reader:
+    """Makes problems of a source's rows, whatever their order; `shape` is the one that the row before had."""
+
+    resolved: ResolvedSource
+    seed: int
+    shape: RowShape | None = None
+
+    def fit(self, row: Row) -> RowShape:
+        """The shape of the row: that of the row before if it fits, else the first that does."""
+        if self.shape is None or not self.shape.fits(row.values):
+            shapes = self.resolved.shapes
+            self.shape = next((s for s in shapes if s.fits(row.values)), self.shape or shapes[0])
+        return self.shape
+
+    def problem(self, row: Row) -> Problem | Rejected | None:
+        """The row's problem, why it has none, or None for a row that `keep` leaves out."""
+        name = self.resolved.name
+        if row.problem:
+            return Rejected(row.where, row.shown, name, row.problem)
+        shape = self.fit(row)
+        if any(look_up(row.values, key) not in _listed(accepted) for key, accepted in shape.keep.items()):
+            return None
+        try:
+            split = self.resolved.split
+            return to_problem(row.values, shape, name=row.name, source=name, split=split, seed=self.seed)
+        except BadRow as error:
+            reason = str(error)
+        except RecursionError:
+            reason = "a field is nested too deeply"
+        return Rejected(row.where, row.shown, name, reason)
+
+
+def repeated(id: str, where: str, shown: str, source: str) -> Rejected:
+    """A row with the id of an earlier row of its source."""
+    return Rejected(where, shown, source, f"id {id!r} occurs in an earlier row too")
+
+
 def _problems(
     resolved: ResolvedSource, seed: int, read: Read, draw: Draw | None = None
 ) -> Iterator[Problem | Rejected]:
     seen: set[str] = set()
-    shape: RowShape | None = None
-    for row in _rows(resolved, read, draw.wanted if draw else None):
-        if row.problem:
-            yield Rejected(row.where, row.shown, resolved.name, row.problem)
-            continue
-        if shape is None or not shape.fits(row.values):
-            shape = next((s for s in resolved.shapes if s.fits(row.values)), shape or resolved.shapes[0])
-        if any(look_up(row.values, key) not in _listed(accepted) for key, accepted in shape.keep.items()):
+    reader = Reader(resolved, seed)
+    for row in rows_of(resolved, read, draw.wanted if draw else None):
+        problem = reader.problem(row)
+        if problem is None:
             read.left_out["left out by keep"] += 1
             if draw:
                 draw.skip()
             continue
-        problem = _problem(row, shape, resolved, seed)
         if isinstance(problem, Problem) and problem.id in seen:
-            reason = f"id {problem.id!r} occurs in an earlier row too"
-            problem = Rejected(row.where, row.shown, resolved.name, reason)
+            problem = repeated(problem.id, row.where, row.shown, resolved.name)
         elif isinstance(problem, Problem):
             seen.add(problem.id)
         yield problem
 
 
-def _problem(row: Row, shape: RowShape, resolved: ResolvedSource, seed: int) -> Problem | Rejected:
-    try:
-        return to_problem(row.values, shape, name=row.name, source=resolved.name, split=resolved.split, seed=seed)
-    except BadRow as error:
-        reason = str(error)
-    except RecursionError:
-        reason = "a field is nested too deeply"
-    return Rejected(row.where, row.shown, resolved.name, reason)
-
-
-def _rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | None) -> Iterator[Row]:
+def rows_of(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | None = None) -> Iterator[Row]:
+    """The rows of the source's files or hub data set, counted in `read`."""
     for file, label in resolved.labels.items():
 
         def counted(label: str = label) -> bool:

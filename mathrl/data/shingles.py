@@ -1,24 +1,18 @@
-"""Texts as rows of 64-bit shingle hashes, in two arrays and not in an object per row; computed in several processes.
+"""Texts as rows of 64-bit shingle hashes, in two arrays and not in an object per row.
 
 A shingle is a run of `ngram` tokens (the whole text if it has fewer). Its hash is a polynomial of the hashes of its
 tokens modulo 2^64, computed for thousands of rows at once.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 Hashes = npt.NDArray[np.uint64]
-Chunk = TypeVar("Chunk")
-CHUNK = 4096  # rows per task
-FEWEST = 16 * CHUNK  # with fewer rows a second process costs more than it saves
+CHUNK = 4096  # rows whose tokens are in memory at a time
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -48,12 +42,10 @@ class Rows:
 
 def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     """The distinct shingles of each row, sorted."""
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    cache: dict[str, int] = {}
-    total = int(lengths.sum())
-    hashed = np.fromiter((_hash(token, cache) for row in tokens for token in row), np.uint64, total)
+    hashed = hash_tokens(tokens, {})
+    lengths = np.diff(hashed.starts)
     hashes, hash_rows = [], []
-    for size, value, row in windows(hashed, lengths, ngram):
+    for size, value, row, _ in windows(hashed, ngram):
         wanted = np.ones(len(row), bool) if size == ngram else lengths[row] == size  # shorter ones: the whole row
         hashes.append(value[wanted])
         hash_rows.append(row[wanted])
@@ -66,13 +58,20 @@ def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     return Rows(values[first], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
 
-def windows(
-    hashed: Hashes, lengths: npt.NDArray[np.int64], longest: int
-) -> Iterator[tuple[int, Hashes, npt.NDArray[np.int64]]]:
-    """For every size from 1 to `longest`: the hashes of the runs of so many tokens within a row, and their rows.
+def hash_tokens(tokens: Sequence[Sequence[str]], cache: dict[str, int]) -> Rows:
+    """The hashes of each row's tokens, in order; `cache` has those of tokens that were met before."""
+    starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))])
+    return Rows(
+        np.fromiter((_hash(token, cache) for row in tokens for token in row), np.uint64, int(starts[-1])), starts
+    )
 
-    `hashed` has the tokens of all rows, one after the other.
+
+def windows(tokens: Rows, longest: int) -> Iterator[tuple[int, Hashes, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """For every size from 1 to `longest`: the hashes of the runs of so many tokens within a row, their rows and starts.
+
+    `tokens` are the hashes of each row's tokens; a start is a place in tokens.flat.
     """
+    hashed, lengths = tokens.flat, np.diff(tokens.starts)
     row = np.repeat(np.arange(len(lengths)), lengths)
     at = np.arange(len(hashed))
     left = np.cumsum(lengths)[row] - at if len(lengths) else at  # tokens from here to the row's end, this one included
@@ -81,35 +80,7 @@ def windows(
         inside = left >= size
         at, left, row, value = at[inside], left[inside], row[inside], value[inside]
         value = value * _BASE + hashed[at + size - 1]
-        yield size, value ^ (value >> np.uint64(29)), row
-
-
-def jaccard(first: Hashes, second: Hashes) -> float:
-    """The number of shared shingles over the number of all shingles; both sorted and without repetitions."""
-    both = np.concatenate([first, second])
-    both.sort()
-    shared = int((both[1:] == both[:-1]).sum())
-    return shared / (len(both) - shared) if len(both) else 0.0
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def in_chunks(texts: Sequence[str], work: Callable[[Sequence[str]], Chunk]) -> Iterator[Chunk]:
-    """`work` on the texts, thousands at a time and in their order, by as many processes as this one may use.
-
-    The results are the same for any number of processes. `work` must be picklable.
-    """
-    chunks = (texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK))
-    processes = cores()
-    if processes == 1 or len(texts) < FEWEST:
-        yield from map(work, chunks)
-        return
-    # Not fork: the stage has threads (MLflow, numpy), which a forked child would not have.
-    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
-        yield from pool.map(work, chunks)
+        yield size, value ^ (value >> np.uint64(29)), row, at
 
 
 def _hash(token: str, cache: dict[str, int]) -> int:

@@ -5,16 +5,15 @@ rejected.jsonl, hits.jsonl, and the report in reports/curate/.
 """
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
-from mathrl.core.problems import write_problems
 from mathrl.data import curation
 from mathrl.data import curation_account as curation_report
 from mathrl.data.decisions import decisions_file
 from mathrl.data.inputs import INPUTS, link, of_sources
-from mathrl.data.quality_gate import broken_row
 from mathrl.data.sources import resolve_benchmark
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
@@ -48,7 +47,7 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
     """The splits of the sources of `curate`, to the folder `splits`, and the report, to `report`."""
     params = run.params
     planned = curation.plan(params.curate)
-    curated = curation.run(params.curate, params.run.seed, planned)
+    curated = curation.run(params.curate, params.run.seed, planned, run.state / "rows")
     with written_aside(report) as folder:
         curation_report.write_report(folder, curated, planned, params.curate, params.run.seed)
         for file in folder.iterdir():
@@ -56,13 +55,15 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
     with written_aside(splits) as folder:
         folder.mkdir()
         for split, problems in curated.splits.items():
-            write_problems(folder / f"{split}.jsonl", problems)
+            with (folder / f"{split}.jsonl").open("wb") as stream:
+                stream.writelines(problems.lines())
         write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
-        write_jsonl(folder / "quality.jsonl", (broken_row(*row) for row in curated.broken))
+        write_jsonl(folder / "quality.jsonl", map(asdict, curated.broken))
         write_jsonl(folder / "variants.jsonl", (group.to_row() for group in curated.variants))
         write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))
         clean = params.curate.decontaminate
-        hits = (hit.to_row(clean.min_share if clean else 0) for hit in sorted(curated.hits, key=lambda h: -h.share))
+        by_share = sorted(range(len(curated.hits)), key=[-hit.share for hit in curated.hits].__getitem__)
+        hits = (curated.hits[at].to_row(clean.min_share if clean else 0) for at in by_share)
         write_jsonl(folder / "hits.jsonl", hits)
         outputs = {file.name: sha256_jsonl(file) for file in sorted(folder.iterdir())}
         account = curation_report.manifest(curated, planned, params.curate, params.run.seed, outputs)

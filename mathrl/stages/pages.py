@@ -79,8 +79,8 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
     for name, files in read.items():
         for file, label in labels(files).items():
             run.dataset(f"{name}/{label}", file)
-    if worse := collected.worse():
-        print(f"pages: warning: {worse}", file=sys.stderr, flush=True)
+    for warning in pages_report.warnings(collected):
+        print(f"pages: warning: {warning}", file=sys.stderr, flush=True)
     best = collected.rounds[collected.best]
     measured = {name: v for name in ("precision", "recall", "f1") if (v := getattr(best, name)) is not None}
     figures = {

@@ -1,5 +1,6 @@
 """The pages loop on a small invented corpus: promotion raises recall, exact counts, bytes, errors, leaks."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,32 @@ def test_a_round_that_poisons_itself_is_reported_and_not_kept(monkeypatch: pytes
     assert worse and worse.startswith("round 2 was worse than round 1 (F1 ") and out.stopped == worse
     pages_report.write_report(tmp_path, out, corpus(), how)
     assert f"**Warning:** {worse}." in (tmp_path / "report.md").read_text()
+
+
+def test_an_estimate_that_cannot_be_trusted_is_reported_with_what_to_add(tmp_path: Path) -> None:
+    pages = [page(words, i, "mixed.example", None) for i, words in enumerate((FIRST, PROSE, PROSE, PROSE) * 60)]
+    positives, negatives = ([text(words, 3000 + i) for i in range(40)] for words in (FIRST, PROSE))
+    how = Pages(files=("p.jsonl",), rounds=1)
+    assert collect(pages, positives, negatives, how, seed=0).doubts() == []
+
+    alone = how.model_copy(update={"random_negatives": 80})
+    out = collect(pages, positives, [], alone, seed=0)
+    first = out.doubts()[0]
+    assert first.startswith("80 random pages are the only negatives") and "of 240 pages collected" in first
+    assert "name at least 100 texts that are not mathematics in negatives.files" in first
+    pages_report.write_report(tmp_path, out, pages, alone)
+    told = (tmp_path / "report.md").read_text()
+    assert f"**Warning:** the held-out estimate (F1 {out.rounds[0].f1:.3f}) cannot be trusted: {first}." in told
+    assert pages_report.account(out, pages, alone, 0)["doubts"] == out.doubts()
+    labelled = [dataclasses.replace(p, label=i % 4 == 0) for i, p in enumerate(pages)]
+    much = alone.model_copy(update={"held_out_share": 0.5})
+    assert not any("only negatives" in doubt for doubt in collect(labelled, positives, [], much, seed=0).doubts())
+
+    assert ["7 positives" in doubt for doubt in collect(pages, positives[:7], negatives, how, seed=0).doubts()] == [
+        True
+    ]
+    same = [text(PROSE, 4000 + i) for i in range(40)]  # both classes look alike
+    assert any("not told apart" in doubt for doubt in collect(pages, same, negatives, how, seed=0).doubts())
 
 
 def test_too_few_seeds_are_an_error() -> None:

@@ -1,10 +1,13 @@
 import random
+from typing import Any
 
 import pytest
 
 from mathrl.core.types import Problem
+from mathrl.data import shared_windows
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key, grams, numbers
+from mathrl.data.shingles import hash_tokens
 
 
 def row(id: str, question: str, split: str = "rl", solution: str | None = None, answer: str = "1") -> Problem:
@@ -19,7 +22,7 @@ def index(*problems: Problem, ngram: int = 10) -> EvaluationIndex:
 
 
 def hits(train: Problem, against: EvaluationIndex, min_share: float = 0.0) -> list[str]:
-    return [hit.eval_id for _, hit in find_hits([train], against, min_share=min_share) if hit]
+    return [hit.eval_id for _, hit in find_hits([train], against) if hit and hit.share >= min_share]
 
 
 @pytest.mark.parametrize(
@@ -133,18 +136,46 @@ def test_the_strongest_hit_is_reported_with_the_others() -> None:
     assert hit.to_row()["others"] == ["weak"]
 
 
-@pytest.mark.parametrize("ngram", [3, 4])
-def test_the_windows_of_many_texts_find_what_the_look_up_finds(ngram: int) -> None:
+def by_hand(evaluation: list[list[str]], words: list[str], ngram: int, skip: set[int]) -> tuple[Any, ...] | None:
+    """Evaluation text, share, first shared n-gram and number of different ones, from sets and loops."""
+    found = []
+    for number, text in enumerate(evaluation):
+        size = min(ngram, len(text))
+        runs = {tuple(text[i : i + size]) for i in range(len(text) - size + 1)}
+        places = [i for i in range(len(words) - size + 1) if tuple(words[i : i + size]) in runs]
+        if len(text) < 3 or number in skip or not places:
+            continue
+        mine = {tuple(words[i : i + size]) for i in places}
+        covered = {i + k for i in places for k in range(size)}
+        theirs = {i + k for i in range(len(text)) if tuple(text[i : i + size]) in mine for k in range(size)}
+        share = max(len(covered) / len(words), len(theirs) / len(text))
+        first = " ".join(words[places[0] : places[0] + size])
+        found.append(((share, len(places), -number), number, first, len(mine)))
+    if not found:
+        return None
+    (share, _, _), number, first, different = max(found)
+    return str(number), share, first, different
+
+
+@pytest.mark.parametrize(("ngram", "matches"), [(3, 1 << 20), (4, 5), (10, 1 << 20)])
+def test_hits_are_those_of_sets_and_loops(monkeypatch: pytest.MonkeyPatch, ngram: int, matches: int) -> None:
+    monkeypatch.setattr(shared_windows, "MATCHES", matches)  # windows in memory: one row at a time, or all
     rng = random.Random(ngram)
-    texts = [" ".join(rng.choices("abcdefgh", k=rng.randint(0, 12))) for _ in range(400)]
+    words = [rng.choices("abcdefgh", k=rng.randint(0, 14)) for _ in range(400)]
+    words += [[*text[:9], "z", *text[3:]] for text in words[:40]]
     against = EvaluationIndex(ngram)
-    for number, text in enumerate(texts[:20]):
-        against.add(str(number), "question", text)
-    may = against.may_hit([grams(text) for text in texts])
-    found = [against.look_up("", text) is not None for text in texts]
-    assert may.tolist() == found and 20 < sum(found) < 380
-    against.add("late", "question", "x y z x y z")  # windows that are added later count as well
-    assert against.may_hit([grams("x y z x y z")]).tolist() == [True]
+    for number, text in enumerate(words[:30]):
+        against.add(str(number), "question", " ".join(text))
+    skips = [{number} if number < 20 else set() for number in range(len(words))]
+    asked = [(f"t{i}", " ".join(text), frozenset(map(str, skips[i]))) for i, text in enumerate(words)]
+    hits = against.hits(asked)
+    shown = [hit and (hit.eval_id, hit.share, hit.ngram, hit.ngrams_shared) for hit in hits]
+    assert shown == [by_hand(words[:30], text, ngram, skips[i]) for i, text in enumerate(words)]
+    assert 20 < sum(hit is not None for hit in hits) < 420
+    may = against.may_hit(hash_tokens(words, {})).tolist()
+    assert all(possible or hit is None for possible, hit in zip(may, hits, strict=True)) and not all(may)
+    against.add("late", "question", "x y z x y z x y z x y z")  # windows that are added later count as well
+    assert against.look_up("t", "x y z x y z x y z x y z") is not None
 
 
 def test_a_skip_holds_for_its_source_alone() -> None:

@@ -148,7 +148,7 @@ def test_what_cannot_be_made_is_said_in_one_sentence(
 
 @pytest.mark.parametrize("name", sorted(GENERATORS))
 def test_a_thousand_problems_take_no_time_to_speak_of(name: str) -> None:
-    """100,000 in a minute is 0.6 s a thousand; the timing itself is benchmarks/curation.py's."""
+    """100,000 in a minute is 0.6 s a thousand; the timing itself is benchmarks/curate_scale.py's."""
     start = time.process_time()
     list(generate(name, {"rl": 1_000}, {}, seed=0))
     assert time.process_time() - start < 3

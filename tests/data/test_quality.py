@@ -89,7 +89,7 @@ def test_the_gate_drops_training_rows_and_reports_all(tmp_path: Path) -> None:
     params, planned = curate(tmp_path, {"samples": str(samples), "drop": ["proof", "majority"]})
     made = curation.run(params, 0, planned)
     assert [p.id for p in made.splits["rl"]] == ["0", "1"] and [p.id for p in made.splits["test"]] == ["t"]
-    assert [(d.problem.id, d.reason, d.detail) for d in made.dropped] == [
+    assert [(d.id, d.reason, d.detail) for d in made.dropped] == [
         ("2", "majority", DESCRIPTIONS["majority"]),
         ("proof", "proof", DESCRIPTIONS["proof"]),
     ]
@@ -101,7 +101,7 @@ def test_the_gate_drops_training_rows_and_reports_all(tmp_path: Path) -> None:
     assert "| proof | asks for a proof | 1 | dropped | 1 |" in report and "`t`: Show that 2=2." in report
 
     kept = curation.run(curate(tmp_path, {"drop": []})[0], 0)
-    assert len(kept.splits["rl"]) == 4 and [rules for _, rules in kept.broken] == [["proof"], ["proof"]]
+    assert len(kept.splits["rl"]) == 4 and [row.rules for row in kept.broken] == [("proof",), ("proof",)]
 
 
 def test_majority_needs_its_file(tmp_path: Path) -> None:

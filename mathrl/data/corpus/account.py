@@ -20,7 +20,7 @@ def account(out: CollectedPages, pages: Sequence[Page], settings: Pages, seed: i
     """rounds.json; the same for the same inputs on any machine."""
     return {
         "seed": seed, "pages": len(pages), "held_out": len(out.held_out), "stopped": out.stopped,
-        "best_round": out.best + 1, "f1_of": out.f1_of, "worse": out.worse(),
+        "best_round": out.best + 1, "f1_of": out.f1_of, "worse": out.worse(), "doubts": out.doubts(),
         "rounds": [
             {
                 "round": r.number, "positives": r.positives, "negatives": r.negatives,
@@ -34,6 +34,12 @@ def account(out: CollectedPages, pages: Sequence[Page], settings: Pages, seed: i
         "kept": len(out.kept), "contaminated": len(out.hits), "top_share": settings.top_share,
         "domain_share": settings.domain_share,
     }  # fmt: skip
+
+
+def warnings(out: CollectedPages) -> list[str]:
+    """What a person must know before the kept pages are used."""
+    doubts = [f"the held-out estimate (F1 {out.rounds[out.best].f1:.3f}) cannot be trusted: {d}" for d in out.doubts()]
+    return [*([worse] if (worse := out.worse()) else []), *doubts]
 
 
 def kept_rows(out: CollectedPages, pages: Sequence[Page]) -> Iterable[dict[str, Any]]:
@@ -51,7 +57,7 @@ def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], setti
     )
     cut = "the calibrated selection" if settings.top_share is None else f"the top {settings.top_share:g}"
     parts = [
-        "# Pages report", "", *([f"**Warning:** {worse}.", ""] if (worse := out.worse()) else []),
+        "# Pages report", "", *(line for warning in warnings(out) for line in (f"**Warning:** {warning}.", "")),
         f"{len(out.kept):,} of {len(pages):,} pages kept: {cut} of round {out.best + 1}, which has the best F1 on "
         f"held-out {out.f1_of}, less {len(out.hits):,} that share an n-gram with an evaluation set "
         f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",

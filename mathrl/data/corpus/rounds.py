@@ -35,6 +35,10 @@ from mathrl.params.pages import Pages
 BUCKETS = 2**20
 LIKE_NEGATIVES = 0.95  # a page that scores below this quantile of the held-out negatives never becomes a positive
 LEAST_LABELS = 20  # held-out pages of either label from which F1 is measured on them and not on the seeds
+CHUNK = 1024  # pages that are compared with evaluation texts at a time
+FEW_SEEDS = 20  # positives below which one text more or less changes F1 by several hundredths
+UNSURE = 0.7  # expected precision or recall below which the classes overlap
+ALL = 0.9  # share of the pages from which a collection does not select
 WORSE = 0.01  # a loss of F1 of more than this, and than one held-out text of mathematics, stops the loop
 
 
@@ -72,6 +76,8 @@ class CollectedPages:
     f1_of: str = "seeds"  # what the rounds are compared on: seeds or pages
     margin: float = WORSE
     best: int = 0  # index of the kept round
+    seeds: tuple[int, int] = (0, 0)  # positives and negatives that a person gave
+    random_negatives: int = 0
     kept: list[int] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
 
@@ -84,6 +90,32 @@ class CollectedPages:
             f"round {last.number} was worse than round {best.number} (F1 {last.f1:.3f} after {best.f1:.3f} on held-out "
             f"{self.f1_of}); round {best.number} is kept"
         )
+
+    def doubts(self) -> list[str]:
+        """Why the held-out estimate of the kept round cannot be trusted, and what to add; empty if it can."""
+        best, (positives, negatives) = self.rounds[self.best], self.seeds
+        total = len(self.scores)
+        seen = f"{len(best.collected):,} of {total:,} pages collected, {best.positives:,} positives"
+        doubts = []
+        if self.f1_of == "seeds" and not negatives:
+            doubts.append(
+                f"{self.random_negatives:,} random pages are the only negatives, and the mathematics among them counts "
+                f"as errors ({seen}); name at least 100 texts that are not mathematics in negatives.files, or "
+                f"label {LEAST_LABELS} pages of either kind in label_key"
+            )
+        if self.f1_of == "seeds" and positives < FEW_SEEDS:
+            doubts.append(
+                f"F1 is measured on {positives} positives, so one of them changes it by {1 / positives:.2f}; name at "
+                f"least {FEW_SEEDS} texts in positives.files, or label {LEAST_LABELS} pages of either kind in label_key"
+            )
+        expected = min(best.expected_precision, best.expected_recall)
+        if expected < UNSURE or len(best.collected) >= ALL * total:
+            doubts.append(
+                "mathematical and other pages are not told apart: the calibrated probabilities expect precision "
+                f"{best.expected_precision:.2f} and recall {best.expected_recall:.2f} ({seen}); add positives.files "
+                "that look like the corpus's mathematics, and negatives.files that look like its other pages"
+            )
+        return doubts
 
 
 @dataclass(frozen=True)
@@ -122,6 +154,7 @@ def collect(
     held_out = _held_out(pages, keys, {exact_key(text) for text in (*positives, *negatives)}, params, seed)
     corpus = _corpus(pages, keys, positives, negatives, held_out, params, seed)
     out = CollectedPages([], np.zeros(len(pages)), held_out, f"all {params.rounds} rounds are done")
+    out.seeds, out.random_negatives = (len(positives), len(negatives)), len(corpus.random_negatives)
     labelled = Counter(bool(pages[i].label) for i in held_out)
     out.f1_of = "pages" if min(labelled[True], labelled[False]) >= LEAST_LABELS else "seeds"
     out.margin = max(WORSE, 1 / (labelled[True] if out.f1_of == "pages" else len(positives)))
@@ -299,14 +332,11 @@ def measure(
 
 def clean(collected: CollectedPages, pages: Sequence[Page], index: EvaluationIndex, min_share: float) -> None:
     """Remove the pages that share an n-gram with an evaluation text from `kept`, and list them in `hits`."""
-    kept = []
-    for i in collected.kept:
-        hit = index.look_up(pages[i].where, pages[i].text)
-        if hit is None or hit.share < min_share:
-            kept.append(i)
-        else:
-            collected.hits.append(hit)
-    collected.kept = kept
+    asked = [(pages[i].where, pages[i].text, frozenset[str]()) for i in collected.kept]
+    hits = [hit for start in range(0, len(asked), CHUNK) for hit in index.hits(asked[start : start + CHUNK])]
+    collected.hits += [hit for hit in hits if hit and hit.share >= min_share]
+    clean_pages = (hit is None or hit.share < min_share for hit in hits)
+    collected.kept = [i for i, is_clean in zip(collected.kept, clean_pages, strict=True) if is_clean]
 
 
 def domains(collected: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,162 @@
+"""Time and memory of curation: `python benchmarks/curate_scale.py [10000 100000 1000000]`.
+
+Generated problems (chains, word problems, fractions, equations, number theory) in one file go through reading, exact
+and near deduplication, decontamination against 10,000 evaluation questions of other seeds, the shares of dev and sft,
+and are written as the stage writes them. `--mixture` also draws a mixture of half of the rl split, in memory, as the
+stage mix does. More rows than BLOCK come from several seeds, so that they repeat each other as real sets do.
+
+Each size runs in a process of its own. Processor seconds are those of all processes. The peak of memory is that of all
+processes together, sampled five times per second: memory that they share, such as mapped files, counts once (PSS).
+Growth is relative to the size before. On a busy machine wall seconds and `load` (jobs that wanted a core, at the end)
+say how much others took.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mathrl.core.files import write_jsonl
+from mathrl.data import curation
+from mathrl.data.generators import generate
+from mathrl.data.mixture import mix
+from mathrl.params.data import Curate, Mix
+
+SHARES = {"word_problem": 0.4, "chain": 0.2, "fractions": 0.15, "linear_equation": 0.15, "number_theory": 0.1}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "chain": {"steps": [5, 6, 7, 8], "largest_number": 20, "largest_result": 200},
+    "combinatorics": {"kinds": [1, 3, 5], "largest_number": 80},
+    "fractions": {"kinds": [3, 5], "largest_denominator": 60},
+    "geometry": {"kinds": [1, 4, 5], "largest_number": 400},
+    "linear_equation": {"forms": [2, 3, 4, 5], "largest_number": 99},
+    "number_theory": {"kinds": [2, 3, 4], "largest_number": 4000},
+    "unit_conversion": {"kinds": [2, 3, 5], "largest_number": 90_000},
+}
+EVALUATION, BLOCK = 10_000, 250_000
+RULES: dict[str, Any] = {
+    "deduplicate": {"exact": True, "near": {"ngram": 5, "permutations": 128, "threshold": 0.8}},
+    "decontaminate": {"ngram": 10, "min_share": 0.8},
+    "dev_share": 0.01,
+    "sft_share": 0.1,
+}
+
+
+def make(file: Path, count: int, seed: int) -> None:
+    def rows() -> Any:
+        for block, start in enumerate(range(0, count, BLOCK)):
+            size = min(BLOCK, count - start)
+            for name, share in SHARES.items():
+                for problem in generate(
+                    name, {"rl": round(share * size)}, OPTIONS.get(name, {}), seed=seed + 2 * block
+                ):
+                    id = f"{seed + 2 * block}/{problem.id}"
+                    yield {"id": id, "question": problem.question, "answer": problem.answers[0]}
+
+    write_jsonl(file, rows())
+
+
+class Meter:
+    """Processor seconds and memory of this process and its descendants, sampled on a thread."""
+
+    def __init__(self) -> None:
+        self.peak, self._used, self._done = 0, dict[int, float](), threading.Event()
+        self._sample()
+        self._before = self.seconds()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def seconds(self) -> float:
+        return sum(self._used.values())
+
+    def stop(self) -> tuple[float, float]:
+        """Processor seconds since the start, and the peak in MiB."""
+        self._done.set()
+        self._thread.join()
+        self._sample()
+        return self.seconds() - self._before, self.peak / 2**20
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.2):
+            self._sample()
+
+    def _sample(self) -> None:
+        memory = 0
+        own = psutil.Process()
+        for process in [own, *own.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+                self._used[process.pid] = times.user + times.system
+                memory += process.memory_full_info().pss
+            except psutil.Error:  # it has ended meanwhile
+                continue
+        self.peak = max(self.peak, memory)
+
+
+def one(count: int, mixture: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        train, test = Path(folder) / "train.jsonl", Path(folder) / "test.jsonl"
+        # In a process of its own: what the generators leave behind is no part of curation's memory.
+        made = [sys.executable, __file__, "--make", str(train), str(count), str(test)]
+        subprocess.run(made, check=True)
+        shared = {"type": "file", "id_key": "id"}
+        sources = [
+            {"name": "train", "path": str(train), "split": "rl", **shared},
+            {"name": "test", "path": str(test), "split": "test", **shared},
+        ]
+        meter, start = Meter(), time.perf_counter()
+        result = curation.run(Curate.model_validate({"sources": sources, **RULES}), 0, folder=Path(folder) / "rows")
+        for split, problems in result.splits.items():
+            with (Path(folder) / f"{split}.jsonl").open("wb") as stream:
+                stream.writelines(problems.lines())
+        if mixture:
+            rl = list(result.splits["rl"])
+            mix(rl, {}, Mix.model_validate({"components": [{"source": "*", "weight": 1}], "size": len(rl) // 2}), 0)
+        seconds = time.perf_counter() - start
+        cpu, peak = meter.stop()
+        steps = {step.name: [step.rows_in, step.rows_out] for step in result.steps}
+        disk = sum(file.stat().st_size for file in (Path(folder) / "rows").iterdir()) / 2**20
+    row = {"rows": count, "seconds": seconds, "cpu_s": cpu, "peak_mib": peak, "disk_mib": disk, "steps": steps}
+    print(json.dumps(row | {"load": os.getloadavg()[0]}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", type=int, default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--mixture", action="store_true", help="Draw a mixture of the rl split as well.")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.make:
+        make(Path(given.make[0]), int(given.make[1]), seed=1)
+        make(Path(given.make[2]), EVALUATION, seed=2)
+        return
+    if given.one:
+        one(given.one, given.mixture)
+        return
+    head = f"{'rows':>10} {'seconds':>9} {'cpu s':>8} {'µs/row':>7} {'peak MiB':>9} {'disk MiB':>9}"
+    head += f" {'kept':>10} {'load':>5}"
+    print(f"{head}  growth: rows, cpu, memory")
+    before = None
+    for size in given.sizes:
+        command = [sys.executable, __file__, "--one", str(size), *(["--mixture"] if given.mixture else [])]
+        row = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        kept = row["steps"]["decontaminate"][1]
+        figures = (
+            f"{row['seconds']:>9.1f} {row['cpu_s']:>8.1f} {1e6 * row['cpu_s'] / size:>7.0f} {row['peak_mib']:>9,.0f}"
+        )
+        names = ("rows", "cpu_s", "peak_mib")
+        growth = "" if before is None else "  ".join(f"{row[name] / before[name]:.1f}" for name in names)
+        print(f"{size:>10,} {figures} {row['disk_mib']:>9,.0f} {kept:>10,} {row['load']:>5.1f}  {growth}", flush=True)
+        before = row
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Near-duplicates of millions of questions, from the digests of minhash.py: buckets of LSH, candidates verified.
+
+DuckDB finds the rows that share the key of a band. They count only when the true Jaccard similarity of their shingles
+reaches the threshold, so LSH adds no false positive. Only the shingles of a batch of candidates are in memory.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components
+
+from mathrl.data.row_shards import Numbers
+from mathrl.data.row_store import RowStore
+from mathrl.data.shingles import Rows
+from mathrl.params.data import NearDuplicates
+
+# The most cluster heads that a row is compared with in a bucket: boilerplate would make it quadratic.
+_HEADS = 64
+BATCH = 100_000  # rows whose shingles are in memory at a time
+PAIRS = 4096  # compared at a time
+
+
+def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[list[list[int]], list[list[int]]]:
+    """Clusters of two or more row numbers: of near-duplicates, and of rows that are as similar but differ in a sign.
+
+    The first are of the same numbers and operators in the same order (unless `same_numbers` is false: then every
+    similar row is one of them). The second, the variants, hold rows of which at least two differ there.
+    """
+    similar = _clusters(store, salted=False, threshold=params.threshold)
+    if not params.same_numbers:
+        return similar, []
+    same = _clusters(store, salted=True, threshold=params.threshold)
+    return same, [group for group in similar if len(set(store.values("salt", np.array(group)).tolist())) > 1]
+
+
+def _clusters(store: RowStore, *, salted: bool, threshold: float) -> list[list[int]]:
+    """The connected rows whose similarity reaches the threshold, among rows of equal salt or among all."""
+    pairs = [np.empty((0, 2), np.int64)]
+    for band in store.bands:
+        numbers, groups = store.alike(band, *(("salt",) if salted else ()))
+        pairs += [_similar_pairs(store, numbers[at], groups[at], threshold) for at in _batches(groups)]
+    edges = np.concatenate(pairs)
+    linked, ends = np.unique(edges, return_inverse=True)
+    graph = coo_array((np.ones(len(edges), np.int32), ends.reshape(-1, 2).T), shape=(len(linked),) * 2)
+    labels = connected_components(graph, directed=False)[1] if len(linked) else np.empty(0, int)
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    return [group.tolist() for group in np.split(linked[order], starts[1:])] if len(linked) else []
+
+
+def _similar_pairs(store: RowStore, numbers: Numbers, groups: Numbers, threshold: float) -> Numbers:
+    """Every row with the first head of its group that it is similar to, shape (pairs, 2); one without becomes a head.
+
+    All groups take their next head at once, and their other rows are compared with it in arrays.
+    """
+    listed, at = np.unique(numbers, return_inverse=True)
+    matrix = as_matrix(store.hashes("shingles", listed))
+    sizes = np.diff(matrix.indptr)
+    found = [np.empty((0, 2), np.int64)]
+    left = np.arange(len(numbers))
+    for _ in range(_HEADS):
+        may_lead = left[sizes[at[left]] > 0]
+        first = may_lead[np.flatnonzero(np.diff(groups[may_lead], prepend=-1))]  # the next head of each group
+        if not len(first):
+            break
+        head = first[np.minimum(np.searchsorted(groups[first], groups[left]), len(first) - 1)]
+        compared = (groups[head] == groups[left]) & (head < left)
+        head, left = head[compared], left[compared]
+        near = jaccard(matrix, at[head], at[left]) >= threshold
+        found.append(np.stack([numbers[head[near]], numbers[left[near]]], axis=1))
+        left = left[~near]
+    return np.concatenate(found)
+
+
+def as_matrix(shingled: Rows) -> csr_array:
+    """The shingles of each row as the columns of a sparse matrix in which it has ones."""
+    # One bit less: columns are numbered without a sign.
+    columns, shape = (shingled.flat >> np.uint64(1)).astype(np.int64), (len(shingled), np.iinfo(np.int64).max)
+    return csr_array((np.ones(len(columns), np.int8), columns, shingled.starts), shape=shape)
+
+
+def jaccard(matrix: csr_array, first: Numbers, second: Numbers) -> npt.NDArray[np.float64]:
+    """Shared shingles over all shingles, of each of the rows `first` with its partner in `second`."""
+    sizes, shared = np.diff(matrix.indptr), np.zeros(len(first))
+    for start in range(0, len(first), PAIRS):
+        part = slice(start, start + PAIRS)
+        common = matrix[first[part]].multiply(matrix[second[part]])
+        shared[part] = np.diff(common.indptr)
+    return np.asarray(shared / np.maximum(1, sizes[first] + sizes[second] - shared), np.float64)
+
+
+def _batches(groups: Numbers) -> Iterator[slice]:
+    """Whole groups, of about BATCH rows together."""
+    start = 0
+    while start < len(groups):
+        end = int(np.searchsorted(groups, groups[min(start + BATCH, len(groups)) - 1], side="right"))
+        yield slice(start, end)
+        start = end
