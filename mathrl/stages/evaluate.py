@@ -1,8 +1,8 @@
 """evaluate: base, SFT and RL models on held-out problems. `python -m mathrl.stages.evaluate`.
 
 Writes reports/summary.json (figures, paired tests, verdict), reports/metrics.json (the few figures that DVC shows) and
-reports/evaluate/: responses.jsonl (every response), examples.md, accuracy.png, pass_at_k.png, levels.png. An interrupted
-run resumes from the chunks that it has finished.
+reports/evaluate/: responses.jsonl (every response), examples.md, accuracy.png, pass_at_k.png, levels.png. An
+interrupted run resumes from the chunks that it has finished.
 """
 
 import shutil
