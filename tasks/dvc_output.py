@@ -17,6 +17,8 @@ EVENTS: tuple[tuple[Event, re.Pattern[str]], ...] = (
 FAILED = re.compile(r"failed to reproduce '([^']+)'")
 # A stage that wrote a checkpoint when it was signalled, or that SIGTERM ended before it handled signals.
 STOPPED = re.compile(rf"failed to run: .*, exited with ({EXIT_STOPPED}|{EXIT_TERMINATED}|-15)$")
+# DVC's database was locked by another `dvc repro` before the stage ran: diskcache's Timeout has no text.
+BUSY = re.compile(r"failed to reproduce '[^']+': *$")
 # Advice on git and remotes, which does not concern a run.
 ADVICE = (
     "Generating lock",
@@ -45,8 +47,14 @@ def failed_stage(lines: Sequence[str]) -> str | None:
 
 
 def was_stopped(lines: Sequence[str]) -> bool:
-    """Whether a stage ended because something outside the flow told it to."""
-    return any(STOPPED.search(line) for line in lines)
+    """Whether a stage ended because something outside the flow told it to, or never began because DVC was busy.
+
+    >>> was_stopped(["ERROR: failed to reproduce 'side/dvc.yaml:sft-s1': "])
+    True
+    >>> was_stopped(["ERROR: failed to reproduce 'sft': failed to run: python -m a, exited with 2"])
+    False
+    """
+    return any(pattern.search(line) for line in lines for pattern in (STOPPED, BUSY))
 
 
 def error_message(lines: Sequence[str]) -> str:

@@ -22,16 +22,17 @@ from mathrl.params import Params, load_params, write_params
 old, sections = load_params(), json.load(sys.stdin)
 write_params(old, Params.model_validate(old.model_dump(mode="json", by_alias=True) | sections))
 """
+# Fails where a package that the stages need is missing.
 DESCRIBE = """
-import getpass, json, platform, torch, transformers
+import getpass, json, platform, importlib.metadata as packages
+import pyarrow, pydantic, ruamel.yaml, torch
 lines = open("/proc/cpuinfo").read().splitlines() if platform.system() == "Linux" else []
 models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
 print(json.dumps({"python": platform.python_version(), "torch": torch.__version__,
-    "transformers": transformers.__version__, "system": platform.platform(), "user": getpass.getuser(),
+    "transformers": packages.version("transformers"), "system": platform.platform(), "user": getpass.getuser(),
     "host": platform.node(), "processor": models[0] if models else platform.processor(),
     "threads": str(torch.get_num_threads()), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}))
 """
-NEEDED = "import torch, transformers, pydantic, ruamel.yaml, pyarrow"
 KEPT = (Variable.DATA, Variable.JUDGE_KEY, Variable.SERVE_KEY)  # of mathrl's variables: what a person sets for data
 
 
@@ -65,20 +66,24 @@ class FreshClone:
         elif not (self.folder / ".git").exists() or _git(self.folder, "rev-parse", "HEAD").strip() != self.commit:
             raise UserError(f"{self.folder} is no clone at {self.commit[:12]}: remove it, or choose another --folder")
 
-    def install(self) -> None:
-        """An environment with the packages of the commit's constraints.txt, where `python` lacks them.
+    def install(self) -> dict[str, str]:
+        """Python, packages, processor and user; where `python` lacks packages, the commit's are installed first.
 
         Raises:
-            UserError: it cannot be installed.
+            UserError: they cannot be installed.
         """
         installed = self.folder / ".venv" / "bin" / "python"
         if (self.folder / ".venv" / ".installed").exists():
             self.python = str(installed)
-        elif subprocess.run([self.python, "-c", NEEDED], capture_output=True, check=False).returncode:
+        done = self._call("-c", DESCRIBE)
+        if done.returncode:
             print(f"{self.python} lacks packages: make install in {self.folder}", flush=True)
             if subprocess.run(["make", "install", f"PYTHON={self.python}"], cwd=self.folder, check=False).returncode:
                 raise UserError(f"make install failed in {self.folder}: see above")
             self.python = str(installed)
+            done = self._call("-c", DESCRIBE)
+        described: dict[str, str] = json.loads(self._output(done))
+        return described
 
     def write_sections(self, sections: Mapping[str, Any]) -> None:
         """Write the parameters of a lineage over those of the commit.
@@ -86,12 +91,7 @@ class FreshClone:
         Raises:
             UserError: the commit's schema refuses them.
         """
-        self._python("-c", WRITE, text=json.dumps(sections))
-
-    def describe(self) -> dict[str, str]:
-        """Python, packages, processor and user of the reproduction."""
-        described: dict[str, str] = json.loads(self._python("-c", DESCRIBE))
-        return described
+        self._output(self._call("-c", WRITE, text=json.dumps(sections)))
 
     def pull(self, paths: Sequence[str]) -> None:
         """Fetch outputs from the DVC remote of the checkout, with its credentials and by its dvc.lock.
@@ -147,10 +147,12 @@ class FreshClone:
             Variable.MIRROR: "none",
         }
 
-    def _python(self, *words: str, text: str = "") -> str:
-        done = subprocess.run(
+    def _call(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [self.python, *words], cwd=self.folder, env=self.environment(), input=text, capture_output=True, text=True
         )
+
+    def _output(self, done: subprocess.CompletedProcess[str]) -> str:
         if done.returncode:
             last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
             raise UserError(f"{self.folder}: {last}")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,9 +57,8 @@ def reproduce(
         Path.cwd(), certificate.commit, place / "checkout", str(Path(interpreter).absolute()) if interpreter else ""
     )
     clone.open()
-    clone.install()
+    certificate = replace(certificate, environment=clone.install())
     clone.write_sections(certificate.sections)
-    certificate = replace(certificate, environment=clone.describe())
     certificate = _again(certificate, clone, place, names.index(first))
     publish(client, certificate, place)
     print(f"{certificate.verdict}\n{place / PAGE}")
@@ -78,7 +78,8 @@ def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "
         if done is not None and done.outcome == "same" and done.found == there and done.fetched == (number < first):
             check = done  # by an earlier start of this command
         elif number < first:
-            clone.pull([path for path in paths if not any(path.startswith(f"{other}/") for other in paths)])
+            if there != check.expected:
+                clone.pull([path for other in certificate.stages[:first] for path in _outermost(other.expected)])
             check = replace(check, found=clone.digests(paths), fetched=True)
             if check.differing:
                 raise UserError(
@@ -94,3 +95,13 @@ def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "
         if check.outcome == "differs":
             break
     return certificate
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """The paths that lie in no other: DVC knows outputs, and not what is in a folder.
+
+    >>> _outermost(["data/curated", "data/curated/rl.jsonl", "reports/curate"])
+    ['data/curated', 'reports/curate']
+    """
+    every = list(paths)
+    return [path for path in every if not any(path.startswith(f"{other}/") for other in every)]

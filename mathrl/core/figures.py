@@ -50,7 +50,8 @@ def marker(model: str, place: int = 0) -> str:
 def panels(file: Path | io.StringIO, count: int, width: float, height: float, **options: Any) -> Iterator[list[Any]]:
     """`count` axes side by side in a figure of `width` x `height` inches, saved to `file` when the block ends.
 
-    Without a time stamp, so that equal figures are equal bytes. A StringIO takes SVG, a path what it ends in.
+    Without a time stamp, so that equal figures are equal bytes. A StringIO takes SVG, a path what it ends in. `options`
+    are matplotlib's; with `layout` None the margins are those of `gridspec_kw`, and a picture is drawn once, not twice.
     """
     import matplotlib
 
@@ -58,9 +59,8 @@ def panels(file: Path | io.StringIO, count: int, width: float, height: float, **
     from matplotlib import pyplot
 
     with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(
-            1, count, figsize=(width, height), layout="constrained", squeeze=False, **options
-        )
+        laid_out = {"layout": "constrained"} | options
+        figure, axes = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, **laid_out)
         try:
             yield list(axes[0])
             if isinstance(file, Path):

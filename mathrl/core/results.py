@@ -245,6 +245,16 @@ class EvaluationSummary:
     def write(self, file: Path) -> None:
         write_json(file, self.to_row())
 
+    def headline(self) -> dict[str, dict[str, float]]:
+        """reports/metrics.json, what DVC shows: {"rl": {"pass_at_1": 0.98, "pass_at_8": …, "maj_at_8": …, …}, …}."""
+        rows: dict[str, dict[str, float]] = {}
+        for name, figures in self.models.items():
+            k = max(figures.pass_at_k)
+            row = {"pass_at_1": figures.pass_at_1.mean, f"pass_at_{k}": figures.pass_at_k[k].mean}
+            row |= {f"maj_at_{k}": figures.maj_at_k[k].mean} if k in figures.maj_at_k else {}
+            rows[name] = row | {"response_length": figures.response_length}
+        return rows
+
 
 # pipelines/recipes/<name>/summary.json: evaluate step → benchmark → results, over all seeds.
 RecipeSummary = Mapping[str, Mapping[str, BenchmarkResults]]

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.figures import colour, picture
+from mathrl.core.figures import colour, panels
 from mathrl.core.results import Interval, ModelFigures
 from mathrl.reports.examples import first_responses
 from mathrl.reports.pictures import draw_rates
@@ -49,6 +49,7 @@ SHOWN = {"became right": 6, "became wrong": 3, "stayed wrong": 2, "stayed right"
 FIELDS = ("correct", "length", "truncated", "extracted", "response")
 ZERO_TO_ONE = ("Accuracy", "Pairs or steps judged right", "Shares")
 MOST_DOTS = 300
+MARGINS = {"left": 0.13, "right": 0.97, "top": 0.96, "bottom": 0.19}  # shares of a chart
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def length_and_accuracy(responses: Rows, names: Sequence[str]) -> list[Chart]:
 def _chart(title: str) -> Iterator[tuple[Any, list[Chart]]]:
     """(axes to draw on, a list that holds the finished chart when the block has ended)."""
     svg, charts = io.StringIO(), list[Chart]()
-    with picture(svg, 4.2, 2.5) as axes:
+    with panels(svg, 1, 4.2, 2.5, layout=None, gridspec_kw=MARGINS) as (axes,):
         axes.tick_params(labelsize=8)
         axes.xaxis.label.set_size(8)
         yield axes, charts

@@ -193,8 +193,18 @@ def _binned(values: npt.NDArray[np.float64], rows: Codes, whole: bool = False) -
         return Facet([f"{value:g}" for value in different], np.searchsorted(different, values), rows)
     edges = np.unique(np.quantile(different, np.linspace(0, 1, BINS + 1), method="nearest"))
     codes = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
-    labels = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
+    labels = [f"{low} to {high}" for low, high in pairwise(_short_numbers(edges))]
     return Facet(labels, codes.astype(np.int64), rows)
+
+
+def _short_numbers(values: npt.NDArray[np.float64]) -> list[str]:
+    """Different numbers with as few digits as tell them apart, three at least; whole ones as they are."""
+    whole = bool((values == np.rint(values)).all())
+    texts = [f"{value:.0f}" for value in values] if whole else []
+    digits = 3
+    while len(set(texts)) < len(values):
+        texts, digits = [f"{value:.{digits}g}" for value in values], digits + 1
+    return texts
 
 
 def _ordered(labels: list[str], codes: Codes, rows: Codes) -> Facet:

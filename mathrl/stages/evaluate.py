@@ -1,12 +1,13 @@
 """evaluate: base, SFT and RL models on held-out problems. `python -m mathrl.stages.evaluate`.
 
-Writes reports/summary.json (figures, paired tests, verdict) and reports/evaluate/: responses.jsonl (every
-response), examples.md, accuracy.png, pass_at_k.png, levels.png. An interrupted run resumes from the chunks that
-it has finished.
+Writes reports/summary.json (figures, paired tests, verdict), reports/metrics.json (the few figures that DVC shows) and
+reports/evaluate/: responses.jsonl (every response), examples.md, accuracy.png, pass_at_k.png, levels.png. An
+interrupted run resumes from the chunks that it has finished.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from mathrl.core.environment import rank, world_size
@@ -29,7 +30,7 @@ from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.stages.stage_run import StageRun, run_stage
 
 MODELS = {name: Path("models") / name for name in PIPELINE}
-SUMMARY, REPORT = Path("reports/summary.json"), Path("reports/evaluate")
+SUMMARY, METRICS, REPORT = Path("reports/summary.json"), Path("reports/metrics.json"), Path("reports/evaluate")
 
 
 def files(params: Params) -> dict[str, Path]:
@@ -45,6 +46,7 @@ def work(
     examples: Path = CURATED_SFT,
     test: Path = CURATED_TEST,
     summary_file: Path = SUMMARY,
+    metrics_file: Path | None = None,
     report: Path = REPORT,
 ) -> None:
     """Evaluate the model folders of `models` by their labels; `test` and `examples` are the splits' files."""
@@ -80,6 +82,8 @@ def work(
             shutil.copy(file, run.artifacts / file.name)
     write_json(run.artifacts / "examples.json", rows)
     summary.write(summary_file)
+    if metrics_file is not None:
+        write_json(metrics_file, summary.headline())
     run.measured(models, summary.benchmark)
     run.summary(flat(summary))
 
@@ -150,5 +154,9 @@ def flat(summary: EvaluationSummary) -> dict[str, float]:
 if __name__ == "__main__":
     read = [*MODELS.values(), CURATED_TEST, CURATED_SFT, INPUTS / "evaluate"]
     run_stage(
-        "evaluate", work, inputs=read, outputs=[SUMMARY, REPORT], before=lambda params: link("evaluate", files(params))
+        "evaluate",
+        partial(work, metrics_file=METRICS),
+        inputs=read,
+        outputs=[SUMMARY, METRICS, REPORT],
+        before=lambda params: link("evaluate", files(params)),
     )

@@ -54,6 +54,7 @@ def wire(args: argparse.Namespace) -> Callable[[StageRun], None]:
         "report": out / "report",
         "splits": out / "splits",
         "summary_file": out / "summary.json",
+        "metrics_file": None,  # the pipeline's, for DVC
     }
     return partial(work, **{name: places[name] for name in signature(work).parameters if name != "run"})
 

@@ -144,12 +144,15 @@ class Mirror:
             followed.due = time.time() + pause(time.time() - record.started)
             if _elsewhere(record):
                 followed.leave()
-            elif followed.acquire():
-                if _complete(record, record.mirror_state()):
-                    followed.complete = True
-                    followed.leave()
-                else:
+                continue
+            # Looked at twice: thousands of records are not locked, and another mirror may have had the lock.
+            followed.complete = _complete(record, record.mirror_state())
+            if not followed.complete and followed.acquire():
+                followed.complete = _complete(record, record.mirror_state())
+                if not followed.complete:
                     yield followed, record
+            if followed.complete:
+                followed.leave()
 
     def _bring_up_to_date(self, followed: Followed, record: RunRecord) -> None:
         assert self.upload is not None

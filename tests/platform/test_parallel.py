@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.params.load import dump_yaml
+from tasks.dvc_output import was_stopped
 from tasks.parallel import needed_steps, places
 
 Checkout = Any
@@ -87,6 +88,12 @@ def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
             assert time.monotonic() < deadline, f"step {name} lives on"
             time.sleep(0.1)
     assert not (checkout.folder / "side" / "long_x").exists()
+
+
+def test_a_step_is_started_again_where_dvc_itself_was_busy() -> None:
+    failed = "ERROR: failed to reproduce 'side/dvc.yaml:a': "
+    assert was_stopped([failed]), "the timeout of its database has no text"
+    assert not was_stopped([failed + "failed to run: touch a, exited with 2"])
 
 
 def test_needs_and_places() -> None:

@@ -12,9 +12,10 @@ from prefect.artifacts import ProgressArtifact
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe import load_recipe, recipe_names
+from mathrl.params.recipe import STEP_STAGES, load_recipe, recipe_names
 from mathrl.params.recipe_graph import graph, graph_files
 from mathrl.params.schema import READS
+from mathrl.stages.recipe_step import parse, wire
 from tasks.mlflow_links import artifact_key
 
 Checkout = Any
@@ -57,6 +58,11 @@ def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: st
         assert words[:3] == ["python", "-m", "mathrl.stages.recipe_step"]
         assert [next(iter(each)) for each in stage["params"]] == [f"params/{s}.yaml" for s in READS[words[3]]]
         before |= {words[4]}
+
+
+@pytest.mark.parametrize("stage", STEP_STAGES)
+def test_every_stage_of_a_step_gets_its_files(stage: str) -> None:
+    assert callable(wire(parse([stage, "pipelines/recipes/mine/step"])))
 
 
 def test_a_step_watches_the_code_that_it_imports() -> None:

@@ -1,11 +1,13 @@
 """`mathrl reproduce`: a fresh clone, every stage again, the first difference by name; resumed; from a DVC remote."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mathrl.cli.reproduce import reproduce
 from mathrl.core.errors import UserError
 from mathrl.params.schema import STAGES
 from mathrl.registry.reproduction import Certificate, StageCheck, plan_reproduction
@@ -17,11 +19,15 @@ AGAIN = [stage for stage in STAGES if stage != "register"]
 
 
 @pytest.fixture(scope="module")
-def registered(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def registered(new_checkout: Checkout, empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A pipeline that was run with a parameter of its own in params/, its outputs pushed to a remote."""
+    checkout = new_checkout
+    checkout.home.mkdir(exist_ok=True)
+    shutil.copy(empty_store, checkout.home / "mlflow.db")
     checkout.set_param("rl.yaml", "lr: 0.01", "lr: 0.02")
     checkout.git("commit", "-qam", "another learning rate")
-    checkout.repro("register")
+    checkout.repro("register", MATHRL_MIRROR="none")
+    checkout.mathrl("sync")
     checkout.run("dvc", "remote", "add", "--local", "-d", "far", str(tmp_path_factory.mktemp("remote")))
     checkout.run("dvc", "push", "-q")
     return checkout
@@ -55,37 +61,32 @@ def test_a_version_is_reproduced_and_says_so(registered: Checkout) -> None:
     }  # fmt: skip
     assert "# mathrl-chain version 1" in version.description and "`rl.lr: 0.02`" in version.description
 
-    again = registered.mathrl("reproduce", "mathrl-chain")
-    assert "was reproduced to the bit" in again.stdout and certificate(folder)["stages"] == row["stages"], (
-        "not once more"
-    )
 
-
-def test_a_cut_off_reproduction_goes_on_and_names_the_first_difference(registered: Checkout, tmp_path: Path) -> None:
-    words = ("reproduce", "mathrl-chain:1", "--folder", str(tmp_path / "here"))
-    failed = registered.mathrl(*words, ok=False, STANDIN_FAIL="difficulty")
-    assert failed.returncode == 2 and "difficulty failed" in failed.stderr
+def test_it_fetches_goes_on_after_a_failure_and_names_the_first_difference(
+    registered: Checkout, tmp_path: Path
+) -> None:
+    words = ("reproduce", "mathrl-chain:1", "--folder", str(tmp_path / "here"), "--from", "mix")
+    failed = registered.mathrl(*words, ok=False, STANDIN_FAIL="rl")
+    assert failed.returncode == 2 and "rl failed" in failed.stderr
     before = certificate(tmp_path / "here")["stages"]
-    assert [stage["outcome"] for stage in before] == ["same", "same", "not run", "not run", "not run", "not run"]
+    assert [stage["outcome"] for stage in before] == ["same", "same", "same", "same", "not run", "not run"]
+    assert [stage["fetched"] for stage in before] == [True] * 3 + [False] * 3
 
-    mix = tmp_path / "here" / "checkout" / "mathrl" / "stages" / "mix.py"
-    mix.write_text(mix.read_text().replace("digest([STAGE", "digest([7, STAGE"))
+    rl = tmp_path / "here" / "checkout" / "mathrl" / "stages" / "rl.py"
+    rl.write_text(rl.read_text().replace("digest([STAGE", "digest([7, STAGE"))
     differs = registered.mathrl(*words, ok=False)
     row = certificate(tmp_path / "here")
-    assert differs.returncode == 1 and row["first_difference"] == "mix" and not row["same"]
-    assert "mix is the first stage that differs, in data/mixture" in differs.stdout
-    assert [stage["outcome"] for stage in row["stages"]] == ["same", "same", "same", "differs", "not run", "not run"]
-    assert row["stages"][0]["seconds"] == before[0]["seconds"], "what was done was not done again"
+    assert differs.returncode == 1 and row["first_difference"] == "rl" and not row["same"]
+    assert "rl is the first stage that differs, in models/rl" in differs.stdout
+    assert [stage["outcome"] for stage in row["stages"]] == [*["same"] * 4, "differs", "not run"]
+    assert row["stages"][:4] == before[:4], "what was done was not done again"
 
 
-def test_data_come_from_the_remote_on_request(registered: Checkout, tmp_path: Path) -> None:
-    words = ("reproduce", "mathrl-chain", "--folder", str(tmp_path / "here"), "--from", "rl")
-    done = registered.mathrl(*words)
-    row = certificate(tmp_path / "here")
-    assert [stage["fetched"] for stage in row["stages"]] == [True] * 4 + [False] * 2 and row["same"]
-    assert "rl, evaluate were run again" in done.stdout and "mix came from the DVC remote" in done.stdout
-    nowhere = registered.mathrl("reproduce", "mathrl-chain", "--from", "dpo", ok=False)
-    assert nowhere.returncode == 2 and "the stages of this lineage are curate, sft" in nowhere.stderr
+def test_a_stage_that_is_not_behind_the_model_is_refused(registered: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(registered.folder)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{registered.home / 'mlflow.db'}")
+    with pytest.raises(UserError, match="--from dpo: the stages of this lineage are curate, sft, difficulty, mix, rl"):
+        reproduce("mathrl-chain", first="dpo")
 
 
 def step(stage: str, **changes: Any) -> Step:

@@ -169,7 +169,7 @@ def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
     kind: str, checkout: Checkout, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     environment = dict(KEYS)
-    checkout.repro("mix")
+    checkout.repro("mix", MATHRL_MIRROR="none")
     remote = tmp_path / "remote"
     if kind == "folder":
         checkout.run("dvc", "remote", "add", "--force", "-d", "store", str(remote))

@@ -103,13 +103,14 @@ def test_search_order_and_a_problem(kept: Path) -> None:
 
 def test_numbers_of_many_values_are_binned_and_none_is_lost(tmp_path: Path) -> None:
     folder = RolloutFolder(tmp_path, None)
-    folder.write(1, [row(1, 0, True, reward=n / 100, length=n) for n in range(100)])
+    folder.write(1, [row(1, 0, True, reward=n / 100 - 0.0999958, length=n) for n in range(100)])
     folder.write(2, [row(2, 0, True, reward=float("nan"), level=3), row(2, 1, True, level=5)])
     rollouts = Rollouts(folder.steps())
     facets = rollouts.summary({})["facets"]
     assert sum(count for _, count in facets["reward"]) == 101 and len(facets["reward"]) == 8
     assert sum(count for _, count in facets["length"]) == 102 and facets["level"] == [("3", 1), ("5", 1)]
     assert rollouts.row(100)["reward"] is None
+    assert facets["length"][0][0] == "0 to 12" and facets["reward"][0][0] == "-0.1 to 0.02"
 
 
 def ask(server: Any, path: str, host: str | None = None) -> tuple[int, str, Any]:

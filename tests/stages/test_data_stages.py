@@ -76,8 +76,12 @@ def test_the_data_stages_follow_one_another(params: Params, monkeypatch: pytest.
     assert all(p.pass_rate is not None for p in mixture)
 
     run = start("evaluate", params)
-    evaluate.work(run)
+    evaluate.work(run, metrics_file=Path("reports/metrics.json"))
     summary = read_json(Path("reports/summary.json"))
+    shown = read_json(Path("reports/metrics.json"))
+    assert set(shown) == set(summary["models"])
+    for model, figures in shown.items():
+        assert {name: summary["models"][model][name] for name in figures} == figures and "pass_at_1" in figures
     assert list(summary["models"]) == ["base", "rl", "sft"] and summary["benchmark"] == "test"
     for figures in summary["models"].values():
         assert figures["pass_at_1_low"] <= figures["pass_at_1"] <= figures["pass_at_2"] <= 1
