@@ -18,7 +18,8 @@ from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.tools.tool import Session, Tool, ToolOutput, open_tool
+from mathrl.tools.open_tool import open_tool
+from mathrl.tools.tool import Session, Tool, ToolOutput
 
 
 @dataclass
