@@ -22,7 +22,7 @@ PACKAGES = ("mpmath", "sympy", "numpy", "scipy")
 MODULES = (
     "collections cmath decimal fractions functools heapq itertools math operator random re statistics string time "
     "typing sympy sympy.ntheory mpmath numpy numpy.linalg scipy scipy.integrate scipy.linalg scipy.optimize "
-    "scipy.special scipy.stats"
+    "scipy.special"
 ).split()
 # Run before any session, since much of these libraries is imported or built by the first use.
 FIRST_USE = """

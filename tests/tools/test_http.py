@@ -1,6 +1,7 @@
 """The client of `run_code`: abuse programs through a real server, and servers that are slow, broken or malicious."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -117,6 +118,17 @@ def http(body: bytes, status: str = "200 OK", header: str = "") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{header}Connection: close\r\n\r\n".encode() + body
 
 
+def read_request(connection: socket.socket) -> None:
+    """Read all of a request: a connection closed before would be reset, with its reply."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(1 << 16)
+    headers, _, body = data.partition(b"\r\n\r\n")
+    length = int(re.search(rb"content-length: (\d+)", headers.lower())[1])  # type: ignore[index]
+    while len(body) < length:
+        body += connection.recv(1 << 16)
+
+
 def url_of(listening: socket.socket) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
@@ -138,7 +150,7 @@ def served(behave: Callable[[socket.socket], None]) -> Iterator[HttpTool]:
                     return connection.close()
                 with connection:
                     try:
-                        connection.recv(1 << 16)
+                        read_request(connection)
                         connection.sendall(good()) if first else behave(connection)
                     except OSError:
                         pass

@@ -23,6 +23,7 @@ from mathrl.tools.inside.messages import ANSWER, CPU, ERROR, EXITED, MB, MEMORY,
 TICK_SECONDS = 0.05  # how often a running call's processor time and memory are measured
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+STOP_SECONDS = 0.0001  # until it is looked again whether a stopped or killed process is
 CHUNK = 1 << 16
 STOPPED, DEAD = "T", ("X", "Z")  # states of /proc/PID/stat; a dead child waits for its parent
 
@@ -212,6 +213,7 @@ class _Session:
             self._reap_orphans()
             if not others and self._state(self.interpreter) in (STOPPED, *DEAD):
                 return
+            time.sleep(STOP_SECONDS)
 
     def _state(self, pid: int) -> str:
         stat = self._stat(pid)
