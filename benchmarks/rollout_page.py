@@ -49,7 +49,8 @@ def row(drawn: random.Random, step: int, number: int, accuracy: float) -> dict[s
         "extracted": extracted, "rule": drawn.choice(("number", "exact", "value", "nothing extracted")),
         "reward": float(right) - 0.1 * drawn.random(), "parts": [("accuracy", float(right)), ("late", drawn.random())],
         "length": length, "truncated": drawn.random() < 0.02, "repeated": 0.0, "disagrees": None,
-        "odd": [] if extracted else ["no answer"], "trained": True, "tokens": list(range(length)), "pieces": pieces,
+        "odd": [] if extracted else ["no answer"], "trained": True, "calls": [], "tokens": list(range(length)),
+        "pieces": pieces,
         "logprobs": [-drawn.random() for _ in pieces], "advantages": [float(right) - accuracy] * length,
         "ratios": [drawn.uniform(0.9, 1.1) for _ in pieces],
     }  # fmt: skip
