@@ -105,16 +105,22 @@ def read_responses(files: Sequence[Path]) -> pa.Table:
             raise UserError(f"{file}: not a parquet file ({error})") from None
         if missing:
             raise UserError(f"{file}: no kept rollouts: the columns {', '.join(missing)} are missing")
-    repeated = ["problem", "question", "source", "rule"]
-    tables = [_with_added(pq.read_table(file, columns=list(RESPONSE), read_dictionary=repeated)) for file in files]
+    tables = [_read_all(file) for file in files]
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _with_added(table: pa.Table) -> pa.Table:
+def _read_all(file: Path) -> pa.Table:
+    """The columns of responses; those that an older run's file does not have are empty lists."""
+    there = pq.read_schema(file).names
+    table = pq.read_table(
+        file,
+        columns=[name for name in RESPONSE if name in there],
+        read_dictionary=["problem", "question", "source", "rule"],
+    )
     for name in ADDED:
-        if name not in table.column_names:
+        if name not in there:
             table = table.append_column(name, pa.array([[]] * len(table), RESPONSE[name]))
-    return table
+    return table.select(list(RESPONSE))
 
 
 def read_tokens(files: Sequence[Path], row: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tests.rollout.calculator import Calculator, Equations
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12]]
 SAMPLING = Sampling(6, 1.0, 60)
-STOP = ("=", "a", "7", "xy", "e", "Q", "k", "(")
+STOP = ("=", "a", "7", "e")  # a server takes four at most
 
 
 def measured(engine: RolloutEngine, tokenizer: Any, network: Any) -> dict[str, Any]:
