@@ -1,14 +1,13 @@
 """Work on many rows by as many processes as there are cores, with the same results for any number of them."""
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
-
-from mathrl.core.parent import die_with_parent
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -65,8 +64,16 @@ def _caught(tasks: Iterable[Task]) -> Iterator[tuple[Any, Exception | None]]:
 
 
 def _start(shared: Any) -> None:
-    die_with_parent()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _shared[:] = [shared]
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started the pool is gone: it would wait for tasks for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _do(work: Callable[[Any, Any], Result], task: Any) -> Result:
