@@ -16,7 +16,7 @@ import torch
 from mathrl.algorithms.advantages import uniform_groups
 from mathrl.core.ngrams import distinct_ngrams
 from mathrl.core.statistics import sum_in_order
-from mathrl.core.types import Graded, Logprobs, Problem, Sampled, TokenIds, Tokens, ToolCall
+from mathrl.core.types import Completion, Graded, Logprobs, Problem, Sampled, TokenIds, Tokens, ToolCall
 from mathrl.models.packing import Group
 
 REPEATED_GRAM = 16
@@ -110,7 +110,7 @@ def rollout_groups(
             problem=problem,
             prompt=tuple(prompt),
             responses=tuple(response.completion.tokens for response in responses),
-            logprobs=tuple(response.completion.logprobs[response.completion.sampled] for response in responses),
+            logprobs=tuple(_sampled_logprobs(response.completion) for response in responses),
             rewards=tuple(response.reward for response in responses),
             correct=tuple(response.correct for response in responses),
             truncated=tuple(response.completion.finish_reason == "length" for response in responses),
@@ -121,6 +121,11 @@ def rollout_groups(
         )
         for problem, prompt, responses in sampled
     ]
+
+
+def _sampled_logprobs(completion: Completion) -> Logprobs:
+    """Without those of tools; an engine that trains without mathrl's loop (TRL) gives none at all."""
+    return completion.logprobs[completion.sampled] if completion.calls else completion.logprobs
 
 
 def _calls(responses: Sequence[Graded]) -> dict[str, Any]:

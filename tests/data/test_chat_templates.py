@@ -23,6 +23,7 @@ from mathrl.trainers.demonstrations import tokenize_demonstrations
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import tokenize_steps
 from tests.models.families import FAMILIES, make_family
+from tests.rollout.no_engine import NO_ENGINE
 
 CHAT = Prompt(template="chat")
 QUESTION = "How many clips?\n\n  What is 48/2 + 48 in $x_1$ in May"
@@ -193,6 +194,6 @@ def test_a_continued_response_is_read_as_one_text(tokenizer_of: Callable[[str], 
         for cut in range(1, len(ids)):
             begun, rest = ids[:cut], np.array(ids[cut:], np.int32)
             completion = Completion(rest, np.zeros(len(rest), np.float32), tokenizer.decode(rest), "stop")
-            sampler = Sampler(engine=None, tokenizer=tokenizer, prompt=Prompt())  # type: ignore[arg-type]
+            sampler = Sampler(NO_ENGINE, tokenizer, Prompt())
             problem = PROBLEM.with_(control=Control(begun=tuple(begun)))
             assert sampler._reward_input(problem, completion, Sampling(1, 1.0, 64)).response == text

@@ -18,6 +18,7 @@ from mathrl.data.templates import is_chat, prompt_text
 from mathrl.params.data import Curate
 from mathrl.params.run import Prompt
 from mathrl.rollout.sampler import Sampler
+from tests.rollout.no_engine import NO_ENGINE
 
 SOLUTION = "Half of the 48 clips are 24 clips, so Natalia sold 48 + 24 = 72 clips in both months together. \\boxed{72}"
 QUESTION = "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?"
@@ -56,7 +57,7 @@ def test_the_reward_is_routed_by_control_and_sees_the_columns() -> None:
             return [len(text)]
 
     problem = read({**ROW, "task": "countdown"})
-    sampler = Sampler(None, Tokenizer, Prompt())  # type: ignore[arg-type]
+    sampler = Sampler(NO_ENGINE, Tokenizer, Prompt())
     completion = type("Completion", (), {"text": "", "tokens": [], "finish_reason": "stop"})
     item = sampler._reward_input(problem, completion, type("Sampling", (), {"max_tokens": 1}))  # type: ignore[arg-type]
     assert item.routes == ("s",) and item.row["task"] == "countdown" and item.row["source"] == "s"

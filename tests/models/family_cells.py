@@ -45,6 +45,7 @@ from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.rl import train_rl
 from tests.models.families import make_family
+from tests.rollout.no_engine import NO_ENGINE
 from tests.trainers.small import short_rl, training_run
 
 FLOAT32 = Model(precision="float32")
@@ -148,7 +149,7 @@ def exported(family: str, model: Any) -> str:
         check(plain_logprobs(load_plain(folder, FLOAT32, torch.device("cpu")), groups, 1.0), trained_N)
         before_N = response_logprobs(opened(family)[0], groups, entropy=False)[0]
     assert (trained_N - before_N).abs().max() > 10 * TOLERANCE, "the weights are not the first ones"
-    again = Sampler(None, load_tokenizer(folder), PROMPT)  # type: ignore[arg-type]
+    again = Sampler(NO_ENGINE, load_tokenizer(folder), PROMPT)
     assert [tuple(again.prompt_tokens(problem) or ()) for problem in PROBLEMS] == [group.prompt for group in groups]
     ends = GenerationConfig.from_pretrained(folder).eos_token_id
     assert {tokenizer.eos_token_id, turn_end(tokenizer)} <= set(ends if isinstance(ends, list) else [ends])

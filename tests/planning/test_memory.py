@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mathrl.cli.plan import plan, size_in_bytes
+from mathrl.cli.plan import plan_run, size_in_bytes
 from mathrl.core.errors import UserError
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
@@ -338,11 +339,12 @@ def test_advice_fits_and_holds_nothing_that_is_not_needed() -> None:
 
 def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(ROOT)
-    plan()
+    context: Any = SimpleNamespace(invoked_subcommand=None)
+    plan_run(context)
     said = capsys.readouterr().out
     assert "0.5 million parameters, 2 processes" in said and "key-value cache" in said
     with pytest.raises(SystemExit):
-        plan("qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8GB")
+        plan_run(context, "qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8GB")
     out = capsys.readouterr().out
     assert "it fits with these settings:\n    --set" in out
     # As the stage would refuse it, and a larger share as a part of the remedy.

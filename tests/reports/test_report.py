@@ -148,7 +148,7 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
     assert "url(" not in text and "@import" not in text
     # Every question and response stands in it as text, unevaluated.
     assert page.text.count(f"sft says {HOSTILE}") == page.text.count(f"rl says {HOSTILE}") == 7
-    for part in ("no difference shown between sft and rl: +0.500", "0.900", "pass@2", "By level",
+    for part in ("rl is better than sft: +0.500", "0.900", "pass@2", "By level",
                  "Training: sft",
                  "Training: rl", "Entropy", "truncated", "20.0% of the responses are cut off", "c0ffeec0ffee",
                  "Complete: 3 stages on this machine", "git checkout c0ffee", "mathrl run pipeline",
@@ -178,7 +178,7 @@ def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) ->
     write_jsonl(step / "report/responses.jsonl", [row | {"model": f"{row['model']}-s0"} for row in rows])
     report("demo/test-s0", Path("step.html"))
     text = Reader(Path("step.html").read_text(encoding="utf-8")).text
-    assert "no difference shown between sft-s0 and rl-s0: +0.500" in text
+    assert "rl-s0 is better than sft-s0: +0.500" in text
     assert "mathrl recipe demo" in text and "Training: pipelines/recipes/demo/rl-s0" in text
 
 

@@ -100,11 +100,11 @@ def machine(folder: Path) -> Iterator[Machine]:
         if server is not udp:
             server.listen()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    os.environ["MATHRL_CANARY"] = secret
+    os.environ["CANARY_OF_THE_TESTS"] = secret
     try:
         yield Machine(secret, file, folder, [tcp, udp, abstract, path], process)
     finally:
-        del os.environ["MATHRL_CANARY"]
+        del os.environ["CANARY_OF_THE_TESTS"]
         process.kill()
         process.communicate()
         for server in (tcp, udp, abstract, path):

@@ -1,8 +1,6 @@
 """The parts of rl.engine trl that run without TRL: prompts, sealed checkpoints, the sharing out of responses."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from mathrl.models.transformers_import import PreTrainedTokenizerFast
 from mathrl.params import load_params
 from mathrl.params.run import Prompt
 from mathrl.rollout.sampler import Sampler
+from tests.rollout.no_engine import NO_ENGINE
 
 PARAMS = Path(__file__).parents[2] / "params"
 RANKS = Ranks(torch.device("cpu"))
@@ -32,8 +31,7 @@ def sampler(prefix: str = "", *, start: bool = False) -> Sampler:
     if start:
         made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
-    engine: Any = SimpleNamespace()
-    return Sampler(engine, tokenizer, Prompt(response_prefix=prefix))
+    return Sampler(NO_ENGINE, tokenizer, Prompt(response_prefix=prefix))
 
 
 def problem(question: str) -> Problem:
