@@ -1,10 +1,12 @@
-"""Tables and lines on the terminal; at least WIDTH characters wide when the output goes to a file."""
+"""Tables and lines on the terminal; as wide as they are, and at least WIDTH, when the output goes to a file."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 WIDTH = 110
+WIDEST = 1000  # characters of a table in a file
+LEAST = 8  # characters of a label, however narrow the terminal
 
 
 def _console() -> Any:
@@ -20,13 +22,19 @@ def print_table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[st
     table = Table(title=title)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for column in columns:
+        label = column in left
+        least = min(LEAST, max(len(row.get(column, "")) for row in rows)) if label else None
         table.add_column(
-            column, justify="left" if column in left else "right", no_wrap=column not in left, overflow="fold"
+            column, justify="left" if label else "right", no_wrap=not label, overflow="fold", min_width=least
         )
     for row in rows:
         table.add_row(*(row.get(column, "") for column in columns))
     if rows:
-        _console().print(table)
+        console = _console()
+        if not sys.stdout.isatty():
+            whole = console.measure(table, options=console.options.update(width=WIDEST)).maximum
+            console.width = max(console.width, whole)
+        console.print(table)
 
 
 def print_lines(lines: Iterable[str]) -> None:
