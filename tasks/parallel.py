@@ -165,6 +165,15 @@ def places(jobs: int, processes: int, gpus: Sequence[str]) -> list[str]:
     return [",".join(gpus[n * per_job : (n + 1) * per_job]) for n in range(min(jobs, len(gpus) // per_job))]
 
 
+def side_by_side(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of steps that share the processor's cores: a thread that waits for others gives up its core.
+
+    By default OpenMP's threads wait in a loop, so that two steps take the cores from each other and hardly advance. The
+    number of threads stays, and with it every bit of the results.
+    """
+    return {"OMP_WAIT_POLICY": "PASSIVE", **env}
+
+
 def visible_gpus() -> list[str]:
     """The names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them."""
     count, named = gpu_count(), os.environ.get(GPUS)

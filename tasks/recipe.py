@@ -17,7 +17,7 @@ from mathrl.params.recipe import recipe_warnings
 from mathrl.params.recipe_graph import ROOT, write_recipe_graph
 from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
-from tasks.parallel import Steps, needed_steps, places, run_at_once, visible_gpus
+from tasks.parallel import Steps, needed_steps, places, run_at_once, side_by_side, visible_gpus
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, running
 from tasks.run_names import announce_model, name_run
@@ -63,7 +63,7 @@ def run_recipe(
                 with slot(show):
                     _run_in_turn(workspace.folder, "curate", env, show, ended)
             free = places(jobs, workspace.params.run.processes, visible_gpus())
-            run_at_once(Steps(workspace.folder, file, env, show, free), needs, ended)
+            run_at_once(Steps(workspace.folder, file, side_by_side(env), show, free), needs, ended)
     link_to_mlflow(workspace.folder, recipe)
     if summary := recipe_summary(workspace.folder, recipe):  # last: Prefect shows the newest first
         key = artifact_key(f"recipe-{recipe}")

@@ -11,7 +11,7 @@ import pytest
 
 from mathrl.params.load import dump_yaml
 from tasks.dvc_output import was_stopped
-from tasks.parallel import needed_steps, places
+from tasks.parallel import needed_steps, places, side_by_side
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
@@ -110,3 +110,8 @@ def test_needs_and_places() -> None:
     assert places(4, 2, ["0", "1", "2", "3", "4"]) == ["0,1", "2,3"]
     assert places(1, 1, ["GPU-a", "GPU-b"]) == ["GPU-a"] and places(2, 8, ["0", "1"]) == ["0,1"]
     assert places(3, 2, []) == ["", "", ""]
+
+
+def test_steps_side_by_side_give_up_cores_while_they_wait() -> None:
+    assert side_by_side({"PATH": "x"}) == {"OMP_WAIT_POLICY": "PASSIVE", "PATH": "x"}
+    assert side_by_side({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
