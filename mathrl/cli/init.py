@@ -1,5 +1,6 @@
 """`mathrl init`: a project of one's own from a file of problems and a model."""
 
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +64,7 @@ def init(
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
     _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
-    print(f"next: cd {folder} && mathrl run mix    (curates the problems, then measures the model's pass rates)")
+    print(f"next: cd {shlex.quote(str(folder))} && mathrl run mix    (curates the problems, then measures the model's pass rates)")
 
 
 def _sections(

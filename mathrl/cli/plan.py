@@ -5,6 +5,7 @@ at any size: colocated, one step ahead and asynchronous.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.params.load import load_params
 from mathrl.params.schema import Params
+from mathrl.stages.rl import DIFFICULTY, check_skill
 
 if TYPE_CHECKING:
     from mathrl.models.model_shape import ModelShape
@@ -124,7 +126,8 @@ def show_time(params: Params, shape: "ModelShape") -> None:
     print("\nlearning rates: " + ", ".join(f"{key} {lr:g}" for key, lr in {**rates, "rl.lr": params.rl.lr}.items()))
     speed = measured_speed(base.path, root / "reports" / "evaluations")
     if speed is None:
-        print(f"time: not known; measure the model's speed first: mathrl evaluate --model {base.path} --benchmark test")
+        command = f"mathrl evaluate --model {shlex.quote(base.path)} --benchmark test"
+        print(f"time: not known; measure the model's speed first: {command}")
         return
     device = torch.device("cuda" if torch.cuda.is_available() and params.run.device != "cpu" else "cpu")
     operations = product_rate(shape, device, plain_dtype(params.model))
@@ -139,6 +142,12 @@ def show_time(params: Params, shape: "ModelShape") -> None:
         total += planned.seconds
         print(f"  {planned.part:<12} {duration(planned.seconds):>8}   {planned.account}")
     print(f"  {'together':<12} {duration(total):>8}   without start-up, grading and weight sync")
+    if (root / DIFFICULTY).exists() and not params.sft.steps:  # SFT would change the pass rates
+        try:
+            check_skill(root / DIFFICULTY, params.rl.min_pass_at_8)
+        except UserError as error:
+            print(f"rl would not start: {error}")
+            return
     print("next: mathrl run pipeline")
 
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -89,7 +90,7 @@ def _print_mixture(folder: Path, params: Params) -> None:
     print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
     base = params.model.base
     if base.type == "pretrained" and folder == main_checkout():
-        print(f"next: mathrl evaluate --model {base.path} --benchmark test    (the model before any training)")
+        print(f"next: mathrl evaluate --model {shlex.quote(base.path)} --benchmark test    (the model before any training)")
 
 
 def call_flow(name: str, **options: Any) -> str:

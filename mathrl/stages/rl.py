@@ -47,9 +47,9 @@ def check_skill(difficulty: Path, wanted: float) -> None:
     pass_at_8 = float(read_json(difficulty)["pass_at_8"])
     if pass_at_8 < wanted:
         raise UserError(
-            f"{difficulty}: the SFT model's pass@8 is {pass_at_8:.3f}, below rl.min_pass_at_8 = {wanted}: "
-            "train it longer (sft.steps), give it easier problems, check that it was trained with "
-            "this prompt.template, or lower rl.min_pass_at_8"
+            f"{difficulty}: the pass@8 of the model that RL starts from is {pass_at_8:.3f}, below rl.min_pass_at_8 = "
+            f"{wanted}: raise sft.steps, give it easier problems, check that it was trained with this "
+            "prompt.template, or lower rl.min_pass_at_8"
         )
 
 

@@ -9,15 +9,18 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+from mathrl.cli import plan
 from mathrl.cli.init import init
 from mathrl.cli.inspect import given_keys, inspect
 from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
 from mathrl.data import curation
 from mathrl.models.load import load_model
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params import Params, load_params
 from mathrl.planning.project import suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, write_speed
+from mathrl.stages.rl import DIFFICULTY
 
 ROOT = Path(__file__).parents[2]
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -86,13 +89,14 @@ def test_a_project_of_own_rows_and_an_own_model(
 
 @checkout
 def test_a_file_of_test_problems_takes_the_place_of_the_share(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exam.csv").write_text("ask,gold\n" + "".join(f"What is {n} - 1?,{n - 1}\n" for n in range(30)))
-    init(Path("p"), data=folder / "sums.jsonl", model=str(folder / "neox"), test=Path("exam.csv"))
-    curated = curation.run(loaded(Path("p")).curate, 0)
-    assert [problem.source for problem in curated.splits["test"]] == ["p_test"] * 30
+    init(Path("our sums"), data=folder / "sums.jsonl", model=str(folder / "neox"), test=Path("exam.csv"))
+    assert "next: cd 'our sums' && mathrl run mix" in capsys.readouterr().out
+    curated = curation.run(loaded(Path("our sums")).curate, 0)
+    assert [problem.source for problem in curated.splits["test"]] == ["our-sums_test"] * 30
 
 
 def test_a_field_can_be_named_and_the_page_is_written(
@@ -135,3 +139,19 @@ def test_the_time_of_a_run_by_hand(folder: Path, tmp_path: Path) -> None:
     assert parts["evaluate"] == pytest.approx(2 * 30 * 2 * 20 / 100)
     write_speed(tmp_path / "neox-test", Speed("m", 1.0, 2.0))
     assert measured_speed("m", tmp_path) == Speed("m", 1.0, 2.0) and measured_speed("other", tmp_path) is None
+
+
+def test_a_plan_says_that_rl_would_refuse_to_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(folder / "neox")
+    params = load_params(
+        ROOT / "params", overrides=["model.base={type: pretrained, path: " + model + "}", "sft.steps=0", "rl.lr=1e-5"]
+    )
+    monkeypatch.setattr(plan, "main_checkout", lambda: tmp_path)
+    write_speed(tmp_path / "reports" / "evaluations" / "neox-test", Speed(model, 100.0, 20.0))
+    shape = shape_of(config_of(params.model.base))
+    for pass_at_8, last in ((0.1, "rl would not start"), (0.9, "next: mathrl run pipeline")):
+        write_json(tmp_path / DIFFICULTY, {"pass_at_8": pass_at_8})
+        plan.show_time(params, shape)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(last)
