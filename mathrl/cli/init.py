@@ -64,7 +64,8 @@ def init(
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
     _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
-    print(f"next: cd {shlex.quote(str(folder))} && mathrl run mix    (curates the problems, then measures the model's pass rates)")
+    command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
+    print(f"next: {command}    (curates the problems, then measures the model's pass rates)")
 
 
 def _sections(

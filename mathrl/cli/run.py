@@ -90,7 +90,8 @@ def _print_mixture(folder: Path, params: Params) -> None:
     print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
     base = params.model.base
     if base.type == "pretrained" and folder == main_checkout():
-        print(f"next: mathrl evaluate --model {shlex.quote(base.path)} --benchmark test    (the model before any training)")
+        command = f"mathrl evaluate --model {shlex.quote(base.path)} --benchmark test"
+        print(f"next: {command}    (the model before any training)")
 
 
 def call_flow(name: str, **options: Any) -> str:

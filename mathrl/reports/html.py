@@ -60,7 +60,7 @@ def pipeline_material(root: Path) -> Material:
     return Material(
         f"mathrl {root.name}" if worktree else "mathrl pipeline",
         root,
-        [read_training_run(folder) for folder in stages if (folder / METRICS).is_file()],
+        [read_training_run(folder) for folder in stages if _has_steps(folder)],
         EvaluationSummary.read(summary) if summary.is_file() else None,
         responses if responses.is_file() else None,
         [path for path in ("models/rl", "reports/evaluate", "models/sft") if (root / path).exists()],
@@ -81,12 +81,18 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
     return Material(
         f"{recipe}/{step}",
         root,
-        [read_training_run(report) for report in reports if (report / METRICS).is_file()],
+        [read_training_run(report) for report in reports if _has_steps(report)],
         evaluated,
         responses if responses.is_file() else None,
         [f"pipelines/recipes/{recipe}/{step}"],
         f"mathrl recipe {recipe}",
     )
+
+
+def _has_steps(report: Path) -> bool:
+    """Whether a training wrote metrics there; one of 0 steps passes its start on and leaves an empty file."""
+    file = report / METRICS
+    return file.is_file() and file.stat().st_size > 0
 
 
 def _evaluated(file: Path) -> EvaluationSummary | None:

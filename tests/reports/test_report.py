@@ -159,6 +159,13 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
     assert Path("again.html").read_text(encoding="utf-8") == text, "the same files, the same bytes"
 
 
+def test_a_stage_of_no_steps_is_no_training(workspace: Path) -> None:
+    Path("reports/sft/metrics.jsonl").write_text("")
+    report("pipeline", Path("out.html"))
+    text = Reader(Path("out.html").read_text(encoding="utf-8")).text
+    assert "Training: rl" in text and "Training: sft" not in text and "steps of sft" not in text
+
+
 def test_what_was_made_elsewhere_is_said(workspace: Path) -> None:
     shutil.rmtree("home/records/sft-1")
     report("pipeline", Path("out.html"))
