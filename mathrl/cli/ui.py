@@ -138,6 +138,7 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
             # Set before the server starts, because its pages call this address.
             "PREFECT_API_URL": f"http://{address}:{prefect_port}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",  # a run that was submitted starts soon: the default is 10
             "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
             "DO_NOT_TRACK": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -322,6 +322,7 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
     deadline = time.monotonic() + 60
     while len(evaluations) < 2:
         assert time.monotonic() < deadline, "no evaluation was started"
+        time.sleep(0.5)
         every = servers.post("/flow_runs/filter", {"flows": {"name": {"any_": ["evaluate"]}}})
         evaluations = [each for each in every if each["created_by"]["type"] == "AUTOMATION"]
     for evaluation in evaluations:
