@@ -11,6 +11,8 @@ import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
+from mathrl.reports.find_rollouts import find_rollouts
+from mathrl.reports.rollout_server import HOST, Library, make_server
 
 
 def rollouts(
@@ -26,10 +28,6 @@ def rollouts(
     """
     here = Path(run).absolute() if run else None
     os.chdir(main_checkout())
-    # pyarrow: after --help
-    from mathrl.reports.find_rollouts import find_rollouts
-    from mathrl.reports.rollout_server import HOST, Library, make_server
-
     name, files = find_rollouts(str(here) if here and here.exists() else run) if run else ("", {})
     library = Library(files)
     if name:
