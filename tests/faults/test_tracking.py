@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STEPS = 60  # enough seconds of work for the server to die during them
+STEPS = 12
 
 
 def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> None:
@@ -51,7 +52,10 @@ def end(server: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.timeout(900)
-def test_steps_that_the_server_missed_are_uploaded_once(breakable: Callable[..., Any], tmp_path: Path) -> None:
+def test_steps_that_the_server_missed_are_uploaded_once(
+    breakable: Callable[..., Any], empty_store: Path, tmp_path: Path
+) -> None:
+    shutil.copy(empty_store, tmp_path / "served.db")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -127,14 +127,14 @@ DPO = "  dpo: {stage: dpo, start: sft, data: [samples_1]}\n"
 
 def test_iterative_grpo_and_dpo_and_a_setting_that_one_step_depends_on(tiny: Checkout) -> None:
     write(tiny, "iterative-grpo", more=DPO)
-    ran = [step for step in run(tiny, "iterative-grpo", "round_2", "dpo") if step not in ("curate", "base")]
-    assert sorted(ran) == ["dpo", "judge_1", "judge_2", "round_1", "round_2", "samples_1", "samples_2", "sft"]
+    ran = [step for step in run(tiny, "iterative-grpo", "judge_2", "dpo") if step not in ("curate", "base")]
+    assert sorted(ran) == ["dpo", "judge_1", "judge_2", "round_1", "samples_1", "samples_2", "sft"]
     made = tiny.folder / "pipelines" / "recipes" / "iterative-grpo"
     card = (made / "judge_2" / "model" / "README.md").read_text()
     assert "judge_1" in card and " 0 of them repeated" not in card
-    assert run(tiny, "iterative-grpo", "round_2", "dpo") == []
+    assert run(tiny, "iterative-grpo", "judge_2", "dpo") == []
     write(tiny, "iterative-grpo", "dpo.beta=0.3", more=DPO)
-    assert run(tiny, "iterative-grpo", "--dry", "round_2", "dpo") == ["dpo"]
+    assert run(tiny, "iterative-grpo", "--dry", "judge_2", "dpo") == ["dpo"]
 
 
 @pytest.mark.parametrize("name", ["online_rft-s0-progress", "qwen2.5-0.5b", "recipe-A b_"])
