@@ -116,7 +116,7 @@ def lsa(data: Path, folder: Path) -> str:
 def with_embeddings(model: str) -> Callable[[Sequence[str], Sequence[str]], tuple[list[float], float]]:
     def score(evaluation: Sequence[str], training: Sequence[str]) -> tuple[list[float], float]:
         index = EvaluationIndex(
-            10, similar=SimilarQuestions(Embedding(model=model, min_similarity=0.01)), min_share=NGRAM_SHARE
+            10, similar=SimilarQuestions(Embedding(model=model, min_similarity=0.8)), min_share=NGRAM_SHARE
         )
         for number, text in enumerate(evaluation):
             index.add(str(number), "question", text)

@@ -9,10 +9,11 @@ import numpy as np
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.curated import TRAINED, Curated
-from mathrl.data.decontaminate import Search, evaluation_index, hits_of_solutions, stored_hits
+from mathrl.data.decontaminate import Search, evaluation_index
 from mathrl.data.deduplicate import Reason
 from mathrl.data.row_shards import SPLITS, Numbers
 from mathrl.data.row_store import StoredProblems
+from mathrl.data.stored_hits import hits_of_solutions, stored_hits
 from mathrl.params.data import Curate, Decontaminate
 
 
@@ -23,7 +24,7 @@ def decontaminate_splits(
     homes = {problem.id: problem.source for problem in against}
     curated.evaluation_homes |= homes
     dropped: dict[int, Reason] = {}
-    for number, hit in stored_hits(problems.of(*TRAINED), search):
+    for number, hit in stored_hits(problems.of(*TRAINED), search, name.replace(" ", "-")):
         if not hit.dropped(params.min_share):
             curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
             continue

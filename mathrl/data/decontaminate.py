@@ -23,9 +23,6 @@ import numpy.typing as npt
 from mathrl.core.types import Problem
 from mathrl.data.decisions import Pair, Verdict, decisions_of, text_key
 from mathrl.data.grams import grams
-from mathrl.data.processes import in_order
-from mathrl.data.row_shards import SPLITS
-from mathrl.data.row_store import Piece, StoredProblems
 from mathrl.data.shared_windows import Pairs, Skipped, WindowIndex
 from mathrl.data.shingles import CHUNK, Rows, hash_tokens
 from mathrl.data.similar_questions import SimilarQuestions
@@ -180,7 +177,8 @@ class EvaluationIndex:
             chunk = texts[start : start + CHUNK]
             for (train_id, text, skip), cosines in zip(chunk, self.similar.cosines([t[1] for t in chunk]), strict=True):
                 judged = self._judged.get(text_key(text), {}) if self._judged else {}
-                at = np.flatnonzero((cosines >= self.similar.params.min_similarity) | np.isin(numbers, list(judged)))
+                enough = cosines >= self.similar.params.min_similarity
+                at = np.flatnonzero(enough | np.isin(numbers, list(judged)) if judged else enough)
                 near = [(int(numbers[i]), float(cosines[i])) for i in at if self.texts[numbers[i]][0] not in skip]
                 if not near:
                     yield None
@@ -312,32 +310,3 @@ def find_hits(
     search, waiting = Search(index, skips or {}), iter(problems)
     while chunk := list(islice(waiting, CHUNK)):
         yield from zip(chunk, search.strongest([(p, list(trained_texts(p))) for p in chunk]), strict=True)
-
-
-def stored_hits(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
-    """The numbers of the problems with a hit, ascending, and the strongest hit of each; by several processes."""
-    for found in in_order(_hits_of_texts, search, problems.pieces()):
-        yield from found
-
-
-def hits_of_solutions(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
-    """Like `stored_hits`, of the worked solutions alone."""
-    for found in in_order(_hits_of_solutions, search, problems.pieces()):
-        yield from found
-
-
-def _hits_of_texts(search: Search, piece: Piece) -> list[tuple[int, Hit]]:
-    shard = piece.shard
-    solved = search.index.may_hit(shard.rows("solution_grams", piece.at)) & (piece.splits == SPLITS.index("sft"))
-    hit = piece.only(search.index.may_hit(shard.rows("question_grams", piece.at)) | solved)
-    return _found(search, [(number, problem, list(trained_texts(problem))) for number, problem in hit.problems()])
-
-
-def _hits_of_solutions(search: Search, piece: Piece) -> list[tuple[int, Hit]]:
-    hit = piece.only(search.index.may_hit(piece.shard.rows("solution_grams", piece.at)))
-    return _found(search, [(number, problem, [problem.solution or ""]) for number, problem in hit.problems()])
-
-
-def _found(search: Search, rows: Sequence[tuple[int, Problem, list[str]]]) -> list[tuple[int, Hit]]:
-    hits = search.strongest([(problem, texts) for _, problem, texts in rows])
-    return [(number, hit) for (number, _, _), hit in zip(rows, hits, strict=True) if hit]
