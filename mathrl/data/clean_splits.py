@@ -9,11 +9,11 @@ import numpy as np
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.curated import TRAINED, Curated
-from mathrl.data.decisions import decisions_of
-from mathrl.data.decontaminate import EvaluationIndex, Search, hits_of_solutions, stored_hits
+from mathrl.data.decontaminate import Search, evaluation_index
 from mathrl.data.deduplicate import Reason
 from mathrl.data.row_shards import SPLITS, Numbers
 from mathrl.data.row_store import StoredProblems
+from mathrl.data.stored_hits import hits_of_solutions, stored_hits
 from mathrl.params.data import Curate, Decontaminate
 
 
@@ -24,7 +24,7 @@ def decontaminate_splits(
     homes = {problem.id: problem.source for problem in against}
     curated.evaluation_homes |= homes
     dropped: dict[int, Reason] = {}
-    for number, hit in stored_hits(problems.of(*TRAINED), search):
+    for number, hit in stored_hits(problems.of(*TRAINED), search, name.replace(" ", "-")):
         if not hit.dropped(params.min_share):
             curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
             continue
@@ -32,9 +32,9 @@ def decontaminate_splits(
         source = curated.store.source(number)
         curated.overlap[source, homes[hit.eval_id]] += 1
         curated.matched_whole[source] += hit.whole
-        kind = "evaluation text whole" if hit.whole else f"{params.ngram}-gram"
+        kind = "evaluation text whole" if hit.whole else "embedding" if hit.semantic else f"{params.ngram}-gram"
         why = ", dropped by decision" if hit.decision else ""
-        detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram}"
+        detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram or 'similar words'}"
         dropped[number] = Reason("contaminated", hit.eval_id, detail)
     curated.too_short += search.index.too_short
     kept = problems.without(dropped)
@@ -43,7 +43,7 @@ def decontaminate_splits(
 
 
 def _search(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> Search:
-    index = EvaluationIndex(params.ngram, params.share, decisions_of(params))
+    index = evaluation_index(params)
     for problem in against:
         index.add_problem(problem)
     return Search(index, _own_generator(against, params, curated))

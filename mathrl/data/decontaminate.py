@@ -4,7 +4,8 @@ By DeepSeekMath's rule (arXiv:2402.03300, section 2.1) a training text with any 
 an evaluation question or answer text is a hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones
 would match by chance and are left to exact deduplication. Most such hits share boilerplate alone, so a hit has a
 share, and curation drops those with a large one: `coverage` is the part of the training or evaluation text, whichever
-is larger, that lies in shared n-grams; `words` counts distinct grams without their order.
+is larger, that lies in shared n-grams; `words` counts distinct grams without their order. An embedding pass by choice
+(similar_questions.py) comes after the n-grams.
 
 A bare answer of fewer than n grams is a text only when three of them are words: matched whole, \frac{1}{2} or
 1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
@@ -20,13 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mathrl.core.types import Problem
-from mathrl.data.decisions import Pair, Verdict, text_key
+from mathrl.data.decisions import Pair, Verdict, decisions_of, text_key
 from mathrl.data.grams import grams
-from mathrl.data.processes import in_order
-from mathrl.data.row_shards import SPLITS
-from mathrl.data.row_store import Piece, StoredProblems
 from mathrl.data.shared_windows import Pairs, Skipped, WindowIndex
 from mathrl.data.shingles import CHUNK, Rows, hash_tokens
+from mathrl.data.similar_questions import SimilarQuestions
+from mathrl.params.data import Decontaminate
 
 SHORTEST = 3
 SHOWN = 2000  # characters of either text in a report
@@ -44,7 +44,7 @@ class Hit:
 
     `share` is the part of a text that is shared (0 to 1, see EvaluationIndex); `ngrams_shared` counts the
     shared n-grams; `others` are further evaluation texts hit (at most 20). A person's `decision` on the two texts
-    overrules the share.
+    overrules the share. A `semantic` hit shares no n-grams that count; its share is the cosine of the embeddings.
     """
 
     train_id: str
@@ -58,10 +58,16 @@ class Hit:
     eval_text: str
     others: tuple[str, ...] = ()
     decision: Verdict | None = None
+    semantic: bool = False
 
     def dropped(self, min_share: float) -> bool:
         """Whether the training text goes: by a person's decision, else by its share."""
-        return self.decision == "drop" or (self.decision is None and self.share >= min_share)
+        return self.decision == "drop" or (self.decision is None and (self.semantic or self.share >= min_share))
+
+    @property
+    def strength(self) -> tuple[int, bool, float]:
+        """Of the hits of one row, the strongest speaks for it."""
+        return RANK[self.decision], self.semantic, self.share
 
     def fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -74,6 +80,8 @@ class Hit:
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
         """One line of a report, with the keys that `mathrl decide` needs; long texts are cut."""
         row = {**self.fields(), "share": round(self.share, 4), "others": list(self.others)}
+        if not self.semantic:
+            del row["semantic"]
         keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}
         cut = {name: row[name][:SHOWN] for name in ("train_text", "eval_text")}
         return {**row, **cut, **keys, "dropped": self.dropped(min_share)}
@@ -85,6 +93,7 @@ class EvaluationIndex:
     `share` says what the share of a hit is: coverage (the grams of a text that lie in shared n-grams over all its
     grams, for the text where this is more) or words (the shared distinct grams, wherever they stand, over those of the
     text with fewer). `decisions` are a person's (decisions.py): a pair to keep does not hide another hit of the text.
+    `similar` adds a second pass, over texts that have no hit, or one that `min_share` would not drop.
     """
 
     def __init__(
@@ -92,8 +101,11 @@ class EvaluationIndex:
         ngram: int,
         share: Literal["coverage", "words"] = "coverage",
         decisions: Mapping[Pair, Verdict] | None = None,
+        similar: SimilarQuestions | None = None,
+        min_share: float = 0.0,
     ) -> None:
         self.ngram, self.share, self.decisions = ngram, share, decisions or {}
+        self.similar, self.min_share = similar, min_share
         self.texts: list[tuple[str, str]] = []  # id, part
         self.raw: list[str] = []
         self.too_short: list[str] = []
@@ -107,6 +119,9 @@ class EvaluationIndex:
             self.too_short.append(f"{id} ({part})")
             return
         self.__dict__.pop("_windows", None)
+        self.__dict__.pop("_judged", None)
+        if self.similar and part == "question":
+            self.similar.add(len(self.texts), text)
         self.texts.append((id, part))
         self.raw.append(text)
         self._grams.append(hashed)
@@ -127,8 +142,11 @@ class EvaluationIndex:
         return WindowIndex(Rows.joined(self._grams), self.ngram)
 
     def may_hit(self, texts: Rows) -> npt.NDArray[np.bool_]:
-        """For the hashes of the grams of each text, whether an indexed window stands in it: others have no hit."""
-        return self._windows.contains(texts)
+        """For the hashes of the grams of each text, whether it may have a hit: an indexed window stands in it.
+
+        Embeddings know nothing of windows: with them, any text may.
+        """
+        return self._windows.contains(texts) if self.similar is None else np.ones(len(texts.starts) - 1, bool)
 
     def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
         """The strongest hit of a training text, or None; evaluation ids in `skip` do not count."""
@@ -145,7 +163,43 @@ class EvaluationIndex:
             for start, end in zip(starts, np.append(starts[1:], len(pairs.rows)), strict=True):
                 row = int(pairs.rows[start])
                 found[row] = self._hit(texts[row][0], texts[row][1], words[row], pairs, range(start, end), shares)
+        if self.similar and self.similar.numbers:
+            rest = [row for row, hit in enumerate(found) if hit is None or not hit.dropped(self.min_share)]
+            for row, similar in zip(rest, self._semantic_hits([texts[row] for row in rest]), strict=True):
+                found[row] = max(filter(None, [found[row], similar]), key=lambda hit: hit.strength, default=None)
         return found
+
+    def _semantic_hits(self, texts: Sequence[tuple[str, str, frozenset[str]]]) -> Iterator[Hit | None]:
+        """The most similar evaluation question of each text, if it is similar enough or a person decided on it."""
+        assert self.similar is not None
+        numbers = np.array(self.similar.numbers)
+        for start in range(0, len(texts), CHUNK):
+            chunk = texts[start : start + CHUNK]
+            for (train_id, text, skip), cosines in zip(chunk, self.similar.cosines([t[1] for t in chunk]), strict=True):
+                judged = self._judged.get(text_key(text), {}) if self._judged else {}
+                enough = cosines >= self.similar.params.min_similarity
+                at = np.flatnonzero(enough | np.isin(numbers, list(judged)) if judged else enough)
+                near = [(int(numbers[i]), float(cosines[i])) for i in at if self.texts[numbers[i]][0] not in skip]
+                if not near:
+                    yield None
+                    continue
+                number, cosine = max(near, key=lambda pair: (RANK[judged.get(pair[0])], pair[1], -pair[0]))
+                id, part = self.texts[number]
+                others = tuple(dict.fromkeys(self.texts[n][0] for n, _ in near if n != number))[:20]
+                yield Hit(
+                    train_id, id, part, "", False, cosine, 0, text, self.raw[number], others, judged.get(number), True
+                )
+
+    @cached_property
+    def _judged(self) -> dict[str, dict[int, Verdict]]:
+        """The decisions on each training text, by number of the evaluation question."""
+        of_key: dict[str, list[int]] = {}
+        for number in self.similar.numbers if self.similar else ():
+            of_key.setdefault(text_key(self.raw[number]), []).append(number)
+        judged: dict[str, dict[int, Verdict]] = {}
+        for (train_key, eval_key), verdict in self.decisions.items():
+            judged.setdefault(train_key, {}).update(dict.fromkeys(of_key.get(eval_key, ()), verdict))
+        return judged
 
     def _skipped(self, skips: Sequence[frozenset[str]]) -> Skipped | None:
         """Which evaluation text does not count for which row; None if all do."""
@@ -217,6 +271,16 @@ class EvaluationIndex:
         return np.array([len(row & text) / min(len(row), len(text)) for row, text in both])
 
 
+def evaluation_index(params: Decontaminate) -> EvaluationIndex:
+    """An index by the parameters, without texts.
+
+    Raises:
+        UserError: the decisions cannot be read, or the embedding model's folder is wrong.
+    """
+    similar = SimilarQuestions(params.embedding) if params.embedding else None
+    return EvaluationIndex(params.ngram, params.share, decisions_of(params), similar, params.min_share)
+
+
 def trained_texts(problem: Problem) -> Iterator[str]:
     """The texts that training shows the model: the question and, in the sft split, the worked solution."""
     yield problem.question
@@ -236,7 +300,7 @@ class Search:
         asked = [(p.id, text, self.skips.get(p.source, frozenset())) for p, texts in rows for text in texts]
         hits = iter(self.index.hits(asked))
         found = ([hit for hit in islice(hits, len(texts)) if hit] for _, texts in rows)
-        return [max(of_row, key=lambda hit: (RANK[hit.decision], hit.share), default=None) for of_row in found]
+        return [max(of_row, key=lambda hit: hit.strength, default=None) for of_row in found]
 
 
 def find_hits(
@@ -246,32 +310,3 @@ def find_hits(
     search, waiting = Search(index, skips or {}), iter(problems)
     while chunk := list(islice(waiting, CHUNK)):
         yield from zip(chunk, search.strongest([(p, list(trained_texts(p))) for p in chunk]), strict=True)
-
-
-def stored_hits(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
-    """The numbers of the problems with a hit, ascending, and the strongest hit of each; by several processes."""
-    for found in in_order(_hits_of_texts, search, problems.pieces()):
-        yield from found
-
-
-def hits_of_solutions(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
-    """Like `stored_hits`, of the worked solutions alone."""
-    for found in in_order(_hits_of_solutions, search, problems.pieces()):
-        yield from found
-
-
-def _hits_of_texts(search: Search, piece: Piece) -> list[tuple[int, Hit]]:
-    shard = piece.shard
-    solved = search.index.may_hit(shard.rows("solution_grams", piece.at)) & (piece.splits == SPLITS.index("sft"))
-    hit = piece.only(search.index.may_hit(shard.rows("question_grams", piece.at)) | solved)
-    return _found(search, [(number, problem, list(trained_texts(problem))) for number, problem in hit.problems()])
-
-
-def _hits_of_solutions(search: Search, piece: Piece) -> list[tuple[int, Hit]]:
-    hit = piece.only(search.index.may_hit(piece.shard.rows("solution_grams", piece.at)))
-    return _found(search, [(number, problem, [problem.solution or ""]) for number, problem in hit.problems()])
-
-
-def _found(search: Search, rows: Sequence[tuple[int, Problem, list[str]]]) -> list[tuple[int, Hit]]:
-    hits = search.strongest([(problem, texts) for _, problem, texts in rows])
-    return [(number, hit) for (number, _, _), hit in zip(rows, hits, strict=True) if hit]

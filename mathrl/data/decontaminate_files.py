@@ -10,8 +10,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl, written_aside
 from mathrl.core.types import Problem
-from mathrl.data.decisions import decisions_of
-from mathrl.data.decontaminate import EvaluationIndex, Hit, find_hits
+from mathrl.data.decontaminate import EvaluationIndex, Hit, evaluation_index, find_hits
 from mathrl.data.export import write_parquet
 from mathrl.data.row_files import Row, list_files, read_rows
 from mathrl.data.row_values import look_up, payload
@@ -85,7 +84,7 @@ def decontaminate_files(
 
 def _evaluation(against: Sequence[Path], keys: Keys, rule: Decontaminate) -> tuple[EvaluationIndex, dict[str, str]]:
     """The index of the evaluation texts, and the file of each id."""
-    index = EvaluationIndex(rule.ngram, rule.share, decisions_of(rule))
+    index = evaluation_index(rule)
     homes: dict[str, str] = {}
     for file in (f for path in against for f in list_files(path)):
         for row in read_rows(file):

@@ -1,7 +1,8 @@
 """Near-duplicates of millions of questions, from the digests of minhash.py: buckets of LSH, candidates verified.
 
 DuckDB finds the rows that share the key of a band. They count only when the true Jaccard similarity of their shingles
-reaches the threshold, so LSH adds no false positive. Only the shingles of a batch of candidates are in memory.
+reaches the threshold, so LSH adds no false positive. Only the shingles of a batch of candidates are in memory. The
+pairs of each band are written beside the shards, so that a killed run does not compare them again.
 """
 
 from collections.abc import Iterator
@@ -37,17 +38,29 @@ def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[list[list[in
 
 def _clusters(store: RowStore, *, salted: bool, threshold: float) -> list[list[int]]:
     """The connected rows whose similarity reaches the threshold, among rows of equal salt or among all."""
-    pairs = [np.empty((0, 2), np.int64)]
-    for band in store.bands:
-        numbers, groups = store.alike(band, *(("salt",) if salted else ()))
-        pairs += [_similar_pairs(store, numbers[at], groups[at], threshold) for at in _batches(groups)]
-    edges = np.concatenate(pairs)
+    pairs = [_pairs_of_band(store, band, salted=salted, threshold=threshold) for band in store.bands]
+    edges = np.concatenate([np.empty((0, 2), np.int64), *pairs])
     linked, ends = np.unique(edges, return_inverse=True)
     graph = coo_array((np.ones(len(edges), np.int32), ends.reshape(-1, 2).T), shape=(len(linked),) * 2)
     labels = connected_components(graph, directed=False)[1] if len(linked) else np.empty(0, int)
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     return [group.tolist() for group in np.split(linked[order], starts[1:])] if len(linked) else []
+
+
+def _pairs_of_band(store: RowStore, band: str, *, salted: bool, threshold: float) -> Numbers:
+    file = store.folder / f"{'same' if salted else 'similar'}-{band}.npy"
+    if file.exists():
+        pairs: Numbers = np.load(file)
+        return pairs
+    numbers, groups = store.alike(band, *(("salt",) if salted else ()))
+    found = [_similar_pairs(store, numbers[at], groups[at], threshold) for at in _batches(groups)]
+    pairs = np.concatenate([np.empty((0, 2), np.int64), *found])
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        np.save(stream, pairs)
+    partial.replace(file)
+    return pairs
 
 
 def _similar_pairs(store: RowStore, numbers: Numbers, groups: Numbers, threshold: float) -> Numbers:

@@ -87,6 +87,15 @@ class Deduplicate(Section):
     near: NearDuplicates | None = Field(None, description="Also drop near-duplicates.")
 
 
+class Embedding(Section):
+    """A second pass of decontamination: questions that mean the same as an evaluation question."""
+
+    model: str = Field(description="Folder of a static embedding model in model2vec's format, or its hub id.")
+    min_similarity: float = Field(
+        0.95, gt=0, le=1, description="Drop a question whose cosine with an evaluation question is at least this."
+    )
+
+
 class Decontaminate(Section):
     """Training texts that share n-grams with an evaluation text are dropped.
 
@@ -107,6 +116,9 @@ class Decontaminate(Section):
     )
     decisions: str | None = Field(
         None, description="File of a person's decisions on doubtful hits (mathrl decide), which overrule the share."
+    )
+    embedding: Embedding | None = Field(
+        None, description="Also drop questions that are similar by embeddings; null: n-grams alone."
     )
     within_generator: bool = Field(
         False, description="Also compare problems of one generator, which share phrases and are all different."

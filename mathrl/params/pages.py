@@ -2,11 +2,12 @@
 
 from pydantic import Field
 
+from mathrl.params.corpus_executors import Executor, LocalExecutor
 from mathrl.params.section import Section
 
 
 class Seeds(Section):
-    """Labelled texts to train the classifier on, from jsonl or jsonl.gz files."""
+    """Labelled texts to train the classifier on."""
 
     files: tuple[str, ...] = Field(
         (), description="Files with one text per row; relative paths start at the top of the checkout."
@@ -27,10 +28,24 @@ class PagesClean(Section):
     )
 
 
+class NearPages(Section):
+    """Near-duplicates by datatrove's MinHash: pages that agree in all hashes of one bucket are one cluster."""
+
+    ngram: int = Field(5, ge=1, description="Length of the n-grams that pages are compared by, in words.")
+    buckets: int = Field(14, ge=1, description="Number of buckets.")
+    hashes_per_bucket: int = Field(
+        8, ge=1, description="Hashes per bucket; 14 buckets of 8 find pairs from a similarity of about 0.72."
+    )
+
+
 class Pages(Section):
     """DeepSeekMath's loop (arXiv:2402.03300, section 2.1) on files of pages."""
 
-    files: tuple[str, ...] = Field((), description="Files with the pages: jsonl or jsonl.gz.")
+    files: tuple[str, ...] = Field(
+        (), description="Files, folders or patterns with the pages: jsonl, parquet, … (as in curate), WARC or WET."
+    )
+    executor: Executor = Field(LocalExecutor(), description="Where the files are processed: local, slurm or ray.")
+    near: NearPages | None = Field(None, description="Keep one page of each cluster of near-duplicates; null: all.")
     text_key: str = Field("text", description="Field with the page's text.")
     url_key: str = Field("url", description="Field with the page's URL; its host name is the domain.")
     label_key: str | None = Field(
@@ -51,6 +66,9 @@ class Pages(Section):
         ge=0,
         description="Number of random uncollected pages of other than promoted domains that later rounds use as "
         "additional negatives.",
+    )
+    page_positives: int = Field(
+        500_000, ge=1, description="Maximum number of pages of promoted domains that become positives (seeded choice)."
     )
     rounds: int = Field(4, ge=1, description="Maximum number of rounds.")
     stop_new_share: float = Field(

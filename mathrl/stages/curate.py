@@ -14,6 +14,7 @@ from mathrl.data import curation
 from mathrl.data import curation_account as curation_report
 from mathrl.data.decisions import decisions_file
 from mathrl.data.inputs import INPUTS, link, of_sources
+from mathrl.data.similar_questions import model_folder
 from mathrl.data.sources import resolve_benchmark
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
@@ -40,6 +41,8 @@ def files(params: Params) -> dict[str, Path]:
     clean = params.curate.decontaminate
     if clean and (decided := decisions_file(clean)):
         further["decisions.jsonl"] = decided
+    if clean and clean.embedding and (model := model_folder(clean.embedding.model)):
+        further |= {f"embedding/{file.name}": file for file in model.iterdir() if file.is_file()}
     return of_sources((*planned.sources, *planned.evaluation)) | further
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.data.corpus import account as pages_report
-from mathrl.data.corpus.page_files import page_files, read_evaluation, read_pages, read_seeds
+from mathrl.data.corpus.corpus import Corpus
+from mathrl.data.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
 from mathrl.data.corpus.rounds import clean, collect, domains
 from mathrl.data.inputs import INPUTS, link, of_pages
 from mathrl.data.row_files import labels
@@ -32,6 +33,7 @@ def resolve(params: Params) -> dict[str, list[Path]]:
         "files": page_files(settings.files, "files"),
         "positives": page_files(settings.positives.files, "positives.files"),
     }
+    check_readers(files_read["files"], settings.executor)
     if settings.negatives.files or not settings.random_negatives:
         files_read["negatives"] = page_files(settings.negatives.files, "negatives.files")
     return files_read
@@ -52,10 +54,10 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
     """The kept pages of `pages.files`, to the folder `out`, and the report, to `report`."""
     settings, seed = run.params.pages, run.params.run.seed
     read = resolve(run.params)
-    pages = read_pages(settings)
     positives = read_seeds(settings.positives, "positives", seed)
     negatives = read_seeds(settings.negatives, "negatives", seed) if "negatives" in read else []
     evaluation = read_evaluation(settings.decontaminate, seed) if settings.decontaminate else None
+    pages = Corpus(read["files"], settings, run.state / "corpus")
     collected = collect(pages, positives, negatives, settings, seed)
     if evaluation and settings.decontaminate:
         clean(collected, pages, evaluation[0], settings.decontaminate.min_share)

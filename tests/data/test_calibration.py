@@ -1,10 +1,12 @@
 """Calibration of the pages classifier: the share of mathematics, the cut, scores of texts that no model saw."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from mathrl.data.corpus.calibration import FOLDS, best_cut, calibrate, cross_fit, fold_numbers, posterior
+from mathrl.data.corpus.calibration import FOLDS, Models, best_cut, calibrate, cross_fit, fold_numbers, posterior
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.7])
@@ -42,9 +44,12 @@ def test_twins_share_a_fold_and_classes_are_balanced() -> None:
     assert list(folds) != list(fold_numbers(keys, labels, seed=1))
 
 
-def test_no_text_is_scored_by_a_model_that_saw_it() -> None:
+def test_no_text_is_scored_by_a_model_that_saw_it(tmp_path: Path) -> None:
     texts = csr_matrix(np.eye(200))  # a word of its own each: nothing can be learned, only remembered
     labels = np.arange(200) % 2
-    scores = cross_fit(texts, labels, fold_numbers(range(200), labels, 0), texts, epochs=5, seed=0)
-    assert np.abs(scores.trained[labels == 1].mean() - scores.trained[labels == 0].mean()) < 0.5
-    assert scores.pages[labels == 1].mean() - scores.pages[labels == 0].mean() > 2  # those did see it
+    models, trained = cross_fit(texts, labels, fold_numbers(range(200), labels, 0), epochs=5, seed=0)
+    assert np.abs(trained[labels == 1].mean() - trained[labels == 0].mean()) < 0.5
+    models.write(tmp_path / "models.npz")
+    pages = Models.read(tmp_path / "models.npz").score(texts)
+    assert pages.tolist() == models.score(texts).tolist()
+    assert pages[labels == 1].mean() - pages[labels == 0].mean() > 2  # those did see it

@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.data.corpus import account as pages_report
 from mathrl.data.corpus import rounds
-from mathrl.data.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_pages, read_seeds
-from mathrl.data.corpus.rounds import CollectedPages, clean, collect, domains, features, measure, promote, top_count
+from mathrl.data.corpus.corpus import Corpus
+from mathrl.data.corpus.page_features import features
+from mathrl.data.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_seeds
+from mathrl.data.corpus.rounds import CollectedPages, clean, domains, measure, promote, top_count
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
 # Two dialects of mathematics on one host: the seeds speak the first. Pages of the second have a word of
@@ -48,6 +52,21 @@ POSITIVES = [text(FIRST, 1000 + i) for i in range(10)]
 NEGATIVES = [text(PROSE, 2000 + i) for i in range(10)]
 
 
+def write_pages(file: Path, pages: list[Page]) -> None:
+    rows = ({"text": p.text, "url": f"https://{p.host}{p.path}", "math": p.label, "n": p.row["n"]} for p in pages)
+    write_jsonl(file, rows)
+
+
+def stored(folder: Path, pages: list[Page], how: Pages) -> Corpus:
+    write_pages(folder / "p.jsonl", pages)
+    return Corpus([folder / "p.jsonl"], how.model_copy(update={"label_key": "math"}), folder / "state")
+
+
+def collect(pages: list[Page], positives: list[str], negatives: list[str], how: Pages, seed: int) -> CollectedPages:
+    with tempfile.TemporaryDirectory() as folder:
+        return rounds.collect(stored(Path(folder), pages, how), positives, negatives, how, seed)
+
+
 @pytest.fixture(scope="module")
 def outcome() -> CollectedPages:
     return collect(corpus(), POSITIVES, NEGATIVES, HOW, seed=0)
@@ -79,8 +98,8 @@ def test_exactly_the_top_share_is_collected_best_first(outcome: CollectedPages) 
     [(10, 1, False), (9, 1, True), (30, 3, False), (29, 3, True), (20, 2, False), (20, 3, True)],
 )
 def test_more_than_ten_per_cent_promotes_and_ten_per_cent_does_not(pages: int, collected: int, promoted: bool) -> None:
-    hosts = ["a"] * pages + ["b"] * 100
-    assert promote(hosts, range(collected), 0.1) == (["a"] if promoted else [])
+    hosts = np.repeat([0, 1], [pages, 100])
+    assert promote(hosts, np.arange(collected), 0.1) == ([0] if promoted else [])
 
 
 def test_pages_of_promoted_domains_become_positives_unless_held_out_or_like_the_negatives() -> None:
@@ -105,12 +124,13 @@ def test_the_defaults_suit_a_corpus_with_little_mathematics() -> None:
 def test_a_round_that_poisons_itself_is_reported_and_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(rounds, "LIKE_NEGATIVES", 0.0)  # every page of a promoted domain becomes a positive
     how = HOW.model_copy(update={"top_share": 0.5, "page_negatives": 0, "rounds": 4})
-    out = collect(corpus(), POSITIVES, NEGATIVES, how, seed=0)
+    pages = stored(tmp_path, corpus(), how)
+    out = rounds.collect(pages, POSITIVES, NEGATIVES, how, seed=0)
     first, second = out.rounds
     assert len(first.promoted) == 5 and second.f1 < first.f1 and out.kept == list(first.collected)
     worse = out.worse()
     assert worse and worse.startswith("round 2 was worse than round 1 (F1 ") and out.stopped == worse
-    pages_report.write_report(tmp_path, out, corpus(), how)
+    pages_report.write_report(tmp_path, out, pages, how)
     assert f"**Warning:** {worse}." in (tmp_path / "report.md").read_text()
 
 
@@ -121,14 +141,15 @@ def test_an_estimate_that_cannot_be_trusted_is_reported_with_what_to_add(tmp_pat
     assert collect(pages, positives, negatives, how, seed=0).doubts() == []
 
     alone = how.model_copy(update={"random_negatives": 80})
-    out = collect(pages, positives, [], alone, seed=0)
+    on_disk = stored(tmp_path, pages, alone)
+    out = rounds.collect(on_disk, positives, [], alone, seed=0)
     first = out.doubts()[0]
     assert first.startswith("80 random pages are the only negatives") and "of 240 pages collected" in first
     assert "name at least 100 texts that are not mathematics in negatives.files" in first
-    pages_report.write_report(tmp_path, out, pages, alone)
+    pages_report.write_report(tmp_path, out, on_disk, alone)
     told = (tmp_path / "report.md").read_text()
     assert f"**Warning:** the held-out estimate (F1 {out.rounds[0].f1:.3f}) cannot be trusted: {first}." in told
-    assert pages_report.account(out, pages, alone, 0)["doubts"] == out.doubts()
+    assert pages_report.account(out, on_disk, alone, 0)["doubts"] == out.doubts()
     labelled = [dataclasses.replace(p, label=i % 4 == 0) for i, p in enumerate(pages)]
     much = alone.model_copy(update={"held_out_share": 0.5})
     assert not any("only negatives" in doubt for doubt in collect(labelled, positives, [], much, seed=0).doubts())
@@ -176,11 +197,11 @@ def test_held_out_pages_are_neither_seeds_nor_random_negatives() -> None:
 
 
 def test_precision_and_recall_by_hand() -> None:
-    pages = [page(FIRST, i, "a", label) for i, label in enumerate([True, True, False, True, False, None])]
+    labels = np.array([1, 1, 0, 1, 0, -1], dtype=np.int8)
     # Held out 0 to 4 of which 3 are mathematics; collected of them 0, 2, 3: two of three right, two of three.
-    assert measure(pages, [5, 0, 2, 3], frozenset(range(5))) == (2 / 3, 2 / 3)
-    assert measure(pages, [0, 2], frozenset(range(5))) == (1 / 2, 1 / 3)
-    assert measure(pages, [5], frozenset()) == (None, None)
+    assert measure(labels, np.array([5, 0, 2, 3]), frozenset(range(5))) == (2 / 3, 2 / 3)
+    assert measure(labels, np.array([0, 2]), frozenset(range(5))) == (1 / 2, 1 / 3)
+    assert measure(labels, np.array([5]), frozenset()) == (None, None)
 
 
 def test_grams_of_latex_and_chinese_are_features() -> None:
@@ -195,18 +216,18 @@ def test_a_kept_page_with_ten_grams_of_an_evaluation_text_goes(tmp_path: Path) -
     assert len(rows) == 1
     words = question.split()
     texts = [f"before {' '.join(words[:9])} after", f"before {' '.join(words[1:11])} after", question]
-    pages = [Page(f"p, line {i}", {}, t, "a", "/", None) for i, t in enumerate(texts)]
-    out = CollectedPages([], [0.0] * 3, frozenset(), "", kept=[2, 1, 0])  # type: ignore[arg-type]
-    clean(out, pages, index, 0.0)
-    assert out.kept == [0] and [hit.train_id for hit in out.hits] == ["p, line 2", "p, line 1"]
+    pages = [Page("", {"n": i}, t, "a", "/", None) for i, t in enumerate(texts)]
+    out = CollectedPages([], np.zeros(3), frozenset(), "", kept=[2, 1, 0])
+    clean(out, stored(tmp_path, pages, HOW), index, 0.0)
+    assert out.kept == [0] and [hit.train_id for hit in out.hits] == ["p.jsonl, line 3", "p.jsonl, line 2"]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path) -> None:
-    pages = corpus()
+    how = HOW.model_copy(update={"random_negatives": 50})
+    pages = stored(tmp_path, corpus(), how)
 
     def written(seed: int, name: str) -> list[bytes]:
-        how = HOW.model_copy(update={"random_negatives": 50})
-        out = collect(pages, POSITIVES, NEGATIVES, how, seed)
+        out = rounds.collect(pages, POSITIVES, NEGATIVES, how, seed)
         folder = tmp_path / name
         pages_report.write_report(folder, out, pages, how)
         write_jsonl(folder / "kept.jsonl", pages_report.kept_rows(out, pages))
@@ -233,7 +254,7 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, Any], message: str) -
     file = tmp_path / "p.jsonl"
     write_jsonl(file, [{"text": "x", "url": "http://a/b"}, row])
     with pytest.raises(UserError, match=message):
-        read_pages(Pages(files=(str(file),), label_key="math"))
+        Corpus([file], Pages(files=(str(file),), label_key="math"), tmp_path / "state")
 
 
 def test_files_and_seeds(tmp_path: Path) -> None:

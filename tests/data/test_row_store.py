@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,45 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
     assert len(complete) == 4
     assert content(curation.run(params, 0, folder=folder)) == expected
     assert {file: file.stat().st_mtime_ns for file in complete} == complete, "complete shards are not written again"
+
+
+@pytest.mark.parametrize(
+    ("step", "at", "marks"),
+    [
+        ("mathrl.data.near_duplicates._similar_pairs", 4, "s*-band_*.npy"),
+        ("mathrl.data.stored_hits._Step._search", 4, "*.decontaminate.hits"),
+    ],
+)
+def test_a_run_killed_later_does_not_repeat_what_is_complete(
+    params: Curate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, at: int, marks: str
+) -> None:
+    expected = content(curation.run(params, 0))
+    monkeypatch.setattr(row_store, "ROWS", 16)
+    monkeypatch.setattr(processes, "cores", lambda: 1)
+    work, folder, count = resolve_name(step), tmp_path / "rows", 0
+
+    def killed(*given: Any, **named: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise KeyboardInterrupt
+        return work(*given, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(step, killed)
+        curation.run(params, 0, folder=folder)
+    complete = {file: file.stat().st_mtime_ns for file in folder.glob(marks)}
+    assert complete
+    before = count
+    with monkeypatch.context() as patch:
+        patch.setattr(step, killed)
+        assert content(curation.run(params, 0, folder=folder)) == expected
+    resumed, count = count - before, at
+    assert {file: file.stat().st_mtime_ns for file in complete} == complete
+    with monkeypatch.context() as patch:
+        patch.setattr(step, killed)
+        assert content(curation.run(params, 0, folder=tmp_path / "whole")) == expected
+    assert resumed < count - at, "the resumed run repeats less than a whole one"
 
 
 def test_the_first_bad_row_in_the_file_stops_the_run_whatever_the_shards(

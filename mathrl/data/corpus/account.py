@@ -1,13 +1,13 @@
 """The pages flow's account: rounds.json and report.md."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mathrl.core.files import write_text
-from mathrl.data.corpus.page_files import Page
+from mathrl.data.corpus.corpus import Corpus
 from mathrl.data.corpus.rounds import CollectedPages, domains
 from mathrl.data.markdown import cell, table
 from mathrl.params.pages import Pages
@@ -16,10 +16,11 @@ EXAMPLES = 5  # pages shown on either side of the boundary
 SHOWN = 20  # domains in the table
 
 
-def account(out: CollectedPages, pages: Sequence[Page], settings: Pages, seed: int) -> dict[str, Any]:
+def account(out: CollectedPages, pages: Corpus, settings: Pages, seed: int) -> dict[str, Any]:
     """rounds.json; the same for the same inputs on any machine."""
     return {
-        "seed": seed, "pages": len(pages), "held_out": len(out.held_out), "stopped": out.stopped,
+        "seed": seed, "pages": len(pages), "near_duplicates": pages.stored - len(pages),
+        "held_out": len(out.held_out), "stopped": out.stopped,
         "best_round": out.best + 1, "f1_of": out.f1_of, "worse": out.worse(), "doubts": out.doubts(),
         "rounds": [
             {
@@ -42,12 +43,12 @@ def warnings(out: CollectedPages) -> list[str]:
     return [*([worse] if (worse := out.worse()) else []), *doubts]
 
 
-def kept_rows(out: CollectedPages, pages: Sequence[Page]) -> Iterable[dict[str, Any]]:
+def kept_rows(out: CollectedPages, pages: Corpus) -> Iterable[dict[str, Any]]:
     """The kept pages' rows as they stand with their score (log-odds) as `score`, best first."""
     return ({**pages[i].row, "score": round(float(out.scores[i]), 4)} for i in out.kept)
 
 
-def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], settings: Pages) -> None:
+def write_report(folder: Path, out: CollectedPages, pages: Corpus, settings: Pages) -> None:
     """report.md in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     by_domain = domains(out, pages)
@@ -55,12 +56,14 @@ def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], setti
     order = sorted(
         by_domain, key=lambda h: (-bool(by_domain[h]["promoted_in_rounds"]), -by_domain[h]["collected"][out.best], h)
     )
+    near = pages.stored - len(pages)
     cut = "the calibrated selection" if settings.top_share is None else f"the top {settings.top_share:g}"
     parts = [
         "# Pages report", "", *(line for warning in warnings(out) for line in (f"**Warning:** {warning}.", "")),
         f"{len(out.kept):,} of {len(pages):,} pages kept: {cut} of round {out.best + 1}, which has the best F1 on "
         f"held-out {out.f1_of}, less {len(out.hits):,} that share an n-gram with an evaluation set "
         f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",
+        *(["", f"{near:,} pages read are near-duplicates of others and were dropped first."] if near else []),
         "", "## Rounds", "",
         *table(
             ("round", "positives", "negatives", "collected", "new", "domains promoted", "pages they add",
@@ -85,7 +88,7 @@ def write_report(folder: Path, out: CollectedPages, pages: Sequence[Page], setti
     write_text(folder / "report.md", "\n".join(parts) + "\n")
 
 
-def _boundary(out: CollectedPages, pages: Sequence[Page]) -> list[str]:
+def _boundary(out: CollectedPages, pages: Corpus) -> list[str]:
     ranked = np.argsort(-out.scores, kind="stable")
     at = len(out.rounds[out.best].collected)
     parts = ["## At the boundary", "", "Scores are log-odds of being mathematics.", ""]

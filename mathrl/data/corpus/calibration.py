@@ -8,6 +8,7 @@ Decaestecker, Neural Computation 14, 2002), and the cut is the one with the high
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,31 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Log-odds before calibration, of every training text and every page, by models that did not see it."""
+class Models:
+    """One linear model per fold; a page's score is the mean of theirs, in log-odds before calibration."""
 
-    trained: Floats  # (texts,)
-    pages: Floats  # (pages,)
+    weights: Floats  # (FOLDS, features)
+    intercepts: Floats  # (FOLDS,)
+
+    def score(self, texts: csr_matrix) -> Floats:
+        """The scores of texts that no model was trained on."""
+        total = np.zeros(texts.shape[0])
+        for weights, intercept in zip(self.weights, self.intercepts, strict=True):
+            total += (texts @ weights + intercept) / FOLDS
+        return total
+
+    def write(self, file: Path) -> None:
+        """Write the weights of the features that some model uses."""
+        used = np.flatnonzero(self.weights.any(axis=0))
+        size = self.weights.shape[1]
+        np.savez(file, used=used, weights=self.weights[:, used], intercepts=self.intercepts, size=size)
+
+    @classmethod
+    def read(cls, file: Path) -> "Models":
+        with np.load(file) as arrays:
+            weights = np.zeros((len(arrays["intercepts"]), int(arrays["size"])))
+            weights[:, arrays["used"]] = arrays["weights"]
+            return cls(weights, arrays["intercepts"])
 
 
 def fold_numbers(keys: Sequence[int], labels: Labels, seed: int) -> Labels:
@@ -41,11 +62,9 @@ def fold_numbers(keys: Sequence[int], labels: Labels, seed: int) -> Labels:
     return folds
 
 
-def cross_fit(
-    trained: csr_matrix, labels: Labels, folds: Labels, pages: csr_matrix, *, epochs: int, seed: int
-) -> Scores:
-    """Scores of one model per fold, trained on the other folds; a page has the mean of all models."""
-    of_trained, of_pages = np.zeros(len(labels)), np.zeros(pages.shape[0])
+def cross_fit(trained: csr_matrix, labels: Labels, folds: Labels, *, epochs: int, seed: int) -> tuple[Models, Floats]:
+    """One model per fold, trained on the other folds, and the score of each text by the model that did not see it."""
+    of_trained, weights, intercepts = np.zeros(len(labels)), [], []
     for fold in range(FOLDS):
         model = SGDClassifier(
             loss="log_loss",
@@ -59,8 +78,9 @@ def cross_fit(
         model.fit(trained[others], labels[others])
         out = np.flatnonzero(folds == fold)
         of_trained[out] = model.decision_function(trained[out])
-        of_pages += model.decision_function(pages) / FOLDS
-    return Scores(of_trained, of_pages)
+        weights.append(model.coef_[0])
+        intercepts.append(model.intercept_[0])
+    return Models(np.stack(weights), np.array(intercepts)), of_trained
 
 
 def calibrate(scores: Floats, labels: Labels) -> tuple[float, float]:

@@ -1,20 +1,34 @@
 """Files of pages and of seed texts, row by row; every error names its location."""
 
+import importlib.util
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import encodable, read_numbered_jsonl
+from mathrl.core.files import encodable
 from mathrl.core.paths import main_checkout
 from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.reading import Read, input_row, read_source, taken
+from mathrl.data.row_files import list_files, read_rows
+from mathrl.data.row_values import BadRow, payload
 from mathrl.data.sources import resolve_evaluation
+from mathrl.params.corpus_executors import Executor
 from mathrl.params.pages import Pages, PagesClean, Seeds
+
+CRAWLS = (".warc", ".warc.gz", ".wet", ".wet.gz")
+# The package of each module that reading web archives needs: the extra warc.
+CRAWL_PACKAGES = {
+    "warcio": "warcio",
+    "cchardet": "faust-cchardet",
+    "magic": "python-magic",
+    "trafilatura": "trafilatura",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,46 +45,70 @@ class Page:
     path: str
     label: bool | None = None
 
+    def to_line(self) -> str:
+        """One line of JSON, from which `page_of_line` makes the page again."""
+        fields = [self.where, self.row, self.text, self.host, self.path, self.label]
+        return encodable(json.dumps(fields, ensure_ascii=False)) + "\n"
+
+
+def page_of_line(line: bytes) -> Page:
+    """The page of `Page.to_line`."""
+    return Page(*json.loads(line))
+
 
 def page_files(files: Sequence[str], field: str) -> list[Path]:
-    """The files that a parameter names; relative paths start at the top of the checkout.
+    """The files that a parameter names: files, folders or patterns; relative paths start at the top of the checkout.
 
     Raises:
-        UserError: no file is named, or one does not exist or is not jsonl.
+        UserError: no file is named, one does not exist, or its format is unknown.
     """
     if not files:
-        raise UserError(f"params/pages.yaml: {field} names no file; write the paths of jsonl files")
-    paths = [path if path.is_absolute() else main_checkout() / path for path in map(Path, files)]
-    for path in paths:
-        if not path.name.endswith((".jsonl", ".jsonl.gz")):
-            raise UserError(f"params/pages.yaml: {field}: {path} is not a .jsonl or .jsonl.gz file")
-        if not path.is_file():
-            raise UserError(f"params/pages.yaml: {field}: {path}: no such file")
-    return paths
+        raise UserError(f"params/pages.yaml: {field} names no file; write the paths of files with pages or texts")
+    found: list[Path] = []
+    for path in map(Path, files):
+        path = path if path.is_absolute() else main_checkout() / path
+        try:
+            found += _archives(path) or list_files(path)
+        except UserError as error:
+            raise UserError(f"params/pages.yaml: {field}: {error}") from None
+    if len(set(found)) < len(found):
+        twice = next(file for file in found if found.count(file) > 1)
+        raise UserError(f"params/pages.yaml: {field}: {twice} is named twice; write it once")
+    return found
 
 
-def read_pages(params: Pages) -> list[Page]:
-    """All pages in file order.
+def _archives(path: Path) -> list[Path]:
+    """The web archives that a path names: itself, those in a folder, or those that match a pattern."""
+    if path.is_file():
+        return [path] if is_archive(path) else []
+    files = path.rglob("*") if path.is_dir() else path.parent.glob(path.name)
+    return sorted(file for file in files if file.is_file() and is_archive(file))
 
-    Raises:
-        UserError: a file or row cannot be read; the message names file, line and field.
-    """
-    pages = [
-        _page(row, f"{file}, line {number}", params)
-        for file in page_files(params.files, "files")
-        for number, row in read_numbered_jsonl(file)
-    ]
-    if not pages:
-        raise UserError(f"{', '.join(params.files)}: no page in it")
-    return pages
+
+def is_archive(file: Path) -> bool:
+    """Whether the file is a web archive, by its name."""
+    return file.name.endswith(CRAWLS)
+
+
+def check_readers(files: Sequence[Path], executor: Executor) -> None:
+    """Raises UserError: a package that reads web archives, or Ray, is missing; the message has the command."""
+    needed = {"warc": CRAWL_PACKAGES if any(map(is_archive, files)) else {}}
+    needed["ray"] = {"ray": "ray"} if executor.type == "ray" else {}
+    for extra, packages in needed.items():
+        missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+        if missing:
+            what = "pages.executor is ray" if extra == "ray" else "pages.files names web archives"
+            raise UserError(
+                f"{what}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt -e '.[{extra}]'"
+            )
 
 
 def read_seeds(seeds: Seeds, field: str, seed: int) -> list[str]:
     """The texts of `positives` or `negatives`; with a `limit`, a seeded choice in file order."""
     texts = [
-        _text(row, seeds.text_key, f"{file}, line {number}", f"{field}.text_key")
+        _text(values, seeds.text_key, where, f"{field}.text_key")
         for file in page_files(seeds.files, f"{field}.files")
-        for number, row in read_numbered_jsonl(file)
+        for where, _, values in rows_of(file)
     ]
     if seeds.limit is None or seeds.limit >= len(texts):
         return texts
@@ -78,14 +116,36 @@ def read_seeds(seeds: Seeds, field: str, seed: int) -> list[str]:
     return [texts[i] for i in sorted(chosen)]
 
 
-def _page(row: dict[str, Any], where: str, params: Pages) -> Page:
+def rows_of(file: Path, label: str | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each row's location with and without folders, and its values.
+
+    Raises:
+        UserError: the file or a row cannot be read.
+    """
+    if is_archive(file):
+        raise UserError(f"{file}: a web archive holds pages and no seeds; name files of texts")
+    for row in read_rows(file, label):
+        if row.problem:
+            raise UserError(f"{row.where}: {row.problem}; correct the row")
+        try:
+            yield row.where, row.shown, payload(row.values)
+        except BadRow as error:
+            raise UserError(f"{row.where}: {error}; correct the row") from None
+
+
+def page_of(row: dict[str, Any], where: str, shown: str, params: Pages) -> Page:
+    """The page of a row.
+
+    Raises:
+        UserError: a field is missing or wrong; the message names file, line and field.
+    """
     text = _text(row, params.text_key, where, "text_key")
     url = _text(row, params.url_key, where, "url_key")
     host, path = host_and_path(url, f"{where}, field {params.url_key}")
     label = row.get(params.label_key) if params.label_key else None
     if label is not None and label not in (True, False):  # 0 and 1 are these too
         raise UserError(f"{where}, field {params.label_key}: {label!r} is not a label; write true, false or null")
-    return Page(Path(where).name, row, text, host, path, None if label is None else bool(label))
+    return Page(shown, row, text, host, path, None if label is None else bool(label))
 
 
 def _text(row: dict[str, Any], key: str, where: str, parameter: str) -> str:

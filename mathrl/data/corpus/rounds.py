@@ -3,7 +3,8 @@
 A round trains a classifier on positives against negatives, scores all pages and collects those above a cut. Domains of
 which more than 10 % was collected are promoted: their pages become positives of the next round, and pages of the other
 domains its negatives. The paper's classifier is fastText; this one is similar: a linear model on hashed 1- and 2-grams
-(scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count.
+(scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count. Training runs here; pages are read and
+scored by datatrove's tasks (`corpus.py`).
 
 Three things keep a round from poisoning the next one. The cut is calibrated (`calibration.py`), so a round collects
 what looks like mathematics and not a fixed share. A page of a promoted domain that scores like the negatives does not
@@ -13,7 +14,7 @@ one.
 
 import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -22,17 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix, vstack
-from sklearn.feature_extraction.text import HashingVectorizer
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
-from mathrl.data.corpus.calibration import FOLDS, Scores, best_cut, calibrate, cross_fit, fold_numbers, posterior
-from mathrl.data.corpus.page_files import Page
+from mathrl.data.corpus.calibration import FOLDS, Floats, best_cut, calibrate, cross_fit, fold_numbers, posterior
+from mathrl.data.corpus.corpus import Corpus, Numbers
+from mathrl.data.corpus.page_features import vectorizer
 from mathrl.data.decontaminate import EvaluationIndex, Hit
-from mathrl.data.grams import exact_key, grams
+from mathrl.data.grams import exact_key
 from mathrl.params.pages import Pages
 
-BUCKETS = 2**20
 LIKE_NEGATIVES = 0.95  # a page that scores below this quantile of the held-out negatives never becomes a positive
 LEAST_LABELS = 20  # held-out pages of either label from which F1 is measured on them and not on the seeds
 CHUNK = 1024  # pages that are compared with evaluation texts at a time
@@ -54,7 +54,7 @@ class Round:
     number: int
     positives: int
     negatives: int
-    collected: tuple[int, ...]  # page numbers, best first
+    collected: Numbers  # pages, best first
     new_share: float
     lowest_score: float
     promoted: dict[str, int]  # domain -> pages of it that became positives
@@ -119,18 +119,22 @@ class CollectedPages:
 
 
 @dataclass(frozen=True)
-class _Corpus:
-    """The pages and seeds as the rounds need them."""
+class _Seeds:
+    """The seeds, and which pages the rounds may train on."""
 
-    pages: Sequence[Page]
-    hosts: npt.NDArray[np.str_]
     keys: list[int]
-    features: csr_matrix  # (pages, BUCKETS)
-    seed_keys: list[int]
-    seed_features: csr_matrix  # (seeds, BUCKETS)
-    seed_labels: npt.NDArray[np.int64]
+    features: csr_matrix  # (seeds, BUCKETS)
+    labels: npt.NDArray[np.int64]
     random_negatives: list[int]
-    unseen: frozenset[int]  # keys of held-out pages
+    seen: npt.NDArray[np.bool_]  # (pages,): neither held out nor the twin of a held-out page
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Log-odds before calibration, by models that did not see the text."""
+
+    trained: Floats  # (texts,)
+    pages: Floats  # (pages,)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class _Additions:
 
 
 def collect(
-    pages: Sequence[Page], positives: Sequence[str], negatives: Sequence[str], params: Pages, seed: int
+    pages: Corpus, positives: Sequence[str], negatives: Sequence[str], params: Pages, seed: int
 ) -> CollectedPages:
     """Run the rounds, without decontamination (`clean`).
 
@@ -150,42 +154,41 @@ def collect(
         UserError: there are too few seeds, or the top share of the pages is less than one page.
     """
     count = top_count(len(pages), params.top_share) if params.top_share is not None else None
-    keys = [exact_key(page.text) for page in pages]
-    held_out = _held_out(pages, keys, {exact_key(text) for text in (*positives, *negatives)}, params, seed)
-    corpus = _corpus(pages, keys, positives, negatives, held_out, params, seed)
+    held_out = _held_out(pages, {exact_key(text) for text in (*positives, *negatives)}, params, seed)
+    seeds = _seeds(pages, positives, negatives, held_out, params, seed)
     out = CollectedPages([], np.zeros(len(pages)), held_out, f"all {params.rounds} rounds are done")
-    out.seeds, out.random_negatives = (len(positives), len(negatives)), len(corpus.random_negatives)
-    labelled = Counter(bool(pages[i].label) for i in held_out)
-    out.f1_of = "pages" if min(labelled[True], labelled[False]) >= LEAST_LABELS else "seeds"
-    out.margin = max(WORSE, 1 / (labelled[True] if out.f1_of == "pages" else len(positives)))
-    added = _Additions([], corpus.random_negatives)
-    collected_before: set[int] = set()
+    out.seeds, out.random_negatives = (len(positives), len(negatives)), len(seeds.random_negatives)
+    labelled = Counter(int(pages.labels[i]) for i in held_out)
+    out.f1_of = "pages" if min(labelled[1], labelled[0]) >= LEAST_LABELS else "seeds"
+    out.margin = max(WORSE, 1 / (labelled[1] if out.f1_of == "pages" else len(positives)))
+    added = _Additions([], seeds.random_negatives)
+    before = np.zeros(len(pages), dtype=bool)
     for number in range(1, params.rounds + 1):
-        scores, labels = _score(corpus, added, params, derive_seed(seed, "pages", number))
+        scores, labels = _score(pages, seeds, added, params, number, seed)
         slope, intercept = calibrate(scores.trained, labels)
         share, probabilities = posterior(slope * scores.pages + intercept)
         log_odds = slope * scores.pages + intercept + math.log(share / (1 - share))
         chosen = np.argsort(-scores.pages, kind="stable")[: count or best_cut(probabilities)]
-        promoted = promote([page.host for page in pages], chosen.tolist(), params.domain_share)
-        following = _additions(corpus, added, scores, chosen, promoted, params, derive_seed(seed, "added", number))
-        counted = Counter(pages[i].host for i in following.positives)
-        precision, recall = measure(pages, chosen.tolist(), held_out)
-        new = len(set(chosen.tolist()) - collected_before) / len(chosen)
-        collected_before |= set(chosen.tolist())
+        promoted = promote(pages.hosts, chosen, params.domain_share)
+        following = _additions(pages, seeds, scores, chosen, promoted, params, derive_seed(seed, "added", number))
+        counted = np.bincount(pages.hosts[following.positives], minlength=len(pages.host_names))
+        precision, recall = measure(pages.labels, chosen, held_out)
+        new = int((~before[chosen]).sum()) / len(chosen)
+        before[chosen] = True
         out.rounds.append(
             Round(
                 number,
                 int(labels.sum()),
                 int((labels == 0).sum()),
-                tuple(chosen.tolist()),
+                chosen,
                 new,
                 float(log_odds[chosen[-1]]),
-                {host: counted[host] for host in promoted},
+                {pages.host_names[host]: int(counted[host]) for host in promoted},
                 precision,
                 recall,
                 float(probabilities[chosen].mean()),
                 float(probabilities[chosen].sum() / probabilities.sum()),
-                _f1(precision, recall) if out.f1_of == "pages" else _seeds_f1(corpus, scores, chosen[-1]),
+                _f1(precision, recall) if out.f1_of == "pages" else _seeds_f1(seeds, scores, chosen[-1]),
             )
         )
         if number == 1 or out.rounds[-1].f1 >= out.rounds[out.best].f1:
@@ -197,24 +200,28 @@ def collect(
             out.stopped = f"{1 - new:.1%} of round {number} had been collected before"
             break
         added = following
-    out.kept = list(out.rounds[out.best].collected)
+    out.kept = out.rounds[out.best].collected.tolist()
     return out
 
 
-def _corpus(
-    pages: Sequence[Page], keys: list[int], positives: Sequence[str], negatives: Sequence[str],
-    held_out: frozenset[int], params: Pages, seed: int,
-) -> _Corpus:  # fmt: skip
-    unseen = frozenset(keys[i] for i in held_out)  # a twin of a held-out page is not trained on either
-    numbers = [i for i, key in enumerate(keys) if key not in unseen]
+def _seeds(
+    pages: Corpus,
+    positives: Sequence[str],
+    negatives: Sequence[str],
+    held_out: frozenset[int],
+    params: Pages,
+    seed: int,
+) -> _Seeds:
+    seen = pages.unlike({pages.key(i) for i in held_out})
+    numbers = np.flatnonzero(seen)
     rng = random.Random(derive_seed(seed, "pages", "random_negatives"))
-    random_pages = sorted(rng.sample(numbers, min(params.random_negatives, len(numbers))))
+    random_pages = sorted(_sample(rng, numbers, params.random_negatives))
     if not negatives and not random_pages:
         raise UserError("params/pages.yaml: negatives.files names no file and random_negatives is 0")
-    seed_keys = [exact_key(text) for text in (*positives, *negatives)]
+    keys = [exact_key(text) for text in (*positives, *negatives)]
     distinct = {
-        "positives": set(seed_keys[: len(positives)]),
-        "negatives": {*seed_keys[len(positives) :], *(keys[i] for i in random_pages)},
+        "positives": set(keys[: len(positives)]),
+        "negatives": {*keys[len(positives) :], *map(pages.key, random_pages)},
     }
     for name, texts in distinct.items():
         if len(texts) < FOLDS:
@@ -222,54 +229,49 @@ def _corpus(
                 f"params/pages.yaml: {name}: {len(texts)} different texts; write at least {FOLDS}: each "
                 f"of {FOLDS} classifiers is measured on the part that it was not trained on"
             )
-    vectorizer = HashingVectorizer(
-        analyzer=lambda text: features(text, params.ngram), n_features=BUCKETS, alternate_sign=False
-    )
-    return _Corpus(
-        pages,
-        np.array([page.host for page in pages]),
-        keys,
-        vectorizer.transform(page.text for page in pages),
-        seed_keys,
-        vectorizer.transform([*positives, *negatives]),
-        np.repeat([1, 0], [len(positives), len(negatives)]),
-        random_pages,
-        unseen,
-    )
+    features = vectorizer(params.ngram).transform([*positives, *negatives])
+    labels = np.repeat([1, 0], [len(positives), len(negatives)])
+    return _Seeds(keys, features, labels, random_pages, seen)
 
 
-def _score(corpus: _Corpus, added: _Additions, params: Pages, seed: int) -> tuple[Scores, npt.NDArray[np.int64]]:
+def _sample(rng: random.Random, numbers: Numbers, most: int) -> list[int]:
+    chosen = rng.sample(range(len(numbers)), min(most, len(numbers)))
+    return [int(numbers[i]) for i in chosen]
+
+
+def _score(
+    pages: Corpus, seeds: _Seeds, added: _Additions, params: Pages, number: int, seed: int
+) -> tuple[_Scores, npt.NDArray[np.int64]]:
     """Scores of seeds, added pages (in this order) and all pages, and the labels trained on."""
     numbers = [*added.positives, *added.negatives]
-    labels = np.concatenate([corpus.seed_labels, np.repeat([1, 0], [len(added.positives), len(added.negatives)])])
-    folds = fold_numbers([*corpus.seed_keys, *(corpus.keys[i] for i in numbers)], labels, seed)
-    trained = vstack([corpus.seed_features, corpus.features[numbers]], format="csr")
-    scores = cross_fit(trained, labels, folds, corpus.features, epochs=params.epochs, seed=seed)
-    scores.pages[numbers] = scores.trained[len(corpus.seed_keys) :]  # by the model that did not see the page
+    labels = np.concatenate([seeds.labels, np.repeat([1, 0], [len(added.positives), len(added.negatives)])])
+    fit_seed = derive_seed(seed, "pages", number)
+    folds = fold_numbers([*seeds.keys, *map(pages.key, numbers)], labels, fit_seed)
+    texts = vstack([seeds.features, pages.features(numbers)], format="csr")
+    models, trained = cross_fit(texts, labels, folds, epochs=params.epochs, seed=fit_seed)
+    scores = _Scores(trained, pages.score(models, number))
+    scores.pages[numbers] = trained[len(seeds.keys) :]  # by the model that did not see the page
     return scores, labels
 
 
 def _additions(
-    corpus: _Corpus, added: _Additions, scores: Scores, chosen: npt.NDArray[np.intp], promoted: Sequence[str],
-    params: Pages, seed: int,
-) -> _Additions:  # fmt: skip
+    pages: Corpus, seeds: _Seeds, scores: _Scores, chosen: Numbers, promoted: Sequence[int], params: Pages, seed: int
+) -> _Additions:
     """What the next round trains on beside the seeds, never a held-out page."""
-    of_negatives = scores.trained[: len(corpus.seed_labels)][corpus.seed_labels == 0]
+    of_negatives = scores.trained[: len(seeds.labels)][seeds.labels == 0]
     if not len(of_negatives):
-        of_negatives = scores.pages[corpus.random_negatives]
+        of_negatives = scores.pages[seeds.random_negatives]
     floor = np.quantile(of_negatives, LIKE_NEGATIVES)
-    in_promoted = np.isin(corpus.hosts, promoted)
-    collected = np.zeros(len(corpus.keys), dtype=bool)
+    in_promoted = np.isin(pages.hosts, promoted)
+    collected = np.zeros(len(pages), dtype=bool)
     collected[chosen] = True
-    seen = np.array([key not in corpus.unseen for key in corpus.keys])
-    positives = [
-        int(i)
-        for i in np.flatnonzero(in_promoted & seen & (scores.pages >= floor))
-        if corpus.pages[i].path.startswith(params.path_prefixes.get(corpus.pages[i].host, ""))
-    ]
-    others = np.flatnonzero(~in_promoted & ~collected & seen).tolist()
-    fresh = random.Random(seed).sample(others, min(params.page_negatives, len(others)))
-    kept = [i for i in corpus.random_negatives if not collected[i]]
+    fit = np.flatnonzero(in_promoted & seeds.seen & (scores.pages >= floor) & pages.inside)
+    positives = fit.tolist()
+    if len(fit) > params.page_positives:
+        positives = sorted(_sample(random.Random(derive_seed(seed, "positives")), fit, params.page_positives))
+    others = np.flatnonzero(~in_promoted & ~collected & seeds.seen)
+    fresh = _sample(random.Random(seed), others, params.page_negatives)
+    kept = [i for i in seeds.random_negatives if not collected[i]]
     return _Additions(positives, sorted({*kept, *fresh} - set(positives)))
 
 
@@ -277,25 +279,15 @@ def _f1(precision: float | None, recall: float | None) -> float:
     return 2 * precision * recall / (precision + recall) if precision and recall else 0.0
 
 
-def _seeds_f1(corpus: _Corpus, scores: Scores, last: int) -> float:
+def _seeds_f1(seeds: _Seeds, scores: _Scores, last: int) -> float:
     """F1 of a cut at the page `last` on the seeds, scored by models that did not see them; equal class weights."""
     cut = scores.pages[last]
-    passed = scores.trained[: len(corpus.seed_labels)] >= cut
-    recall = passed[corpus.seed_labels == 1].mean()
-    others = passed[corpus.seed_labels == 0]
+    passed = scores.trained[: len(seeds.labels)] >= cut
+    recall = passed[seeds.labels == 1].mean()
+    others = passed[seeds.labels == 0]
     if not len(others):
-        others = scores.pages[corpus.random_negatives] >= cut
+        others = scores.pages[seeds.random_negatives] >= cut
     return float(2 * recall / (1 + recall + others.mean()))
-
-
-def features(text: str, longest: int) -> list[str]:
-    """The runs of 1 to `longest` grams of the text.
-
-    >>> features("Let $x = 2$", 2)
-    ['let', 'x', '2', 'let x', 'x 2']
-    """
-    words = grams(text)
-    return [" ".join(words[i : i + size]) for size in range(1, longest + 1) for i in range(len(words) - size + 1)]
 
 
 def top_count(pages: int, share: float) -> int:
@@ -310,63 +302,63 @@ def top_count(pages: int, share: float) -> int:
     return count
 
 
-def promote(hosts: Sequence[str], collected: Sequence[int], share: float) -> list[str]:
-    """Domains of which more than `share` of the pages was collected, sorted; exactly `share` is not enough.
+def promote(hosts: npt.NDArray[np.int32], collected: Numbers, share: float) -> list[int]:
+    """Hosts of which more than `share` of the pages was collected, by number; exactly `share` is not enough.
 
-    >>> promote(["a"] * 10 + ["b"] * 9, [0, 10], 0.1)  # 1 of 10, 1 of 9
-    ['b']
+    >>> promote(np.repeat([0, 1], [10, 9]), np.array([0, 10]), 0.1)  # 1 of 10, 1 of 9
+    [1]
     """
-    sizes, taken = Counter(hosts), Counter(hosts[i] for i in collected)
-    return sorted(host for host in taken if Fraction(taken[host], sizes[host]) > Fraction(str(share)))
+    sizes, taken = np.bincount(hosts), np.bincount(hosts[collected])
+    least = Fraction(str(share))
+    return [int(host) for host in np.flatnonzero(taken) if Fraction(int(taken[host]), int(sizes[host])) > least]
 
 
 def measure(
-    pages: Sequence[Page], collected: Sequence[int], held_out: frozenset[int]
+    labels: npt.NDArray[np.int8], collected: Numbers, held_out: frozenset[int]
 ) -> tuple[float | None, float | None]:
     """Precision and recall of the collection on the held-out pages: labels against being collected."""
-    taken = [i for i in collected if i in held_out]
-    positives = sum(bool(pages[i].label) for i in held_out)
-    right = sum(bool(pages[i].label) for i in taken)
-    return (right / len(taken) if taken else None), (right / positives if positives else None)
+    measured = np.zeros(len(labels), dtype=bool)
+    measured[list(held_out)] = True
+    taken = collected[measured[collected]]
+    positives, right = int((labels[measured] == 1).sum()), int((labels[taken] == 1).sum())
+    return (right / len(taken) if len(taken) else None), (right / positives if positives else None)
 
 
-def clean(collected: CollectedPages, pages: Sequence[Page], index: EvaluationIndex, min_share: float) -> None:
+def clean(collected: CollectedPages, pages: Corpus, index: EvaluationIndex, min_share: float) -> None:
     """Remove the pages that share an n-gram with an evaluation text from `kept`, and list them in `hits`."""
-    asked = [(pages[i].where, pages[i].text, frozenset[str]()) for i in collected.kept]
-    hits = [hit for start in range(0, len(asked), CHUNK) for hit in index.hits(asked[start : start + CHUNK])]
-    collected.hits += [hit for hit in hits if hit and hit.share >= min_share]
-    clean_pages = (hit is None or hit.share < min_share for hit in hits)
-    collected.kept = [i for i, is_clean in zip(collected.kept, clean_pages, strict=True) if is_clean]
+    kept: list[int] = []
+    for start in range(0, len(collected.kept), CHUNK):
+        numbers = collected.kept[start : start + CHUNK]
+        asked = [(page.where, page.text, frozenset[str]()) for page in map(pages.__getitem__, numbers)]
+        hits = index.hits(asked)
+        collected.hits += [hit for hit in hits if hit and hit.share >= min_share]
+        kept += [i for i, hit in zip(numbers, hits, strict=True) if hit is None or hit.share < min_share]
+    collected.kept = kept
 
 
-def domains(collected: CollectedPages, pages: Sequence[Page]) -> dict[str, dict[str, Any]]:
+def domains(collected: CollectedPages, pages: Corpus) -> dict[str, dict[str, Any]]:
     """For every domain: its pages, the numbers collected per round and kept, and the rounds that promoted it."""
-    sizes, kept = Counter(p.host for p in pages), Counter(pages[i].host for i in collected.kept)
-    taken: dict[str, list[int]] = defaultdict(list)
-    for round_account in collected.rounds:
-        counted = Counter(pages[i].host for i in round_account.collected)
-        for host in sizes:
-            taken[host].append(counted[host])
+
+    def count(numbers: Numbers | list[int]) -> list[int]:
+        at = np.asarray(numbers, dtype=np.int64)
+        return [int(n) for n in np.bincount(pages.hosts[at], minlength=len(pages.host_names))]
+
+    sizes, kept = np.bincount(pages.hosts, minlength=len(pages.host_names)).tolist(), count(collected.kept)
+    taken = [count(each.collected) for each in collected.rounds]
     return {
         host: {
-            "pages": sizes[host],
-            "collected": taken[host],
-            "kept": kept[host],
+            "pages": sizes[code],
+            "collected": [of_round[code] for of_round in taken],
+            "kept": kept[code],
             "promoted_in_rounds": [r.number for r in collected.rounds if host in r.promoted],
             "pages_made_positives": max(r.promoted.get(host, 0) for r in collected.rounds),
         }
-        for host in sorted(sizes)
+        for code, host in enumerate(pages.host_names)
     }
 
 
-def _held_out(
-    pages: Sequence[Page], keys: Sequence[int], trained: set[int], params: Pages, seed: int
-) -> frozenset[int]:
+def _held_out(pages: Corpus, trained: set[int], params: Pages, seed: int) -> frozenset[int]:
     """Labelled pages for measuring only: chosen by text, so that twins stay together; never a seed text."""
-    return frozenset(
-        i
-        for i, (page, key) in enumerate(zip(pages, keys, strict=True))
-        if page.label is not None
-        and key not in trained
-        and derive_seed(seed, "held out", key) < params.held_out_share * 2**63
-    )
+    keys = ((int(i), pages.key(int(i))) for i in np.flatnonzero(pages.labels >= 0))
+    most = params.held_out_share * 2**63
+    return frozenset(i for i, key in keys if key not in trained and derive_seed(seed, "held out", key) < most)
