@@ -5,6 +5,10 @@ on dev, decides when to write a checkpoint and writes the metrics under the fiel
 loss and its gradient, and writes the checkpoints.
 """
 
+# First: it imports accelerate before transformers.
+from mathrl.engines.trl_packages import Dataset, GRPOConfig, PrinterCallback
+
+# isort: split
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,6 @@ from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
 from mathrl.engines.trl_callback import StepCallback
 from mathrl.engines.trl_checkpoints import latest_checkpoint
-from mathrl.engines.trl_packages import Dataset, GRPOConfig, PrinterCallback
 from mathrl.engines.trl_rollouts import GradedRollouts, PromptTexts
 from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, load_for_trl
 from mathrl.learners.preemption import Stopped, StopRequest

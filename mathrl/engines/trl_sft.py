@@ -5,6 +5,10 @@ rate, measures the loss on dev, decides when to write a checkpoint and writes th
 computes the loss of the responses' tokens and its gradient, moves the weights, and writes the checkpoints.
 """
 
+# First: it imports accelerate before transformers.
+from mathrl.engines.trl_packages import DataCollatorForLanguageModeling, Dataset, PrinterCallback, SFTConfig
+
+# isort: split
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +19,6 @@ from mathrl.engines.trl_arguments import sft_arguments
 from mathrl.engines.trl_batches import Collator, plan_batches
 from mathrl.engines.trl_callback import StepCallback
 from mathrl.engines.trl_checkpoints import latest_checkpoint
-from mathrl.engines.trl_packages import DataCollatorForLanguageModeling, Dataset, PrinterCallback, SFTConfig
 from mathrl.engines.trl_trainer import ScheduledSFTTrainer, load_for_trl
 from mathrl.learners.micro_batches import TokenBudget
 from mathrl.learners.preemption import Stopped, StopRequest

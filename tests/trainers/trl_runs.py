@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mathrl.engines.trl_rl
+import mathrl.engines.trl_sft
 from mathrl.core.metrics import JsonlSink
 from mathrl.engines.trl_arguments import grpo_arguments
 from mathrl.engines.trl_packages import GRPOConfig
 from mathrl.params import load_params
 
-assert mathrl.engines.trl_rl
+assert mathrl.engines.trl_sft, "imported first, as the stage does; transformers must find accelerate"
 ROOT = Path(__file__).parents[2]
 LOG = JsonlSink.log
 
