@@ -1,10 +1,10 @@
 """Stages trained by TRL, one after the other in one process, since TRL's imports take seconds.
 
-`python trl_runs.py WHOLE KILLED STOPPED OWN SAME` runs the stage sft in the workspaces WHOLE, STOPPED, OWN and SAME
-without an interruption, and in KILLED three times, cut off after the metrics of step 7 and of the last step. It runs
-the stage rl in WHOLE without an interruption, and in KILLED three times, cut off after the metrics of step 4 and of 7.
-For the overrides on stdin it has TRL's GRPOConfig take the arguments. It prints all of that as JSON. At last it
-runs rl in STOPPED, where a SIGTERM at step 4 ends the program.
+`python trl_runs.py WHOLE KILLED STOPPED OWN` runs the stage sft in the workspaces WHOLE, STOPPED and OWN without an
+interruption, and in KILLED three times, cut off after the metrics of step 7 and of the last step. It runs the stage rl
+in WHOLE without an interruption, and in KILLED three times, cut off after the metrics of step 4 and of 7. For the
+overrides on stdin it has TRL's GRPOConfig take the arguments. It prints all of that as JSON. At last it runs rl in
+STOPPED, where a SIGTERM at step 4 ends the program.
 """
 
 import json
@@ -66,9 +66,9 @@ def shapes(overrides: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    whole, killed, stopped, own, same = (Path(word) for word in sys.argv[1:])
+    whole, killed, stopped, own = (Path(word) for word in sys.argv[1:])
     sft = [run("sft", whole), run("sft", killed, 7), run("sft", killed, 12), run("sft", killed)]
-    sft += [run("sft", folder) for folder in (stopped, own, same)]
+    sft += [run("sft", folder) for folder in (stopped, own)]
     configured = [shapes(overrides) for overrides in json.load(sys.stdin)]
     rl = [run("rl", whole), run("rl", killed, 4), run("rl", killed, 7), run("rl", killed)]
     print(json.dumps({"sft": sft, "rl": rl, "configured": configured}), flush=True)
