@@ -6,7 +6,7 @@ docs/verifier.md shows the one line that each of them needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
@@ -66,7 +66,7 @@ def _scores(responses: Sequence[str], truths: Sequence[Any], extraction: str) ->
 def _all_answers(truth: Any, extra_info: Any) -> Any:
     """The `answers` of `extra_info`, if the truth is one of them; else the truth."""
     answers = extra_info.get("answers") if isinstance(extra_info, Mapping) else None
-    if not isinstance(truth, str) or isinstance(answers, str) or not hasattr(answers, "__iter__"):
+    if not isinstance(truth, str) or isinstance(answers, str) or not isinstance(answers, Iterable):
         return truth
     return list(answers) if truth in [*answers] else truth
 
