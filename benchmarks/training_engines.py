@@ -1,11 +1,11 @@
-"""RL from one SFT model by each training engine: accuracy on the held-out problems with intervals, and CPU-seconds.
+"""One stage by each training engine: accuracy on the held-out problems with intervals, and CPU-seconds.
 
-    python benchmarks/training_engines.py [--checkout .] [--steps 50] [--set rl.lr=5e-4] [--engines mathrl trl]
+    python benchmarks/training_engines.py [--stage rl] [--checkout .] [--set rl.steps=20] [--engines mathrl trl]
 
-`--checkout` is one in which the pipeline has run up to `mix` (`mathrl run mix`): its params, models/sft, data/curated,
-data/mixture and data/difficulty are taken. Every engine gets the same parameters: AdamW, no averaged weights, TRL's
-constant in the group's standard deviation. Each runs the stage `rl` in a folder of its own, and its model answers the
-test problems like those of the stage `evaluate`. CPU-seconds are those of the stage with all its processes.
+`--checkout` is one in which the pipeline has run up to `mix` (`mathrl run mix`), or for the stage `sft` up to `curate`:
+its params and the stage's inputs are taken. Every engine gets the same parameters: AdamW, in `rl` no averaged weights
+and TRL's constant in the group's standard deviation. Each runs the stage in a folder of its own, and its model answers
+the test problems like those of the stage `evaluate`. CPU-seconds are those of the stage with all its processes.
 """
 
 import argparse
@@ -24,46 +24,51 @@ from mathrl.evaluation.evaluate_model import evaluate_model
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params, load_params, write_params
 
-INPUTS = ("models/sft", "data/curated", "data/mixture", "data/difficulty")
-SAME = ("rl.ema=null", "rl.optimizer.type=adamw", "rl.lr=5e-4", "rl.std_eps=1e-4", "evaluate.benchmarks=[test]")
+INPUTS = {"sft": ("data/curated",), "rl": ("models/sft", "data/curated", "data/mixture", "data/difficulty")}
+SAME = {
+    "sft": ("sft.optimizer.type=adamw", "sft.lr=0.003"),
+    "rl": ("rl.ema=null", "rl.optimizer.type=adamw", "rl.lr=5e-4", "rl.std_eps=1e-4"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkout", type=Path, default=Path(), help="where the pipeline has run up to mix")
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--stage", choices=INPUTS, default="rl")
+    parser.add_argument("--checkout", type=Path, default=Path(), help="where the pipeline has run up to the stage")
     parser.add_argument("--samples", type=int, default=8, help="responses per test problem")
     parser.add_argument("--engines", nargs="+", default=["mathrl", "trl"])
     parser.add_argument("--set", action="append", default=[], help="an override of params/, for all engines")
     options = parser.parse_args()
-    missing = [name for name in INPUTS if not (options.checkout / name).exists()]
+    stage, inputs = options.stage, INPUTS[options.stage]
+    missing = [name for name in inputs if not (options.checkout / name).exists()]
     if missing:
-        raise SystemExit(f"error: {options.checkout}: no {', '.join(missing)}; run `mathrl run mix` there, or name "
-                         "another checkout with --checkout")  # fmt: skip
-    sizes = [f"rl.steps={options.steps}", f"evaluate.samples={options.samples}"]
-    overrides = [*SAME, *sizes, *options.set]
+        before = {"sft": "curate", "rl": "mix"}[stage]
+        advice = f"run `mathrl run {before}` there, or name another checkout with --checkout"
+        raise SystemExit(f"error: {options.checkout}: no {', '.join(missing)}; {advice}")
+    evaluation = ("evaluate.benchmarks=[test]", f"evaluate.samples={options.samples}")
+    overrides = [*SAME[stage], *evaluation, *options.set]
     print("| engine | pass@1 [95 % interval] | CPU-seconds |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        start = accuracy(options.checkout, options.checkout / "models/sft", overrides)
-        print(f"| none (the SFT model) | {start} | |", flush=True)
+        if stage == "rl":
+            start = accuracy(options.checkout, options.checkout / "models/sft", overrides)
+            print(f"| none (the SFT model) | {start} | |", flush=True)
         for engine in options.engines:
             workspace = Path(folder) / engine
-            seconds = train(options.checkout.absolute(), workspace, [*overrides, f"rl.engine={engine}"])
-            print(
-                f"| {engine} | {accuracy(workspace, workspace / 'models/rl', overrides)} | {seconds:.0f} |", flush=True
-            )
+            seconds = train(stage, options.checkout.absolute(), workspace, [*overrides, f"{stage}.engine={engine}"])
+            reached = accuracy(workspace, workspace / "models" / stage, overrides)
+            print(f"| {engine} | {reached} | {seconds:.0f} |", flush=True)
 
 
-def train(checkout: Path, workspace: Path, overrides: list[str]) -> float:
-    """Run the stage rl in the folder `workspace`; the CPU-seconds that it took."""
+def train(stage: str, checkout: Path, workspace: Path, overrides: list[str]) -> float:
+    """Run the stage in the folder `workspace`; the CPU-seconds that it took."""
     shutil.copytree(checkout / "params", workspace / "params")
-    for name in INPUTS:
+    for name in INPUTS[stage]:
         (workspace / name).parent.mkdir(exist_ok=True)
         shutil.copytree(checkout / name, workspace / name)
     write_params(parameters(workspace, []), parameters(workspace, overrides), workspace / "params")
     environment = os.environ | {Variable.HOME: str(workspace / "home"), Variable.MIRROR: "none"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "mathrl.stages.rl"], cwd=workspace, env=environment, check=True)
+    subprocess.run([sys.executable, "-m", f"mathrl.stages.{stage}"], cwd=workspace, env=environment, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -19,7 +19,7 @@ PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "ray", "warcio", "faust-cch
 # Programs of `make lint`, `make docs` and pytest's options, which no file imports.
 PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "mkdocs-material"}
 # Installed beside the other packages by `make parity` alone.
-PARITY = {"verl", "reasoning_gym"}
+PARITY = {"verl", "hydra", "reasoning_gym"}
 
 
 def name_of(requirement: str) -> str:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from mathrl.params.engines import TRL_RL, Meaning, yaml_value
+from mathrl.params.engines import TRL_RL, TRL_SFT, Meaning, yaml_value
 
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
-TABLES = {"trl rl": TRL_RL}
+TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL}
 
 
 def table(meanings: tuple[Meaning, ...]) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params
-from mathrl.params.train import Rl
+from mathrl.params.train import Optimizer, Rl
 
 LOSS_TYPES = {"token_mean": "dapo", "sequence_mean": "grpo", "sequence_sum": "dr_grpo"}
 
@@ -23,7 +23,7 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
     Raises:
         UserError: the responses of an update cannot be shared out evenly to the ranks.
     """
-    rl, optimizer = params.rl, params.rl.optimizer
+    rl = params.rl
     share, rest = divmod(rl.prompts_per_step * rl.group_size, rl.minibatches * world)
     if rest:
         raise UserError(
@@ -39,13 +39,7 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
         "gradient_accumulation_steps": share // micro,
         "steps_per_generation": share // micro * rl.minibatches,
         "num_iterations": rl.epochs,
-        "learning_rate": rl.lr,
-        "optim": "adamw_torch",
-        "adam_beta1": optimizer.beta1,
-        "adam_beta2": optimizer.beta2,
-        "adam_epsilon": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "max_grad_norm": optimizer.clip_norm or 0.0,
+        **_adamw(rl.lr, rl.optimizer),
         "temperature": rl.temperature,
         "max_completion_length": rl.max_tokens,
         "scale_rewards": "group" if rl.advantage == "group_std" else "none",
@@ -57,6 +51,40 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
         **trainer_arguments(params, world, on_cpu=on_cpu),
         "shuffle_dataset": False,
         "logging_steps": updates_per_step(rl),
+    }
+
+
+def sft_arguments(params: Params, *, world: int, on_cpu: bool, accumulation: int) -> dict[str, Any]:
+    """The arguments of TRL's SFTConfig, without its folder; `accumulation` micro-batches per rank make a step.
+
+    The rows of the data set are micro-batches of demonstrations (`mathrl.engines.trl_batches`), in their order and
+    whole, so that TRL neither tokenizes nor truncates nor shuffles.
+    """
+    sft = params.sft
+    return {
+        "max_steps": sft.steps,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": accumulation,
+        **_adamw(sft.lr, sft.optimizer),
+        "gradient_checkpointing": sft.gradient_checkpointing,
+        **trainer_arguments(params, world, on_cpu=on_cpu),
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "remove_unused_columns": False,
+        "max_length": None,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+    }
+
+
+def _adamw(lr: float, optimizer: Optimizer) -> dict[str, Any]:
+    return {
+        "learning_rate": lr,
+        "optim": "adamw_torch",
+        "adam_beta1": optimizer.beta1,
+        "adam_beta2": optimizer.beta2,
+        "adam_epsilon": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.clip_norm or 0.0,
     }
 
 

@@ -32,8 +32,9 @@ SHOWN = {"accuracy": "reward/accuracy", "length": "response_length", "loss": "lo
 class StepCallback(TrainerCallback):  # type: ignore[misc]
     """Called by TRL at every rank.
 
-    `figures` gives the figures of a step's rollouts, `evaluate` those of a dev evaluation, `values` what a checkpoint
-    keeps beside TRL's files. `stopped` is set when a signal ended the training before its last step.
+    `figures` gives mathrl's figures of a step that took so many seconds, `evaluate` those of a dev evaluation, `values`
+    what a checkpoint keeps beside TRL's files. `latest` has the last value of every figure. `stopped` is set when a
+    signal ended the training before its last step.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         stop: StopRequest,
         bar: Progress,
         ranks: Ranks,
-        figures: Callable[[], dict[str, float]],
+        figures: Callable[[int, float], dict[str, float]],
         evaluate: Callable[[int], dict[str, float]],
         values: Callable[[], dict[str, Any]],
     ) -> None:
@@ -56,6 +57,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.lr, self.loss_name, self.log, self.stop, self.bar = lr, loss_name, log, stop, bar
         self.ranks, self.figures, self.evaluate, self.values = ranks, figures, evaluate, values
         self.stopped, self.row, self.start = False, dict[str, float](), time.perf_counter()
+        self.latest = dict[str, float]()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.updates == 0:
@@ -66,7 +68,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         if update:
             return
         end = time.perf_counter()
-        self.row = {**self.figures(), "time/step": end - self.start}
+        self.row = {**self.figures(step, end - self.start), "time/step": end - self.start}
         self.row |= self.evaluate(step)
         if "dev/accuracy" in self.row or "dev/loss" in self.row:
             self.row["time/eval"] = time.perf_counter() - end
@@ -84,6 +86,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.row = {}
         row |= {self.loss_name: logs["loss"], "lr_factor": logs["learning_rate"] / self.lr}
         row |= {ours: logs[theirs] for theirs, ours in NAMES.items() if logs.get(theirs) is not None}
+        self.latest |= row
         self.log.write(step, row)
         self.log.check_health(step, row)
         bad = [name for name in (self.loss_name, "grad_norm") if not math.isfinite(row.get(name, 0.0))]

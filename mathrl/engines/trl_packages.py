@@ -16,5 +16,8 @@ from transformers import TrainerCallback as TrainerCallback
 from transformers.utils import is_accelerate_available
 from trl import GRPOConfig as GRPOConfig
 from trl import GRPOTrainer as GRPOTrainer
+from trl import SFTConfig as SFTConfig
+from trl import SFTTrainer as SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as DataCollatorForLanguageModeling
 
 assert is_accelerate_available(), "transformers was imported in this process before, with accelerate hidden"

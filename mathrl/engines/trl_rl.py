@@ -5,13 +5,13 @@ on dev, decides when to write a checkpoint and writes the metrics under the fiel
 loss and its gradient, and writes the checkpoints.
 """
 
+# First: it imports accelerate before transformers.
+from mathrl.engines.trl_packages import Dataset, GRPOConfig, PrinterCallback
+
+# isort: split
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from mathrl.core.errors import UserError
 from mathrl.core.progress import progress
@@ -20,17 +20,12 @@ from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
 from mathrl.engines.trl_callback import StepCallback
 from mathrl.engines.trl_checkpoints import latest_checkpoint
-from mathrl.engines.trl_packages import Dataset, GRPOConfig, GRPOTrainer, PrinterCallback
 from mathrl.engines.trl_rollouts import GradedRollouts, PromptTexts
-from mathrl.learners.optimizer import schedule
+from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, load_for_trl
 from mathrl.learners.preemption import Stopped, StopRequest
-from mathrl.models.end_tokens import end_tokens
-from mathrl.models.load import load_model, load_tokenizer, loading, resolve_folder
+from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights
-from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.params import Params
-from mathrl.params.run import Model
-from mathrl.params.train import Optimizer
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.resolve import stage_longest
@@ -40,36 +35,6 @@ from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.dev_evaluation import dev_figures
 from mathrl.trainers.rl import RlResult
 from mathrl.trainers.training_run import TrainingRun
-
-
-class _Trainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer with mathrl's schedule of the learning rate, and without a card per checkpoint."""
-
-    schedule: Optimizer
-    lr_scheduler: Any
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        if self.lr_scheduler is None:
-            factor = partial(_factor, self.schedule, num_training_steps)
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        pass
-
-
-def _factor(optimizer: Optimizer, steps: int, step: int) -> float:
-    return schedule(optimizer, step, steps)
-
-
-def load_for_trl(folder: Path, model: Model, tokenizer: Any) -> Any:
-    """The folder's model with float32 weights and its own layers, ending responses where mathrl's sampler does."""
-    path, options = resolve_folder(folder, model)
-    with loading(folder, "a causal language model", "a Hugging Face folder with config.json and *.safetensors"):
-        network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, **options)
-    network.generation_config.eos_token_id = end_tokens(tokenizer, network.generation_config)
-    return network
 
 
 def train_rl_with_trl(
@@ -103,7 +68,7 @@ def train_rl_with_trl(
     if rl.lora is not None:
         add_lora(network, rl.lora, params.run.seed)
     arguments = grpo_arguments(params, world=ranks.world, on_cpu=on_cpu, longest=stage_longest(params, "rl"))
-    trainer = _Trainer(
+    trainer = ScheduledGRPOTrainer(
         model=network,
         reward_funcs=rollouts.overall,
         args=GRPOConfig(output_dir=str(run.state), **arguments),
@@ -140,7 +105,7 @@ def train_rl_with_trl(
             stop=stop,
             bar=bar,
             ranks=ranks,
-            figures=rollouts.metrics,
+            figures=lambda step, seconds: rollouts.metrics(),
             evaluate=evaluate,
             values=lambda: {
                 "dev_accuracy": accuracy,

@@ -6,7 +6,7 @@ docs/verifier.md shows the one line that each of them needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mathrl.core.errors import UserError
@@ -22,14 +22,18 @@ def compute_score(
     r"""1.0 for a correct answer, else 0.0: verl's `custom_reward_function` (verl 0.9, trainer/ppo/reward.py).
 
     Args:
-        data_source: Not used, nor is `extra_info`: verl passes them by name.
+        data_source: Not used; verl passes it by name.
         ground_truth: An accepted answer or several; a solution whose answer is marked; or the dict of a Countdown.
+        extra_info: With `answers` that have the ground truth among them, each of these is accepted: the rows of
+            `mathrl export --format verl`, where verl wants one ground truth.
         extraction: As in `grade`; in verl a key of `reward_kwargs`.
 
     >>> compute_score("gsm8k", "so \\boxed{1/2}", "0.5")
     1.0
+    >>> compute_score("roots", "so \\boxed{-2}", "2", {"answers": ["2", "-2"]})
+    1.0
     """
-    return _scores([solution_str], [ground_truth], extraction)[0]
+    return _scores([solution_str], [_all_answers(ground_truth, extra_info)], extraction)[0]
 
 
 def accuracy_reward(completions: Sequence[Any], *, extraction: str = "lenient", **columns: Any) -> list[float]:
@@ -57,6 +61,14 @@ def _scores(responses: Sequence[str], truths: Sequence[Any], extraction: str) ->
         raise UserError(f"extraction={extraction!r}: write strict or lenient")
     mode: ExtractionMode = "strict" if extraction == "strict" else "lenient"
     return [float(verdict.correct) for verdict in grade_batch(responses, [*map(_accepted, truths)], mode)]
+
+
+def _all_answers(truth: Any, extra_info: Any) -> Any:
+    """The `answers` of `extra_info`, if the truth is one of them; else the truth."""
+    answers = extra_info.get("answers") if isinstance(extra_info, Mapping) else None
+    if not isinstance(truth, str) or isinstance(answers, str) or not isinstance(answers, Iterable):
+        return truth
+    return list(answers) if truth in [*answers] else truth
 
 
 def _accepted(truth: Any) -> str | list[str]:

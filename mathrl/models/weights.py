@@ -36,6 +36,14 @@ def with_head(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
         yield HEAD, embedding
 
 
+def copy_weights(network: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy the weights into the network's own: in place, which invalidates what is cached of them."""
+    own_weights = network.state_dict()
+    with torch.no_grad():
+        for name, weight in weights:
+            own_weights[name].copy_(weight)
+
+
 def folder_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The weights of a folder's safetensors files, read one at a time."""
     for file in sorted(folder.glob("*.safetensors")):

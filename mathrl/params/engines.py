@@ -36,21 +36,44 @@ class Meaning:
 
 MATHRL = "mathrl does it"
 UNUSED = "no effect"
+
+
+def _adamw_meanings(stage: str) -> tuple[Meaning, ...]:
+    optimizer = f"{stage}.optimizer"
+    no_muon = f"its trainer has no Muon; set {stage}.lr for AdamW too"
+    return (
+        Meaning(f"{stage}.lr", "`learning_rate`"),
+        Meaning(f"{optimizer}.type", "`optim` adamw_torch", ("adamw",), no_muon),
+        Meaning(f"{optimizer}.adamw_scale", f"{UNUSED}: only Muon uses it"),
+        Meaning(f"{optimizer}.beta1", "`adam_beta1`"),
+        Meaning(f"{optimizer}.beta2", "`adam_beta2`"),
+        Meaning(f"{optimizer}.eps", "`adam_epsilon`"),
+        Meaning(f"{optimizer}.weight_decay", "`weight_decay`, which TRL leaves off biases and norms"),
+        Meaning(f"{optimizer}.clip_norm", "`max_grad_norm`; null is 0"),
+        Meaning(f"{optimizer}.warmup_steps", "mathrl's schedule, as the trainer's scheduler"),
+        Meaning(f"{optimizer}.schedule", "mathrl's schedule, as the trainer's scheduler"),
+    )
+
+
+_MACHINE = (
+    Meaning("run.seed", "`seed`, `data_seed`"),
+    Meaning("run.device", "`use_cpu`"),
+    Meaning("run.processes", "ranks of torchrun, DDP; `ddp_backend`, `ddp_find_unused_parameters` false"),
+    Meaning("model.precision", "`bf16`: autocast, with float32 weights on a GPU too"),
+)
+_TRAINING = (
+    Meaning("training.backend", "DDP of accelerate", ("torch",), "mathrl runs TRL without DeepSpeed"),
+    Meaning("training.most_bad_updates", f"{UNUSED}: the first non-finite loss or gradient stops the run"),
+    Meaning("training.checkpoint_minutes", MATHRL),
+    Meaning("training.collective_timeout_minutes", MATHRL),
+    Meaning("training.on_out_of_memory", "refused", ("stop",), "it cannot retry a micro-batch"),
+)
 # rl.engine trl: TRL 1.16's GRPOTrainer.
 TRL_RL = (
     Meaning("rl.steps", "`max_steps`: steps x epochs x minibatches, since TRL counts optimizer steps"),
     Meaning("rl.prompts_per_step", "a generation batch has prompts_per_step x group_size responses"),
     Meaning("rl.group_size", "`num_generations`"),
-    Meaning("rl.lr", "`learning_rate`"),
-    Meaning("rl.optimizer.type", "`optim` adamw_torch", ("adamw",), "its trainer has no Muon; set rl.lr for AdamW too"),
-    Meaning("rl.optimizer.adamw_scale", f"{UNUSED}: only Muon uses it"),
-    Meaning("rl.optimizer.beta1", "`adam_beta1`"),
-    Meaning("rl.optimizer.beta2", "`adam_beta2`"),
-    Meaning("rl.optimizer.eps", "`adam_epsilon`"),
-    Meaning("rl.optimizer.weight_decay", "`weight_decay`, which TRL leaves off biases and norms"),
-    Meaning("rl.optimizer.clip_norm", "`max_grad_norm`; null is 0"),
-    Meaning("rl.optimizer.warmup_steps", "mathrl's schedule, as the trainer's scheduler"),
-    Meaning("rl.optimizer.schedule", "mathrl's schedule, as the trainer's scheduler"),
+    *_adamw_meanings("rl"),
     Meaning("rl.lora", "mathrl's adapters in the model that TRL trains"),
     Meaning("rl.temperature", "`temperature`"),
     Meaning("rl.max_tokens", "`max_completion_length`"),
@@ -117,21 +140,34 @@ TRL_RL = (
     Meaning("rl.eval_temperature", MATHRL),
     Meaning("rl.export", MATHRL, ("last",), "the weights that it ends with are exported"),
     Meaning("rl.checkpoint_every", "TRL's own checkpoints, at the steps that mathrl names"),
-    Meaning("run.seed", "`seed`, `data_seed`"),
-    Meaning("run.device", "`use_cpu`"),
-    Meaning("run.processes", "ranks of torchrun, DDP; `ddp_backend`, `ddp_find_unused_parameters` false"),
-    Meaning("model.precision", "`bf16`: autocast, with float32 weights on a GPU too"),
+    *_MACHINE,
     Meaning("reward.judge.continuations", "refused", (0,), "it has no rewards of steps"),
     Meaning(
         "rollout.engine", "the trained model samples, by `generate`", ("torch", "auto"), "mathrl runs TRL without vLLM"
     ),
     Meaning("rollout.tool.kind", "refused", ("none",), "its responses call no tool"),
     Meaning("rollout.max_sequences", "bounds the dev evaluation only: TRL samples the responses of a step at once"),
-    Meaning("training.backend", "DDP of accelerate", ("torch",), "mathrl runs TRL without DeepSpeed"),
-    Meaning("training.most_bad_updates", f"{UNUSED}: the first non-finite loss or gradient stops the run"),
-    Meaning("training.checkpoint_minutes", MATHRL),
-    Meaning("training.collective_timeout_minutes", MATHRL),
-    Meaning("training.on_out_of_memory", "refused", ("stop",), "it cannot retry a micro-batch"),
+    *_TRAINING,
+)
+# sft.engine trl: TRL 1.16's SFTTrainer.
+TRL_SFT = (
+    Meaning("sft.steps", "`max_steps`"),
+    Meaning(
+        "sft.tokens_per_step",
+        "mathrl's batches, as rows of the data set: `per_device_train_batch_size` 1, and the loss divided by the "
+        "learned tokens of the global batch",
+    ),
+    Meaning("sft.terse_share", MATHRL),
+    Meaning("sft.call_format", "mathrl's labels: -100 on the outputs of tools"),
+    *_adamw_meanings("sft"),
+    Meaning("sft.lora", "mathrl's adapters in the model that TRL trains"),
+    Meaning("sft.dropout", "mathrl switches it off in the model that TRL trains"),
+    Meaning("sft.gradient_checkpointing", "`gradient_checkpointing`"),
+    Meaning("sft.tokens_per_microbatch", "`gradient_accumulation_steps`: as many padded micro-batches as it asks for"),
+    Meaning("sft.eval_every", MATHRL),
+    Meaning("sft.checkpoint_every", "TRL's own checkpoints, at the steps that mathrl names"),
+    *_MACHINE,
+    *_TRAINING,
 )
 
 
@@ -140,6 +176,8 @@ def unsupported(params: Params, stage: str) -> Iterator[str]:
 
     Example: ["rl.ema=null (it keeps no moving average of the weights)"].
     """
+    if stage == "sft" and params.sft.engine == "trl" and params.sft.steps:
+        yield from _refused(TRL_SFT, params)
     if stage == "rl" and params.rl.engine == "trl":
         yield from _refused(TRL_RL, params)
         yield from _trl_combinations(params)

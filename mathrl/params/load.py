@@ -248,8 +248,9 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             "other forever; set prefetch to false, or rollout.engine to vllm_server"
         )
     problems += [f"{origin['rollout']}: {line}" for line in tool_problems(params)]
-    if problem := engine_problem(params, "rl"):
-        problems.append(f"{origin['rl']}: {problem}")
+    for stage in ("sft", "rl"):
+        if problem := engine_problem(params, stage):
+            problems.append(f"{origin[stage]}: {problem}")
     if problems:
         raise UserError("; ".join(problems))
     return params

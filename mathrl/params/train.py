@@ -44,6 +44,7 @@ class Optimizer(Section):
 class Sft(Section):
     """Supervised fine-tuning on worked solutions of the sft split."""
 
+    engine: Literal["mathrl", "trl"] = Field("mathrl", description=ENGINE.format("SFTTrainer"))
     steps: int = Field(900, ge=0, description="Optimizer steps; 0 keeps the base model.")
     tokens_per_step: int = Field(2048, ge=16, description="Tokens per global batch.")
     terse_share: float = Field(

@@ -16,6 +16,7 @@ from mathrl.core.types import Completion, FinishReason
 from mathrl.models.end_tokens import end_tokens
 from mathrl.models.logprobs import make_decoder
 from mathrl.models.packing import rounded_up
+from mathrl.models.weights import copy_weights
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, PerProcessEngine, Progress, Prompts, Sampling
 from mathrl.rollout.sample_token import sample_token
@@ -149,10 +150,7 @@ class CopyEngine(TorchEngine, PerProcessEngine):
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
         """See `SyncedEngine.sync`."""
-        own_weights = self.model.state_dict()
-        with torch.no_grad():
-            for name, weight in weights:
-                own_weights[name].copy_(weight)  # in place, which invalidates what is cached of it
+        copy_weights(self.model, weights)
         return ""
 
     def sleep(self) -> None:

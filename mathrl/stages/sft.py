@@ -4,21 +4,33 @@ Writes models/base, models/sft and reports/sft/ (metrics.jsonl, health.json, cur
 from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
 
+from __future__ import annotations
+
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mathrl.core.environment import rank
 from mathrl.core.files import written_aside
 from mathrl.core.problems import read_problems
+from mathrl.engines.installed import check_installed
 from mathrl.health.watch import HealthMonitor
+from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun, run_stage
 from mathrl.stages.training_stage import load_start, open_training, write_report
+
+if TYPE_CHECKING:
+    from mathrl.models.packing import Group
+    from mathrl.trainers.training_run import TrainingRun
 
 PROBLEMS, DEV = Path("data/curated/sft.jsonl"), Path("data/curated/dev.jsonl")
 BASE, MODEL, REPORT = Path("models/base"), Path("models/sft"), Path("reports/sft")
 TITLE = "Supervised fine-tuning"
 PANELS = ({"loss": "training loss", "dev/loss": "dev loss"}, {"grad_norm": "gradient norm"})
+
+# The model of a folder, trained on demonstrations, and the last figures.
+Train = Callable[[Path, "Sequence[Group]", "Sequence[Group]", Params, "TrainingRun"], tuple[Any, dict[str, float]]]
 
 
 def work(
@@ -41,17 +53,17 @@ def work(
         if rank() == 0:
             _hand_on(run, start, data, model, report, base)
         return
+    train = _trainer(params.sft.engine)
     health = HealthMonitor(params.health, None, run.health)
     training = open_training(run, health)
     # torch: not before the inputs have been checked.
-    from mathrl.models.load import export_model, make_base
+    from mathrl.models.load import export_model, load_tokenizer, make_base
     from mathrl.trainers.demonstrations import tokenize_demonstrations
-    from mathrl.trainers.sft import train_sft
 
     if base and rank() == 0:
         make_base(params.model, start, seed)
     training.ranks.gather("the start is there")
-    network, tokenizer = load_start(start, params.model, training)
+    tokenizer = load_tokenizer(start, params.model)
     demonstrations, held_out = (
         tokenize_demonstrations(
             [problem for file in files for problem in read_problems(file)],
@@ -63,7 +75,7 @@ def work(
         )
         for files in (data, (dev,))
     )
-    figures = train_sft(network, demonstrations, held_out, params.sft, training)
+    network, figures = train(start, demonstrations, held_out, params, training)
     summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}
     card = (
         f"# SFT model of mathrl\n\nFine-tuned from {start} on {len(demonstrations):,} "
@@ -73,6 +85,26 @@ def work(
     )
     export_model(network, tokenizer, model, card)
     write_report(run, report, TITLE, PANELS, {"sft": data}, summary, health)
+
+
+def _trainer(engine: str) -> Train:
+    """The function of the engine that trains, imported: torch, and accelerate before transformers."""
+    if engine == "trl":
+        check_installed("trl", "sft.engine")
+        from mathrl.engines.trl_sft import train_sft_with_trl
+
+        return train_sft_with_trl
+    return _train
+
+
+def _train(
+    start: Path, demonstrations: Sequence[Group], held_out: Sequence[Group], params: Params, training: TrainingRun
+) -> tuple[Any, dict[str, float]]:
+    """By mathrl's own loop."""
+    from mathrl.trainers.sft import train_sft
+
+    network, _ = load_start(start, params.model, training)
+    return network, train_sft(network, demonstrations, held_out, params.sft, training)
 
 
 def _hand_on(run: StageRun, start: Path, data: Sequence[Path], model: Path, report: Path, base: bool) -> None:

@@ -31,12 +31,12 @@ class RolloutGroup:
                      logprobs=((-0.1, -0.7, 0.0), (-2.3, 0.0)), rewards=(1.0, 0.0), correct=(True, False),
                      truncated=(False, False), parts=({"accuracy": 1.0}, {"accuracy": 0.0}))
 
-    `problem` is the number of the problem in the training set. `responses` and `logprobs` may be given as any
-    sequences and are int32 and float32 arrays; `logprobs` has those of the tokens that were sampled. Where responses
-    have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses' `repeated_shares`.
-    `step_ends` are the places of the last token of each reasoning step, one tuple per response, and `step_rewards` the
-    rewards of the steps; both stay empty without process supervision. `baseline` is the reward of a greedy response of
-    `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
+    `problem` is the number of the problem in the training set. `responses` and `logprobs` may be given as any sequences
+    and are int32 and float32 arrays; `logprobs` has those of the tokens that were sampled, or none where TRL sampled
+    them. Where responses have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses'
+    `repeated_shares`. `step_ends` are the places of the last token of each reasoning step, one tuple per response, and
+    `step_rewards` the rewards of the steps; both stay empty without process supervision. `baseline` is the reward of a
+    greedy response of `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
     """
 
     problem: int
@@ -68,7 +68,7 @@ class RolloutGroup:
     @property
     def lengths(self) -> list[int]:
         """The number of sampled tokens of each response: the outputs of tools are not counted."""
-        return [len(values) for values in self.logprobs]
+        return self.group.counts
 
     @property
     def group(self) -> Group:

@@ -15,7 +15,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.params.train import Sft
-from mathrl.trainers.supervised import Item, Objective, train_supervised
+from mathrl.trainers.supervised import Item, LossOf, Objective, train_supervised
 from mathrl.trainers.training_run import TrainingRun
 
 
@@ -36,15 +36,22 @@ def train_sft(
         add_lora(model, params.lora, run.seed)
     if params.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    objective = Objective(
+    objective = sft_objective(demonstrations, dev, partial(negative_log_likelihood, model), params, title)
+    return train_supervised(model, objective, params, run)
+
+
+def sft_objective(
+    demonstrations: Sequence[Group], dev: Sequence[Group], loss_of: LossOf, params: Sft, title: str
+) -> Objective:
+    """The mean of `loss_of` over the responses' own tokens, in steps of params.tokens_per_step packed tokens."""
+    return Objective(
         "sft",
         [_item(group) for group in demonstrations],
         [_item(group) for group in dev],
-        partial(negative_log_likelihood, model),
+        loss_of,
         tokens_per_step=params.tokens_per_step,
         title=title,
     )
-    return train_supervised(model, objective, params, run)
 
 
 def negative_log_likelihood(model: Any, items: Sequence[Item]) -> tuple[Tensor, Figures]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
+from mathrl.data.export import to_verl
 from mathrl.grading.reward_functions import accuracy_reward, compute_score
 from mathrl.rewards import RewardInput, build_reward
 
@@ -32,6 +34,19 @@ def test_numpy_arrays_as_verl_reads_them_from_parquet() -> None:
     assert compute_score("any", "\\boxed{42}", numpy.array(["7", "42"], dtype=object)) == 1.0
     game = {"numbers": numpy.array([2, 4, 8]), "target": numpy.int64(24)}
     assert compute_score("any", "<answer>(8-2)*4</answer>", game) == 1.0
+
+
+def test_every_answer_of_an_exported_row_is_accepted() -> None:
+    """verl's `ground_truth` is one answer; before, a response with another accepted answer scored 0."""
+    row = to_verl(Problem(id="p", question="A root of 4?", answers=("2", "-2"), source="s", split="rl"), 0)
+    truth, extra = row["reward_model"]["ground_truth"], row["extra_info"]
+    scores = [compute_score("s", f"\\boxed{{{answer}}}", truth, extra) for answer in ("2", "-2", "4")]
+    assert scores == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"answers": "42"}, {"answers": ["2"]}, {"answers": 2}, {"answers": None}])
+def test_answers_of_another_meaning_do_not_count(extra: Any) -> None:
+    assert [compute_score("s", f"\\boxed{{{answer}}}", "4", extra) for answer in ("4", "42", "2")] == [1.0, 0.0, 0.0]
 
 
 def test_strict_extraction_and_mistakes() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.params.engines import TRL_RL, engine_problem, value_of, yaml_value
+from mathrl.params.engines import TRL_RL, TRL_SFT, Meaning, engine_problem, value_of, yaml_value
 from mathrl.params.load import load_params
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section
@@ -16,7 +16,16 @@ ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
 TRL = ["rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.lr=5e-4", "rl.std_eps=1e-4"]
 # Sections as a whole, which one entry of the table stands for, or which have no meaning of their own.
-WHOLE = {"rl.engine", "rl.curriculum.pools", "rl.lora", "rl.critic", "rl.kl_controller", "rl.importance"}
+WHOLE = {
+    "rl.engine",
+    "sft.engine",
+    "sft.lora",
+    "rl.curriculum.pools",
+    "rl.lora",
+    "rl.critic",
+    "rl.kl_controller",
+    "rl.importance",
+}
 
 
 def settings(section: Section, path: str) -> Iterator[str]:
@@ -28,12 +37,13 @@ def settings(section: Section, path: str) -> Iterator[str]:
             yield setting
 
 
-def test_the_table_has_every_parameter_of_the_section() -> None:
+@pytest.mark.parametrize(("stage", "table"), [("sft", TRL_SFT), ("rl", TRL_RL)])
+def test_the_table_has_every_parameter_of_the_section(stage: str, table: tuple[Meaning, ...]) -> None:
     params = load_params(PARAMS)
-    named = [meaning.setting for meaning in TRL_RL]
+    named = [meaning.setting for meaning in table]
     assert len(named) == len(set(named))
-    assert {*settings(params.rl, "rl")} - {*named} == {"rl.engine"}
-    assert {name.split(".")[0] for name in named} <= {*READS["rl"]}
+    assert {*settings(getattr(params, stage), stage)} - {*named} == {f"{stage}.engine"}
+    assert {name.split(".")[0] for name in named} <= {*READS[stage]}
     for name in named:
         value_of(params, name)  # such a parameter exists
 
@@ -89,6 +99,17 @@ def test_each_setting_beyond_trl_is_refused(override: str, others: list[str], in
         load_params(PARAMS, overrides=[*TRL, *others, override])
     assert instead in str(raised.value)
     load_params(PARAMS, overrides=[*others, override])  # mathrl's own loop can do it
+
+
+def test_sft_by_trl_is_refused_what_it_cannot_do() -> None:
+    trl = ["sft.engine=trl", "sft.optimizer.type=adamw", "sft.lr=0.003"]
+    assert engine_problem(load_params(PARAMS, overrides=trl), "sft") == ""
+    with pytest.raises(UserError) as raised:
+        load_params(PARAMS, overrides=["sft.engine=trl", "training.backend=deepspeed"])
+    message = str(raised.value)
+    assert "params/sft.yaml + sft.engine=trl: engine trl cannot do what is set; set sft.optimizer.type=adamw" in message
+    assert "training.backend=torch (" in message and "or sft.engine=mathrl" in message and "rl.engine" not in message
+    load_params(PARAMS, overrides=["sft.engine=trl", "sft.steps=0"])  # nothing is trained
 
 
 def test_settings_without_effect_are_not_refused() -> None:

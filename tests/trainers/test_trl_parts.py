@@ -1,22 +1,29 @@
-"""The parts of rl.engine trl that run without TRL: prompts, sealed checkpoints, the sharing out of responses."""
+"""The parts of engine trl that run without TRL: prompts, batches, sealed checkpoints, the sharing out of responses."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, processors
 
 from mathrl.core.control import Control
 from mathrl.core.errors import UserError
-from mathrl.core.types import Problem
+from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Completion, Graded, Problem
 from mathrl.engines.trl_arguments import grpo_arguments
+from mathrl.engines.trl_batches import BatchPlan, Collator, plan_batches
 from mathrl.engines.trl_checkpoints import latest_checkpoint, seal
 from mathrl.engines.trl_rollouts import PromptTexts
 from mathrl.learners.distributed import Ranks
+from mathrl.models.packing import Group
 from mathrl.models.transformers_import import PreTrainedTokenizerFast
 from mathrl.params import load_params
 from mathrl.params.run import Prompt
 from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.demonstrations import Stream
+from mathrl.trainers.rollouts import rollout_groups, rollout_metrics
+from mathrl.trainers.sft import sft_objective
 from tests.rollout.no_engine import NO_ENGINE
 
 PARAMS = Path(__file__).parents[2] / "params"
@@ -94,3 +101,57 @@ def test_responses_that_cannot_be_shared_out_evenly_are_refused() -> None:
     with pytest.raises(UserError, match="= 15 must be a multiple of minibatches x ranks = 1 x 2"):
         grpo_arguments(params, world=2, on_cpu=True, longest=128)
     assert grpo_arguments(params, world=3, on_cpu=True, longest=128)["per_device_train_batch_size"] == 5
+
+
+def demonstrations(*lengths: int) -> list[Group]:
+    """Prompts of two tokens, and responses of so many."""
+    return [Group((1, 2), (tuple(range(3, 3 + length)),)) for length in lengths]
+
+
+def planned(groups: list[Group], world: int, budget: int, steps: int = 6) -> BatchPlan:
+    sft = load_params(PARAMS, overrides=["sft.tokens_per_step=40"]).sft
+    objective = sft_objective(groups, [], lambda items: (torch.zeros(()), {}), sft, "sft")
+    return plan_batches(objective, steps, 7, world, budget)
+
+
+@pytest.mark.parametrize(("world", "budget"), [(1, 1000), (1, 24), (2, 24), (3, 1000), (8, 16)])
+def test_every_step_has_the_demonstrations_of_mathrls_own_loop(world: int, budget: int) -> None:
+    """The stream is walked here again, with nothing but the rule: as many as fit into 40 tokens."""
+    groups = demonstrations(*(3 + number % 11 for number in range(23)), 30)
+    plan = planned(groups, world, budget)
+    size = plan.accumulation * world
+    steps = [plan.micro_batches[first : first + size] for first in range(0, 6 * size, size)]
+    assert len(plan.micro_batches) == 6 * size
+    stream, seen = Stream(len(groups), derive_seed(7, "sft order")), 0
+    for step, parts in enumerate(steps):
+        taken, room = [], 40
+        while (cost := groups[number := stream.take()].packed_tokens) <= room:
+            taken.append(number)
+            room -= cost
+        stream.cursor -= 1
+        seen += 40 - room
+        assert sorted(number for part in parts for number in part) == sorted(taken)
+        assert plan.tokens_seen[step] == seen
+        longest = [max((2 + len(groups[n].responses[0]) for n in part), default=0) for part in parts]
+        assert all(len(part) <= 1 or len(part) * most <= budget for part, most in zip(parts, longest, strict=True))
+    assert sum(map(bool, plan.micro_batches)) > 6 or budget == 1000, "the budget divides steps"
+
+
+def test_a_micro_batch_without_a_demonstration_has_tokens_and_no_labels() -> None:
+    groups = [*demonstrations(5, 1), Group((1,), ((5, 6, 7, 2),), (np.array([True, False, False, True]),))]
+    collate = Collator(groups, lambda examples: examples)
+    assert collate([{"demonstrations": [2, 1]}]) == [
+        {"input_ids": [1, 5, 6, 7, 2], "labels": [-100, 5, -100, -100, 2]},  # the output of a tool is not learned
+        {"input_ids": [1, 2, 3], "labels": [-100, -100, 3]},
+    ]
+    assert collate([{"demonstrations": []}]) == [{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}]
+
+
+def test_lengths_need_no_log_probs() -> None:
+    """TRL keeps none; under it every response had the length 0 before."""
+    graded = [
+        Graded("p", Completion(tokens, [], "", "stop"), False, 0.0, {}, None, "") for tokens in ([5, 2], [5, 6, 2])
+    ]
+    (group,) = rollout_groups([0], [(1, 2)], [graded])
+    assert group.lengths == [2, 3] and group.sampled_tokens == 5
+    assert rollout_metrics([group], [group])["response_length"] == 2.5

@@ -1,9 +1,10 @@
 """Stages trained by TRL, one after the other in one process, since TRL's imports take seconds.
 
-`python trl_runs.py WHOLE KILLED STOPPED` runs the stage rl in the workspace WHOLE without an interruption. In KILLED it
-runs it three times: the first is cut off after the metrics of step 4, the second after step 7. For the overrides on
-stdin it has TRL's GRPOConfig take the arguments. It prints all of that as JSON. At last it runs the stage in STOPPED,
-where a SIGTERM at step 4 ends the program.
+`python trl_runs.py WHOLE KILLED STOPPED OWN` runs the stage sft in the workspaces WHOLE, STOPPED and OWN without an
+interruption, and in KILLED three times, cut off after the metrics of step 7 and of the last step. It runs the stage rl
+in WHOLE without an interruption, and in KILLED three times, cut off after the metrics of step 4 and of 7. For the
+overrides on stdin it has TRL's GRPOConfig take the arguments. It prints all of that as JSON. At last it runs rl in
+STOPPED, where a SIGTERM at step 4 ends the program.
 """
 
 import json
@@ -15,14 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mathrl.engines.trl_rl
+import mathrl.engines.trl_sft
 from mathrl.core.metrics import JsonlSink
 from mathrl.engines.trl_arguments import grpo_arguments
 from mathrl.engines.trl_packages import GRPOConfig
-from mathrl.models.base import make_base
 from mathrl.params import load_params
 
-assert mathrl.engines.trl_rl
+assert mathrl.engines.trl_sft, "imported first, as the stage does; transformers must find accelerate"
 ROOT = Path(__file__).parents[2]
 LOG = JsonlSink.log
 
@@ -35,8 +35,8 @@ def kill() -> None:
     raise Killed
 
 
-def run(folder: Path, step: int = 0, end: Callable[[], None] = kill) -> str:
-    """Run the stage rl in the folder, and call `end` once the metrics of `step` are logged: how it ended."""
+def run(stage: str, folder: Path, step: int = 0, end: Callable[[], None] = kill) -> str:
+    """Run the stage in the folder, and call `end` once the metrics of `step` are logged: how it ended."""
 
     def log(self: JsonlSink, logged: int, metrics: Any) -> None:
         LOG(self, logged, metrics)
@@ -47,7 +47,7 @@ def run(folder: Path, step: int = 0, end: Callable[[], None] = kill) -> str:
     os.chdir(folder)
     os.environ["MATHRL_HOME"] = str(folder / "home")
     try:
-        runpy.run_module("mathrl.stages.rl", run_name="__main__")
+        runpy.run_module(f"mathrl.stages.{stage}", run_name="__main__")
     except Killed:
         return "killed"
     return "finished"
@@ -66,10 +66,10 @@ def shapes(overrides: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    whole, killed, stopped = (Path(word) for word in sys.argv[1:])
-    for folder in (whole, killed, stopped):
-        make_base(load_params(folder / "params").model, folder / "models/sft", 0)
+    whole, killed, stopped, own = (Path(word) for word in sys.argv[1:])
+    sft = [run("sft", whole), run("sft", killed, 7), run("sft", killed, 12), run("sft", killed)]
+    sft += [run("sft", folder) for folder in (stopped, own)]
     configured = [shapes(overrides) for overrides in json.load(sys.stdin)]
-    ends = [run(whole), run(killed, 4), run(killed, 7), run(killed)]
-    print(json.dumps({"ends": ends, "configured": configured}), flush=True)
-    run(stopped, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    rl = [run("rl", whole), run("rl", killed, 4), run("rl", killed, 7), run("rl", killed)]
+    print(json.dumps({"sft": sft, "rl": rl, "configured": configured}), flush=True)
+    run("rl", stopped, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
