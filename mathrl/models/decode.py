@@ -1,8 +1,10 @@
-"""Prefill and token-by-token decoding of a batch, in three forms with the same three methods.
+"""Prefill and token-by-token decoding of a batch, in three forms with the same four methods.
 
-- `prefill` runs the prompts and returns logits [P samples, V] of each sequence's first token;
+- `prefill` runs the prompts and returns logits [P samples, V] of each sequence's first token; of a prompt whose first
+  tokens are kept from an earlier batch, only the others are run;
 - `step` appends a token to each sequence and returns logits [B, V] of the next;
-- `keep` continues with the given sequences only.
+- `keep` continues with the given sequences only;
+- `kept` copies the keys and values of a sequence, None where the form cannot continue from them.
 
 `PackedDecoder` runs the prompts without padding, once each, and decodes from a preallocated cache of its own.
 `CachedDecoder` does the same with the model's own attention and cache, for models that cannot be packed.
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mathrl.models.attention import DecodeCache, packed_inputs
+from mathrl.models.continuation import ContinuedLayout, KeptKeys, kept_keys, place_kept
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import pack_prompts
 from mathrl.models.transformers_import import PreTrainedConfig
@@ -27,16 +30,19 @@ from mathrl.models.transformers_import import PreTrainedConfig
 FIRST_COLUMNS = 128  # new tokens that the cache has room for at first; doubled when it is full
 MOST_PROMPT_TOKENS = 65_536  # of one pass: responses that are continued are prompts of thousands of tokens
 Prompts = Sequence[Sequence[int]]
+Kept = Sequence[KeptKeys | None]  # of each prompt; empty: of none
 
 
 class Decoder(Protocol):
     """See this module."""
 
-    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor: ...
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int, kept: Kept = ()) -> Tensor: ...
 
     def step(self, tokens_B: Tensor) -> Tensor: ...
 
     def keep(self, rows: Tensor) -> None: ...
+
+    def kept(self, row: int) -> KeptKeys | None: ...
 
 
 class PackedDecoder:
@@ -45,7 +51,9 @@ class PackedDecoder:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int, kept: Kept = ()) -> Tensor:
+        if any(kept):
+            return self._continue(prompts, samples, max_tokens, kept)
         device = self.model.device
         passes = [self._read(piece) for piece in _pieces(prompts)]
         starts = [0, *accumulate(len(captured[0][0]) for captured, _, _ in passes)]
@@ -59,16 +67,48 @@ class PackedDecoder:
         # Prompts end at column `longest`, so that all sequences write their next key to the same column.
         column_PC = torch.arange(longest, device=device)[None] - (longest - lengths_P[:, None])
         rows_PC = torch.where(column_PC >= 0, (last_P - lengths_P + 1)[:, None] + column_PC, 0)
-        room = -(-(longest + min(max_tokens, FIRST_COLUMNS)) // 16) * 16
+        room = _room(longest, max_tokens)
         layers = [
             (self._spread(key, rows_PC, samples, room), self._spread(value, rows_PC, samples, room))
             for key, value in captured
         ]
-        bias_PC = torch.full((len(prompts), room), -torch.inf, device=device)
+        self._fill(layers, column_PC, lengths_P, samples)
+        return torch.cat([logits for _, _, logits in passes]).repeat_interleave(samples, 0)
+
+    def _fill(self, layers: list[tuple[Tensor, Tensor]], column_PC: Tensor, lengths_P: Tensor, samples: int) -> None:
+        """The cache, with every sequence's prompt in its columns of 0 and more."""
+        longest = column_PC.shape[1]
+        bias_PC = torch.full((len(lengths_P), layers[0][0].shape[2]), -torch.inf, device=lengths_P.device)
         bias_PC[:, :longest].masked_fill_(column_PC >= 0, 0.0)
         self.cache = DecodeCache(layers, bias_PC.repeat_interleave(samples, 0), longest)
         self.positions_B = lengths_P.repeat_interleave(samples)
-        return torch.cat([logits for _, _, logits in passes]).repeat_interleave(samples, 0)
+
+    def _continue(self, prompts: Prompts, samples: int, max_tokens: int, kept: Kept) -> Tensor:
+        """`prefill` that runs only the tokens whose keys are not kept."""
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths)
+        new = [prompt[keys.tokens if keys else 0 :] for prompt, keys in zip(prompts, kept, strict=True)]
+        layers = place_kept(kept, lengths, _room(longest, max_tokens))
+        logits, start = [], 0
+        for piece in _pieces(new):
+            rows = slice(start, start + len(piece))
+            layout = ContinuedLayout([(k[rows], v[rows]) for k, v in layers], piece, lengths[rows], longest)
+            ids_1T, positions_1T = layout.inputs(piece)
+            out = self.model(
+                input_ids=ids_1T,
+                position_ids=positions_1T,
+                layout=layout,
+                logits_to_keep=layout.last_P,
+                **packed_inputs(self.model),
+            )
+            logits.append(out.logits[0])
+            start = rows.stop
+        lengths_P = torch.tensor(lengths, device=self.model.device)
+        column_PC = torch.arange(longest, device=self.model.device)[None] - (longest - lengths_P[:, None])
+        if samples > 1:
+            layers = [(k.repeat_interleave(samples, 0), v.repeat_interleave(samples, 0)) for k, v in layers]
+        self._fill(layers, column_PC, lengths_P, samples)
+        return torch.cat(logits).repeat_interleave(samples, 0)
 
     def _read(self, prompts: Prompts) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
         """One packed pass: keys and values of each layer, the rows of the prompts' last tokens, and their logits."""
@@ -105,6 +145,14 @@ class PackedDecoder:
         self.cache.keep(rows)
         self.positions_B = self.positions_B.index_select(0, rows)
 
+    def kept(self, row: int) -> KeptKeys:
+        return kept_keys(self.cache, row, int(self.positions_B[row]))
+
+
+def _room(longest: int, max_tokens: int) -> int:
+    """Columns of a cache at first."""
+    return -(-(longest + min(max_tokens, FIRST_COLUMNS)) // 16) * 16
+
 
 def _pieces(prompts: Prompts) -> list[Prompts]:
     """Consecutive prompts of at most `MOST_PROMPT_TOKENS` tokens together; a longer prompt stands alone."""
@@ -125,7 +173,7 @@ class CachedDecoder:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int, kept: Kept = ()) -> Tensor:
         device, longest = self.model.device, max(len(prompt) for prompt in prompts)
         self.ids_BC = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
         real_BC = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
@@ -152,6 +200,9 @@ class CachedDecoder:
         copies: dict[int, tuple[Any, Any]] = {}
         self.inputs = {name: _select(value, rows, len(self.ids_BC), copies) for name, value in self.inputs.items()}
         self.ids_BC = self.ids_BC.index_select(0, rows)
+
+    def kept(self, row: int) -> None:
+        return None
 
 
 def _select(value: Any, rows: Tensor, batch: int, copies: dict[int, tuple[Any, Any]]) -> Any:
@@ -183,7 +234,7 @@ class RecomputingDecoder:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def prefill(self, prompts: Prompts, samples: int, max_tokens: int) -> Tensor:
+    def prefill(self, prompts: Prompts, samples: int, max_tokens: int, kept: Kept = ()) -> Tensor:
         lengths = [len(prompt) for prompt in prompts for _ in range(samples)]
         self.lengths_B = torch.tensor(lengths, device=self.model.device)
         ids = [list(prompt) + [0] * (max(lengths) - len(prompt)) for prompt in prompts for _ in range(samples)]
@@ -204,3 +255,6 @@ class RecomputingDecoder:
 
     def keep(self, rows: Tensor) -> None:
         self.ids_BC, self.lengths_B = self.ids_BC.index_select(0, rows), self.lengths_B.index_select(0, rows)
+
+    def kept(self, row: int) -> None:
+        return None

@@ -148,7 +148,7 @@ def run_trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
         attention = made.config._attn_implementation
         if not not_packed:
             made.config._attn_implementation = NAME
-            if decodes(made, "packed", groups, expected[0]):
+            if decodes(made, "packed", groups, expected[0]) and continues(made, groups, expected[0]):
                 return Trial(name, "packed")
             made.config._attn_implementation = attention
         sampling: Sampling = "cached" if decodes(made, "cached", groups, expected[0]) else "recomputed"
@@ -303,6 +303,22 @@ def decodes(model: Any, sampling: Sampling, groups: Sequence[Group], expected_N:
     except ERRORS:
         return False
     return True
+
+
+@torch.no_grad()
+def continues(model: Any, groups: Sequence[Group], expected_N: Tensor) -> bool:
+    """Whether `PackedDecoder` gives the log-prob of a response's last token where the prompt's keys were kept."""
+    decoder = PackedDecoder(model)
+    lasts = expected_N[torch.tensor([sum(group.counts) for group in groups]).cumsum(0) - 1]
+    try:
+        decoder.prefill([group.prompt for group in groups], 1, 16)
+        kept = [decoder.kept(row) for row in range(len(groups))]
+        longer = [[*group.prompt, *group.responses[-1][:-1]] for group in groups]
+        logits = decoder.prefill(longer, 1, 16, kept)
+    except ERRORS:
+        return False
+    tokens = torch.tensor([group.responses[-1][-1] for group in groups], device=model.device)
+    return near(logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0], lasts.to(logits.device))
 
 
 def _line(error: BaseException) -> str:

@@ -27,12 +27,12 @@ def cache_row(shape: ModelShape, size: int) -> float:
 
 
 def torch_engine_memory(shape: ModelShape, params: Params, length: int) -> Parts:
-    """A float32 cache, doubled when it is full, and logits."""
+    """A float32 cache, doubled when it is full, and logits; with a tool also what is kept while calls run."""
     rl, rollout = params.rl, params.rollout
     share = -(-rl.prompts_per_step // params.run.processes) * rl.group_size
     sequences = min(share, max(rollout.max_sequences, rl.group_size))
     return {
-        "key-value cache": 1.5 * sequences * length * cache_row(shape, 4),
+        "key-value cache": (1.5 if rollout.tool.kind == "none" else 2.5) * sequences * length * cache_row(shape, 4),
         "next-token logits": 5.0 * 4 * sequences * shape.vocabulary,
     }
 

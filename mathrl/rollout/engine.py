@@ -9,14 +9,17 @@ from torch import Tensor
 
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion, FinishReason
+from mathrl.models.continuation import KeptKeys
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 
 Progress = Callable[[int], None] | None
 Prompts = Sequence[Sequence[int]]  # token ids
 Groups = list[list[Completion]]  # the completions of each prompt
+# What the engine has computed of a sample, to be passed back in `Sampling.kept`; None: it keeps nothing.
+Keep = Callable[[], KeptKeys | None]
 # Called with the numbers of a prompt and of its sample once the sample has ended, with its tokens and the reason.
-Ended = Callable[[int, int, Sequence[int], FinishReason], None] | None
+Ended = Callable[[int, int, Sequence[int], FinishReason, Keep], None] | None
 # Allowed mean differences of log-probs, in nats; measured: 3e-6 in float32, 0.03 in bfloat16.
 EXACT, ROUNDED = 1e-4, 0.05
 
@@ -31,7 +34,8 @@ class Sampling:
     `temperature` 0 is greedy. `top_p` below 1 keeps the smallest set of tokens whose probabilities sum to
     it; the log-probs are then of the renormalised distribution. While training it stays 1. A response also ends when
     its text has come to one of the strings `stop`. `limits` are the maximum tokens of each prompt's responses, where
-    they differ; `max_tokens` is then the largest of them.
+    they differ; `max_tokens` is then the largest of them. `kept` are keys and values of each prompt's first tokens,
+    which `on_end` kept in an earlier call with the same weights: these tokens are not run again.
     """
 
     samples: int
@@ -40,6 +44,7 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     limits: tuple[int, ...] = ()
+    kept: tuple[KeptKeys | None, ...] = ()
 
     def limit(self, prompt: int) -> int:
         """The maximum tokens of the responses to the prompt with this number."""
@@ -108,6 +113,11 @@ class PerProcessEngine(RolloutEngine, Protocol):
     def probe(self, prompts: Prompts, sampling: Sampling, seed: int) -> list[tuple[str, Groups]]:
         """See `SyncedEngine.probe`."""
         return [(self.label, self.generate(prompts, sampling, seed))]
+
+
+def keep_nothing() -> None:
+    """The `Keep` of engines that keep nothing for the caller."""
+    return None
 
 
 def request_seeds(seed: int, count: int) -> list[int]:

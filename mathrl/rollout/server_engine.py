@@ -18,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
 from mathrl.models.weights import write_buckets
 from mathrl.params.rollout import Rollout
-from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, request_seeds
+from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
 from mathrl.rollout.server import Server, ServerDied
 from mathrl.rollout.servers import Pool
 from mathrl.rollout.vllm_engine import finish_reason
@@ -64,7 +64,7 @@ class ServerEngine:
             with lock:
                 if on_end:
                     for sample, completion in enumerate(completions):
-                        on_end(number, sample, completion.tokens.tolist(), completion.finish_reason)
+                        on_end(number, sample, completion.tokens.tolist(), completion.finish_reason, keep_nothing)
                 if on_progress:
                     on_progress(len(completions))
             return completions

@@ -4,6 +4,7 @@ Shapes: B sequences in the batch; V tokens in the vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ REASONS: tuple[FinishReason, ...] = ("length", "stop", "stop_string")
 class TorchEngine:
     """Samples from a Hugging Face model in this process, on its device.
 
-    A prompt is run once for all its samples; finished sequences leave the batch.
+    A prompt is run once for all its samples; finished sequences leave the batch. What is kept of one that is continued
+    later is not run again.
     """
 
     def __init__(self, model: Any, tokenizer: Any, rollout: Rollout) -> None:
@@ -81,7 +83,8 @@ class TorchEngine:
         reasons_B = torch.zeros(count, dtype=torch.long, device=device)  # places in REASONS
         ended_B = torch.zeros(count, dtype=torch.bool, device=device)
         rows = torch.arange(count, device=device)  # the place in the batch of each sequence still decoded
-        logits = decoder.prefill([prompts[index] for index in indices], samples, sampling.max_tokens)
+        kept = [sampling.kept[index] for index in indices] if sampling.kept else []
+        logits = decoder.prefill([prompts[index] for index in indices], samples, sampling.max_tokens, kept)
         for column in range(sampling.max_tokens):
             uniform = torch.rand(count, generator=generator).to(device).index_select(0, rows)
             tokens, logprobs = sample_token(logits, uniform, sampling.temperature, sampling.top_p)
@@ -102,9 +105,11 @@ class TorchEngine:
                 ended_B[ended_rows] = True
                 lengths_B[ended_rows] = column + 1
                 if on_end:
-                    for row in ended_rows.tolist():
+                    places = newly_ended.nonzero()[:, 0].tolist()
+                    for row, place in zip(ended_rows.tolist(), places, strict=True):
                         tokens_L = tokens_BL[row, : column + 1].tolist()
-                        on_end(indices[row // samples], row % samples, tokens_L, REASONS[int(reasons_B[row])])
+                        reason, keep = REASONS[int(reasons_B[row])], partial(decoder.kept, place)
+                        on_end(indices[row // samples], row % samples, tokens_L, reason, keep)
                 if on_progress:
                     on_progress(ended_count)
             finished = ended_B[rows]

@@ -2,9 +2,10 @@
 
 A wave is one call of the engine. The first samples all responses, each until it ends or calls; the calls of a wave run
 at once, in threads, while the engine still samples the others. The next waves continue those that called, from their
-prompt, their tokens so far and the tool's output. So the tokens and log-probs of a turn are those of a plain
+prompt, their tokens so far and the tool's output; the torch engine reads the output alone, since what it computed of
+the rest is kept while the calls run. So the tokens and log-probs of a turn are those of a plain
 `RolloutEngine.generate` over these prompts with the wave's seed (`wave_seed`), whichever engine samples, and do not
-depend on how long a tool took.
+depend on how long a tool took. (Keys that were kept and keys that are read again differ by rounding.)
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ import numpy as np
 
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import CallStatus, Completion, FinishReason, ToolCall
+from mathrl.models.continuation import KeptKeys
 from mathrl.params.turns import Turns
 from mathrl.rollout.call_formats import Asked, make_format, shown
-from mathrl.rollout.engine import Groups, Progress, Prompts, RolloutEngine, Sampling
+from mathrl.rollout.engine import Groups, Keep, Progress, Prompts, RolloutEngine, Sampling
 from mathrl.tools.tool import Session, Tool
 
 THREADS = 64
@@ -38,7 +40,8 @@ def wave_seed(seed: int, batch: int, wave: int, quiet: bool = False) -> int:
 class Response:
     """A response as it grows to at most `room` tokens; its last turn begins at the token `turn`.
 
-    `asked` are the calls that it waits for, `answers` are theirs. It is `quiet` once it may call no more.
+    `asked` are the calls that it waits for, `answers` are theirs. It is `quiet` once it may call no more. `kept` is
+    what the engine has computed of it, while it waits.
     """
 
     prompt: Sequence[int]
@@ -52,6 +55,7 @@ class Response:
     asked: list[Asked] = field(default_factory=list)
     answers: Future[list[Answer]] | None = None
     session: Session | None = None
+    kept: KeptKeys | None = None
 
     @property
     def left(self) -> int:
@@ -73,6 +77,11 @@ class Response:
         self.calls.append(ToolCall(start, len(self.tokens), asked.code, output, answer[1], answer[2]))
         self.quiet |= answer[1] == "limit"
 
+    def take_kept(self) -> KeptKeys | None:
+        """Give `kept` away."""
+        kept, self.kept = self.kept, None
+        return kept
+
     def end(self) -> None:
         """Nothing more is sampled or called."""
         if self.session is not None:
@@ -86,11 +95,13 @@ class TurnSampler:
     def __init__(self, engine: RolloutEngine, tokenizer: Any, tool: Tool, params: Turns) -> None:
         """Raises UserError: the format needs tool messages, and the tokenizer's chat template has none."""
         self.engine, self.tokenizer, self.tool, self.params = engine, tokenizer, tool, params
+        self.room_to_keep = 0  # of how many more responses keys may be kept
         self.format = make_format(params.format, tokenizer)
 
     def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
         """As `RolloutEngine.generate`; the tokens of the tool count in `sampling.max_tokens`."""
         count = sampling.samples
+        self.room_to_keep = self.engine.rollout.max_sequences
         responses = [Response(prompt, sampling.max_tokens) for prompt in prompts for _ in range(count)]
         # With more responses than sessions none is opened before it is known which responses call.
         size = self.params.sessions
@@ -136,7 +147,9 @@ class TurnSampler:
                 part = [response for response in going if response.quiet == quiet and response.left > 0]
                 limits = tuple(response.left for response in part)
                 if part:
-                    turn = replace(sampling, samples=1, max_tokens=max(limits), limits=limits)
+                    kept = tuple(response.take_kept() for response in part)
+                    self.room_to_keep += sum(keys is not None for keys in kept)
+                    turn = replace(sampling, samples=1, max_tokens=max(limits), limits=limits, kept=kept)
                     prompts = [[*response.prompt, *response.tokens] for response in part]
                     still += self._wave(part, prompts, turn, wave_seed(seed, batch, wave, quiet), pool, quiet)
             _report(on_progress, len(going) - len(still))
@@ -154,11 +167,16 @@ class TurnSampler:
         """Sample a turn of each response; those that go on, whose calls run already where there is a `pool`."""
         count = sampling.samples
 
-        def call(prompt: int, sample: int, tokens: Sequence[int], reason: FinishReason) -> None:
+        def call(prompt: int, sample: int, tokens: Sequence[int], reason: FinishReason, keep: Keep) -> None:
             response = responses[prompt * count + sample]
             response.asked = self._asked(response, tokens, reason)
-            if response.asked and pool is not None and len(tokens) < response.left:
+            if len(tokens) >= response.left:
+                return
+            if response.asked and pool is not None:
                 response.answers = pool.submit(self._call, response)
+            if (response.asked or reason == "stop_string") and self.room_to_keep:
+                response.kept = keep()
+                self.room_to_keep -= response.kept is not None
 
         sampling = replace(sampling, stop=() if quiet else self.format.stop)
         groups = self.engine.generate(prompts, sampling, seed, on_end=call)
@@ -200,6 +218,7 @@ class TurnSampler:
                 response.add_output(asked, answer, output, tokens)
             response.answers = None
             if response.left <= 0:
+                self.room_to_keep += response.take_kept() is not None
                 response.reason = "length"
                 response.end()
 
