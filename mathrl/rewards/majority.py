@@ -30,8 +30,7 @@ def agree_with_majority(
 def _most_common(counts: Counter[str], equal: Callable[[str, str], bool]) -> set[str]:
     """The spellings of the answer with the most votes; of a tie the one that was given first."""
     place = {answer: place for place, answer in enumerate(counts)}
-
-    def rank(members: list[str]) -> tuple[int, int]:
-        return -sum(counts[member] for member in members), min(place[member] for member in members)
-
-    return set(min(equal_classes(counts, equal), key=rank))
+    classes = equal_classes(counts, equal)
+    return set(
+        min(classes, key=lambda members: (-sum(counts[m] for m in members), min(place[member] for member in members)))
+    )
