@@ -102,9 +102,11 @@ def completion_group(problem: Problem, prompt: Prompt, tokenizer: Any) -> Group 
 
     The cut is before the word in which the middle is, where the question has several.
     """
+    if problem.control.messages:  # a chat of the user's, in which a twin's question does not stand
+        return None
     text, question = prompt_text(problem, prompt, tokenizer), problem.question
     start = text.rfind(question)
-    if problem.control.messages or start < 0 or len(question) < 2:
+    if start < 0 or len(question) < 2:
         return None
     middle = len(question) // 2
     cut = start + (question.rfind(" ", 1, middle + 1) if " " in question[1 : middle + 1] else middle)

@@ -9,7 +9,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl, write_json
 from mathrl.core.paths import CURATED_TEST
 from mathrl.core.types import Problem
-from mathrl.data.twins import TwinKind, generators_of, twins
+from mathrl.data.twins import TwinKind, crowded_levels, generators_of, twins
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies
@@ -91,6 +91,9 @@ def _pairs(problems: Sequence[Problem], kind: TwinKind, count: int, params: Para
     known = {problem.question for problem in problems}
     for file in sorted(CURATED_TEST.parent.glob("*.jsonl")):
         known |= {row["question"] for row in read_jsonl(file) if isinstance(row.get("question"), str)}
+    if kind == "generated":
+        crowded = crowded_levels(problems, generators, known)
+        problems = [problem for problem in problems if (problem.source, problem.level) not in crowded]
     seed = params.run.seed
     pairs = [(p, twins(p, kind, count, generators=generators, known=known, seed=seed)) for p in problems]
     return [(problem, others) for problem, others in pairs if others]

@@ -1,12 +1,13 @@
 """Twins of test problems: as hard, never the problem itself, never known."""
 
+import json
 import random
 
 import pytest
 
 from mathrl.core.types import Problem
 from mathrl.data.generators import generate
-from mathrl.data.twins import NAMES, PHRASES, generators_of, renumbered, reworded, twins
+from mathrl.data.twins import NAMES, PHRASES, crowded_levels, generators_of, renumbered, reworded, twins
 from mathrl.params import load_params
 
 CHAINS = list(generate("chain", {"test": 40, "sft": 200}, {"steps": [2, 3], "notation": "bare"}, seed=3, name="chain"))
@@ -64,3 +65,14 @@ def test_a_phrase_becomes_another_of_its_group_and_nothing_else_changes(group: t
     for seed in range(4):
         text = reworded(f"({group[0]}) 7", random.Random(seed))
         assert text in {f"({phrase}) 7" for phrase in group[1:]}
+
+
+def test_a_level_whose_questions_are_mostly_known_has_no_twins() -> None:
+    """Chains of 1 operation on numbers up to 9 are some two hundred; those of 6 are millions."""
+    options = {"steps": [1, 6], "notation": "bare"}
+    source = {"type": "generated", "name": "chain", "generator": "chain", "counts": {}, "options": options}
+    generators = generators_of(load_params(overrides=[f"curate.sources={json.dumps([source])}"]).curate.sources)
+    drawn = list(generate("chain", {"test": 100}, options, seed=0))
+    known = {problem.question for problem in drawn}
+    assert crowded_levels(drawn, generators, known) == {("chain", 1)}
+    assert crowded_levels(drawn, generators, ()) == set() == crowded_levels(drawn, {}, known)

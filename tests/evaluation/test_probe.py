@@ -1,4 +1,4 @@
-"""The contamination probe: its AUC by hand, its scores against a plain forward, and a model that has met the problems."""
+"""The contamination probe: its AUC by hand, its scores against a plain forward, a model that has met the problems."""
 
 import math
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def met(params: Params, base: Path, tmp_path_factory: pytest.TempPathFactory) ->
     real = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     model.train()
-    for _ in range(60):
+    for _ in range(200):
         logits = model(input_ids=batch, attention_mask=real, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits[real[:, 1:] > 0], batch[:, 1:][real[:, 1:] > 0])
         optimizer.zero_grad()
