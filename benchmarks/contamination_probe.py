@@ -3,11 +3,11 @@
     python benchmarks/contamination_probe.py [--seeds 0 1 2]
 
 A small model learns 4,000 texts of chained arithmetic (3 to 6 operations), question and worked solution, two passes;
-0, 50 or 200 of the 200 test problems are among them, eight times each. Then `mathrl evaluate --probe` asks whether the test problems score
-higher than twins that the same generator draws. Per dose and seed: the AUC of each score with the probe's own interval;
-beside it, from the same log-probs, the usual AUC without pairs (scikit-learn's roc_auc_score of problems against
-twins), and how well a problem's lead over its twins tells the planted problems from the others. A finished model is
-kept in .mathrl/contamination, so the command can be stopped and started again.
+0, 50 or 200 of the 200 test problems are among them, eight times each. Then `mathrl evaluate --probe` asks whether
+the test problems score higher than twins that the same generator draws. Per dose and seed: the AUC of each score with
+the probe's own interval; beside it, from the same log-probs, the usual AUC without pairs (scikit-learn's
+roc_auc_score of problems against twins), and how well a problem's lead over its twins tells the planted problems from
+the others. A finished model is kept in .mathrl/contamination, so the command can be stopped and started again.
 """
 
 import argparse
