@@ -21,7 +21,7 @@ def run_controls(
     sections: Mapping[str, BaseModel | None],
     overrides: Sequence[str],
     allow_dirty: bool = False,
-    run: str = "rl",
+    rl_run: str = "rl",
     seeds: int = 3,
     only: Sequence[str] = (),
     jobs: int = 1,
@@ -37,12 +37,12 @@ def run_controls(
         )
     checkout = main_checkout()
     settings = [*form_overrides(sections), *overrides]
-    name = write_control_recipe(run, seeds, only, settings, checkout)
+    name = write_control_recipe(rl_run, seeds, only, settings, checkout)
     folder = run_recipe(name, preset=None, sections={}, overrides=[], allow_dirty=allow_dirty, jobs=jobs)
     for benchmark, results in recipe_summary(checkout, name).get(CLAIM, {}).items():
         text = "\n".join(f"- {line}" for line in conclusion(results))
         key = artifact_key(f"{name}-{benchmark}")
         create_markdown_artifact(
-            text, key=key, description=f"What the controls leave of the gain of {run}: {benchmark}"
+            text, key=key, description=f"What the controls leave of the gain of {rl_run}: {benchmark}"
         )
     return folder

@@ -46,7 +46,7 @@ def controls(
         print_steps(name, None, ())
         return
     began = time.time()
-    folder = Path(call_flow("controls", run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
+    folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
     print_recipe(folder, name, time.time() - began)
     for benchmark, results in read_recipe_summary(folder / RECIPES / name / "summary.json")[CLAIM].items():
         print_lines([f"{benchmark}:", *(f"  {line}" for line in conclusion(results))])
