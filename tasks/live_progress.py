@@ -1,4 +1,4 @@
-"""What a running stage shows in Prefect: its progress, its health, a link to its MLflow run."""
+"""What a running stage shows in Prefect: its progress, its health, its forecast, a link to its MLflow run."""
 
 import json
 import time
@@ -12,8 +12,10 @@ from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
+from mathrl.core.forecast import Forecast
 from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record
+from mathrl.core.run_forecast import recorded_forecast
 from tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
 from tasks.report import health_markdown
 
@@ -26,6 +28,7 @@ class LiveProgress:
         self.artifact: Any = None
         self.record: RunRecord | None = None
         self.health: Any = None
+        self.forecast: Forecast | None = None
         self.server_failed = False
         self.started = self.next_update = time.monotonic()
 
@@ -41,6 +44,7 @@ class LiveProgress:
         share = min(100.0, 100.0 * state["done"] / max(1, state["total"] or 0))
         self._show(share, progress_text(state))
         self._show_health()
+        self._show_forecast()
         self._show_link()
 
     def finish(self) -> None:
@@ -52,6 +56,7 @@ class LiveProgress:
             figures = figures_text(state) if state else ""
             self._show(100.0, f"{self.stage}: done{figures}")
         self._show_health()
+        self._show_forecast()
         self._show_link()
         if state is not None:
             self.file.unlink(missing_ok=True)
@@ -87,6 +92,15 @@ class LiveProgress:
             warnings = len(health["findings"])
             about = f"Health of {self.stage}: {health['colour']}, {warnings} warning{'s' * (warnings != 1)}"
             self._try(lambda: create_markdown_artifact(health_markdown(health), key=key, description=about))
+
+    def _show_forecast(self) -> None:
+        """A new version of the markdown artifact `<stage>-forecast` after each dev evaluation that allows one."""
+        found = recorded_forecast(self.record) if self.record else None
+        if found is not None and found != self.forecast:
+            self.forecast, key = found, artifact_key(f"{self.stage}-forecast")
+            text = f"# Forecast\n\nFrom the dev curve up to step {found.step}: {found.sentence()}.\n"
+            about = f"Where the dev accuracy of {self.stage} is going: {found.accuracy} at step {found.end}"
+            self._try(lambda: create_markdown_artifact(text, key=key, description=about))
 
     def _show_link(self) -> None:
         if self.record:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
@@ -19,6 +20,7 @@ from mathrl.params.schema import Params
 from mathrl.params.tool_problems import tool_problems
 from mathrl.params.tools import Bubblewrap, NoTool
 from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.probe import ProbeReport, probe_benchmark
 
 
 class ToolName(StrEnum):
@@ -49,6 +51,26 @@ def without_tool(params: Params) -> Params:
     return params.model_copy(update={"rollout": rollout, "prompt": params.prompt.model_copy(update={"tools": "none"})})
 
 
+def print_probe(report: ProbeReport, target: Path) -> None:
+    """The table of the probe, with a verdict per score."""
+    rows = [
+        {
+            "score": score.score,
+            "problems": str(score.problems),
+            "twins": str(score.twins),
+            "AUC": str(score.auc),
+            "mean": f"{score.own:.3f}",
+            "mean of twins": f"{score.of_twins:.3f}",
+            "verbatim": "" if score.verbatim is None else f"{score.verbatim:.1%} ({score.twins_verbatim:.1%})",
+        }
+        for score in report.scores
+    ]
+    print_table("contamination probe: problems against their twins", rows, left=("score",))
+    lines = [f"{score.score}: {score.verdict}" for score in report.scores]
+    print_lines([*lines, *(f"{name}: not probed, {why}" for name, why in report.missing.items())])
+    print(f"probe: {target}/probe.json")
+
+
 def evaluate(
     model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
     benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
@@ -64,6 +86,10 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Evaluate with each value, as 'prompt.template=[plain, boxed]'; several: all combinations."),
     ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also probe whether the benchmark's problems were in the training data.")
+    ] = False,
+    twins: Annotated[int, typer.Option(min=1, help="--probe: twins that each problem is compared with.")] = 2,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
@@ -84,6 +110,8 @@ def evaluate(
             f"{name} + {tools}": (with_tool(params), target.with_name(f"{target.name}-{tools}")),
         }
     start = local if local.exists() else model
+    if probe and (vary or tools is not None):
+        raise UserError("--probe goes with neither --vary nor --tools; probe the model in a command of its own")
     if vary:
         if tools is not None:
             raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
@@ -97,6 +125,8 @@ def evaluate(
     figures, base = results[name], params.model.base
     for row in results_table(results):
         print("  ".join(f"{column} {cell}" for column, cell in row.items()))
+    if probe:
+        print_probe(probe_benchmark(start, benchmark, params, target, twins), target)
     if newer := newer_than(benchmark, base.released if base.type == "pretrained" else None):
         print(f"{benchmark} is {newer}: its problems cannot have been in the model's training data")
     if figures.prompts_too_long:

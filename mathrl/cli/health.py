@@ -9,6 +9,7 @@ import typer
 
 from mathrl.cli.options import AsJson
 from mathrl.core.paths import main_checkout
+from mathrl.core.run_forecast import forecast_of
 from mathrl.health.watch import examine, sentence
 from mathrl.reports.find_run import find_training_run
 
@@ -28,5 +29,8 @@ def health(
         print(f"{training.name}: {report['colour']} after {report['steps']} steps")
         for finding in report["findings"]:
             print(f"- to step {finding['last']}, {sentence(finding)}")
+        found = forecast_of(training.record, training.rows) if training.record else None
+        if found is not None:
+            print(f"forecast from the dev curve up to step {found.step}: {found.sentence()}")
     if report["colour"] == "red":
         raise SystemExit(1)

@@ -37,12 +37,12 @@ def recipe(
     if list_recipes or name is None:
         _print_recipes()
     elif dry_run:
-        _print_steps(name, preset, overrides or ())
+        print_steps(name, preset, overrides or ())
     else:
         load_recipe(name, overrides=tuple(overrides or ()))  # before any server is started
         began = time.time()
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
-        _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
+        print_recipe(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
 
 
 def _print_recipes() -> None:
@@ -52,7 +52,7 @@ def _print_recipes() -> None:
         print(f"{'':<24} {' -> '.join(steps.steps)}")
 
 
-def _print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None:
+def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None:
     """Each step with its command."""
     load_params(preset=preset)
     checked = load_recipe(name, overrides=tuple(overrides))
@@ -63,7 +63,7 @@ def _print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> Non
         print(f"warning: {line}")
 
 
-def _print(folder: Path, name: str, seconds: float) -> None:
+def print_recipe(folder: Path, name: str, seconds: float) -> None:
     from tasks.recipe import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)

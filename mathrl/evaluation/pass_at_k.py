@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import comb
 
+from mathrl.grading.classes import equal_classes
+
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Chance that at least one of k samples drawn without replacement is correct.
@@ -43,11 +45,7 @@ def answer_classes(
             silent += 1
         else:
             wrong[answer] = wrong.get(answer, 0) + 1
-    classes: list[list[str]] = []
-    for answer in wrong:
-        joined = [members for members in classes if any(equal(member, answer) for member in members)]
-        classes = [members for members in classes if members not in joined]
-        classes.append([*(member for members in joined for member in members), answer])
+    classes = equal_classes(wrong, equal)
     return right, [sum(wrong[member] for member in members) for members in classes], silent
 
 

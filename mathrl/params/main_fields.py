@@ -22,6 +22,7 @@ MAIN = {
     "evaluate": (BASE, "evaluate.samples", "evaluate.temperature", "evaluate.max_tokens", SEED),
     "sweep": ("sweep.trials", "sweep.seeds", "sweep.workers"),
     "recipe": (),
+    "controls": (),
 }
 FRESH = "fresh"
 

@@ -19,6 +19,7 @@ from mathrl.params.section import Section
 SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
+CLAIM = "claim"  # the entry of summary.json with the models and tests of a claim
 START = "Step whose model this step starts from, or base."
 
 
@@ -129,6 +130,23 @@ Step = Annotated[
     | EvaluateStep,
     Field(discriminator="stage"),
 ]
+
+
+class Claim(Section):
+    """A claim that the recipe tests against controls: that training turned `start` into the better `model`.
+
+    Every other model of the evaluations is a control, compared with both (mathrl/evaluation/claim.py).
+    """
+
+    start: str = Field(description="Step whose model the training began with.")
+    model: str = Field(description="Step whose model is claimed to be better.")
+    evaluations: Names = Field(
+        min_length=1,
+        description="Evaluate steps: the first has start, model and controls; a further one of a single model is a "
+        "control by its step's name.",
+    )
+
+
 PRODUCES = {
     "a model": POLICIES,
     "a reward model": ("reward_model",),
@@ -158,6 +176,7 @@ class Recipe(Section):
         (), description="Overrides of `mathrl recipe --set`; they win over those of the recipe and its steps."
     )
     curated: str | None = Field(None, description="Curate step whose splits the steps read; null: data/curated.")
+    claim: Claim | None = Field(None, description="A claim to test against controls, over all seeds; null: none.")
     steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
         min_length=1, description="Steps by name, each with its stage."
     )
@@ -241,6 +260,8 @@ def _errors(recipe: Recipe, folder: Path) -> Iterator[str]:
             yield f"steps.{split}: a split has this name; give the step another"
     if recipe.curated is not None and not isinstance(recipe.steps.get(recipe.curated), CurateStep):
         yield f"curated: {recipe.curated!r} is not a step of stage curate"
+    if recipe.claim is not None:
+        yield from _claim_errors(recipe, recipe.claim)
     for name, step in recipe.steps.items():
         for field, other, kinds in references(step):
             stages = {stage for kind in kinds if kind != "a split" for stage in PRODUCES[kind]}
@@ -268,6 +289,18 @@ def _errors(recipe: Recipe, folder: Path) -> Iterator[str]:
                 as_written = recipe.model_copy(update={"overrides": ()})
                 written = load_params(folder, overrides=step_overrides(as_written, name))
             yield from (f"steps.{name}: {line}" for line in unfit_rates(params, step.stage, written))
+
+
+def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
+    evaluated = summary_models(recipe)
+    for name in set(claim.evaluations) - set(evaluated):
+        yield f"claim.evaluations: {name!r} is not an evaluate step; write one of {', '.join(evaluated) or 'none'}"
+    first = evaluated.get(claim.evaluations[0], (claim.start, claim.model))
+    for field, name in (("start", claim.start), ("model", claim.model)):
+        if name not in first:
+            yield f"claim.{field}: {name!r} is not evaluated by {claim.evaluations[0]}; models: {', '.join(first)}"
+    if CLAIM in recipe.steps:
+        yield f"steps.{CLAIM}: the table of the claim has this name; give the step another"
 
 
 def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, folder: Path) -> Iterator[str]:

@@ -16,6 +16,7 @@ from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
 
 CURATED, ROOT = "data/curated", "pipelines/recipes"
+Options = list[tuple[str, str]]
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 
 
@@ -61,8 +62,17 @@ def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
         options = [("evaluated", f"{step}={_Paths(name, recipe, seed, once).folder(step)}") for step, seed in tests]
         file = f"{ROOT}/{name}/summary.json"
         overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
-        stages["summary"] = _stage("summary", file, options, overrides, folder)
+        stages["summary"] = _stage("summary", file, options, overrides, folder, _claim_words(recipe))
     return stages
+
+
+def _claim_words(recipe: Recipe) -> Options:
+    """The claim as options of the summary's command."""
+    if recipe.claim is None:
+        return []
+    fields = recipe.claim.model_dump()
+    names = [("start", fields["start"]), ("model", fields["model"])]
+    return [("claim", f"{field}={name}") for field, name in [*names, *(("of", e) for e in fields["evaluations"])]]
 
 
 class _Paths:
@@ -107,9 +117,6 @@ class _Paths:
         return [self._file(name, step) for name in step.replay]
 
 
-Options = list[tuple[str, str]]
-
-
 def _options(step: Any, paths: _Paths) -> Options:
     """The options of the step's command; their values are its inputs."""
     options: Options = []
@@ -140,9 +147,12 @@ def _options(step: Any, paths: _Paths) -> Options:
     return options
 
 
-def _stage(stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path) -> dict[str, Any]:
+def _stage(
+    stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path, words: Options | None = None
+) -> dict[str, Any]:
+    """A stage of the graph: the values of `options` are its inputs, those of `words` are not."""
     command = ["python", "-m", "mathrl.stages.recipe_step", stage, out]
-    for option, value in [*options, *(("set", override) for override in overrides)]:
+    for option, value in [*options, *(words or ()), *(("set", override) for override in overrides)]:
         command += [f"--{option}", value]
     inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
     outputs = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}

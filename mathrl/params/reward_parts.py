@@ -53,6 +53,13 @@ class NoisyAccuracyPart(_Part):
     options: NoisyAccuracyOptions = NoisyAccuracyOptions()
 
 
+class MajorityPart(_Part):
+    """Whether the answer is the most common one of the responses to the same prompt; needs no truth (TTRL)."""
+
+    type: Literal["majority"]
+    options: AccuracyOptions = AccuracyOptions()
+
+
 class FormatLinesOptions(Options):
     """Rewards of the lines and of the marker."""
 
@@ -169,6 +176,7 @@ class FunctionPart(_Part):
 RewardPart = Annotated[
     AccuracyPart
     | NoisyAccuracyPart
+    | MajorityPart
     | FormatLinesPart
     | R1TagsPart
     | CountdownPart

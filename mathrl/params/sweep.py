@@ -76,8 +76,10 @@ class Sweep(Section):
     hours: float | None = Field(None, gt=0, description="Stop starting trials after this many hours; null: no limit.")
     seeds: int = Field(1, ge=1, le=100, description="Runs per trial, with seeds run.seed, run.seed + 1, …")
     evaluations: int = Field(1, ge=1, description="A run's score is the mean of its last n dev evaluations.")
-    pruner: Literal["median", "hyperband", "none"] = Field(
-        "median", description="Rule that stops trials whose dev curve falls behind the others."
+    pruner: Literal["median", "hyperband", "forecast", "none"] = Field(
+        "median",
+        description="Rule that stops trials. median, hyperband: the dev curve falls behind the others; forecast: the "
+        "curve's forecast for the end of its first run stays below the best trial.",
     )
     startup_trials: int = Field(4, ge=1, description="Random trials, never pruned, before the sampler takes over.")
     warmup_steps: int = Field(0, ge=0, description="Steps of its first run before a trial can be pruned.")

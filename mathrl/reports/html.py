@@ -16,6 +16,7 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.core.run_forecast import forecast_of
 from mathrl.data.registry import newer_than
 from mathrl.evaluation.compare import compare_models, leading, pairs, verdict_of
 from mathrl.evaluation.responses import read_run
@@ -121,7 +122,7 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     page: dict[str, Any] = {
         "title": material.title, "colour": colour, "health": health, "lineage": steps, "complete": complete,
         "picture": picture(steps, edges) if steps else "",
-        "curves": [(stage.name, curves(stage.rows)) for stage in material.trained],
+        "curves": [(stage.name, curves(stage.rows), _forecast(stage)) for stage in material.trained],
         "commands": commands(material, steps), "origin": origin(steps), "cards": cards(material),
         "params": [(step.stage, dump_yaml(step.params)) for step in steps if step.params],
         "models": [], "breakdowns": {}, "examples": [], "verdict": "not evaluated yet",
@@ -138,6 +139,12 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
         ("reproduce", "reproduce", True),
     ]
     return page | {"sections": [(place, name) for place, name, there in names if there]}
+
+
+def _forecast(stage: TrainingRun) -> str:
+    """The forecast of an RL run's dev curve in a sentence; "" where there is none."""
+    found = forecast_of(stage.record, stage.rows) if stage.record else None
+    return f"From the dev curve up to step {found.step}: {found.sentence()}." if found else ""
 
 
 def titled(benchmark: str, params: Params) -> str:

@@ -29,6 +29,7 @@ from mathrl.params.reward_parts import (
     AccuracyOptions,
     CountdownOptions,
     FunctionOptions,
+    MajorityPart,
     NoisyAccuracyOptions,
     OverlongOptions,
     RewardPart,
@@ -39,6 +40,7 @@ from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
+from mathrl.rewards.majority import agree_with_majority
 from mathrl.rewards.noise import noisy_verdict
 from mathrl.rewards.repetition import repetition_penalty
 
@@ -51,7 +53,8 @@ class RewardInput:
         RewardInput(response="<answer>2</answer>", ground_truth=("2",), length=9, max_length=64)
 
     `length` and `max_length` are in tokens; `row` has the source and the user's columns, for user functions. The
-    first of `routes` (the problem's task, data source and source) that has a route chooses the parts.
+    first of `routes` (the problem's task, data source and source) that has a route chooses the parts. `agrees`, where
+    a part needs it, is whether the answer is the most common one of the batch's responses to the same prompt.
     """
 
     response: str
@@ -62,6 +65,7 @@ class RewardInput:
     truncated: bool = False
     row: Mapping[str, Any] = field(default_factory=dict)
     routes: tuple[str, ...] = ()
+    agrees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,16 @@ def _noisy_accuracy(options: NoisyAccuracyOptions, params: Reward) -> PartFuncti
         accepted = noisy_verdict(verdict, item.prompt, item.response, truths, options)
         reward, _ = exact(item, replace(verdict, correct=accepted))
         return reward, {"wrong": float(accepted != verdict.correct)}
+
+    return value
+
+
+def _majority(options: AccuracyOptions, params: Reward) -> PartFunction:
+    exact = _accuracy(options, params)
+
+    def value(item: RewardInput, verdict: Verdict) -> PartValue:
+        reward, _ = exact(item, replace(verdict, correct=item.agrees))
+        return reward, {"wrong": float(item.agrees != verdict.correct)}
 
     return value
 
@@ -161,6 +175,7 @@ def _function(options: FunctionOptions, params: Reward) -> PartFunction:
 PARTS: dict[str, Callable[[Any, Reward], PartFunction]] = {
     "accuracy": _accuracy,
     "noisy_accuracy": _noisy_accuracy,
+    "majority": _majority,
     "format_lines": _of_response(format_lines),
     "r1_tags": _of_response(r1_tags),
     "countdown": _countdown,
@@ -199,6 +214,8 @@ class RewardFunction:
         self.extraction, self.processes = params.extraction, processes
         self.parts = [_part(part, params) for part in params.parts]
         self.routes = {name: [_part(part, params) for part in route] for name, route in params.routes.items()}
+        parts = [*params.parts, *(part for route in params.routes.values() for part in route)]
+        self.votes = any(isinstance(part, MajorityPart) for part in parts)
         self.second: Disagreement | None = None
         if second := params.second_grader:
             is_llm = second.type == "llm"
@@ -218,6 +235,9 @@ class RewardFunction:
         verdicts = grade_batch([item.response for item in items], truths, self.extraction, processes=self.processes)
         if self.cascade is not None:
             verdicts = self.cascade.decide(verdicts, truths)
+        if self.votes:
+            agrees = agree_with_majority([item.prompt for item in items], [verdict.extracted for verdict in verdicts])
+            items = [replace(item, agrees=agree) for item, agree in zip(items, agrees, strict=True)]
         return [self._reward(item, verdict) for item, verdict in zip(items, verdicts, strict=True)]
 
     def counters(self) -> dict[str, float]:

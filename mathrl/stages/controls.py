@@ -10,8 +10,6 @@ Writes models/controls/ and reports/controls/summary.json, evaluated like the mo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +19,11 @@ from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
-from mathrl.core.statistics import sum_in_order
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
+from mathrl.params.control_recipe import equal_steps
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
 from mathrl.stages.stage_run import StageRun, run_stage
@@ -39,23 +37,12 @@ BASE, SFT, RL_METRICS = Path("models/base"), Path("models/sft"), Path("reports/r
 MODELS, REPORT = Path("models/controls"), Path("reports/controls")
 
 
-def equal_steps(rows: Sequence[dict[str, Any]], params: Params) -> int:
-    """SFT steps that cost what the logged RL steps did: trained tokens plus a third of the sampled ones.
-
-    (A forward pass is a third of forward and backward: 2 and 6 floating-point operations per parameter and
-    token.)
-    """
-    responses = params.rl.prompts_per_step * params.rl.group_size
-    tokens = sum_in_order(row["trained_tokens"] + row["response_length"] * responses / 3 for row in rows)
-    return max(1, math.ceil(tokens / params.sft.tokens_per_step))
-
-
 def work(run: StageRun) -> None:
     params = run.params
     training = open_training(run)
     controls: dict[str, tuple[Path, Sft]] = {}
     if params.controls.more_sft:
-        steps = equal_steps(list(read_jsonl(RL_METRICS)), params)
+        steps = equal_steps(list(read_jsonl(RL_METRICS)), params.rl, params.sft)
         controls["more_sft"] = (SFT, params.sft.model_copy(update={"steps": steps}))
     if params.controls.worked_only:
         controls["worked_only"] = (BASE, params.sft.model_copy(update={"terse_share": 0.0}))

@@ -19,7 +19,7 @@ from mathrl.stages.stage_run import StageRun, run_stage
 
 OTHERS = ("difficulty", "reward_model", "process_reward_model", "critic", "reference", "teacher")
 SINGLE = ("start", "dev", "examples", "test", "rates", *OTHERS)
-REPEATED = ("data", "replay", "model", "evaluated", "set")
+REPEATED = ("data", "replay", "model", "evaluated", "claim", "set")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -48,6 +48,7 @@ def wire(args: argparse.Namespace) -> Callable[[StageRun], None]:
         "models": {label: Path(folder) for label, folder in (pair.split("=", 1) for pair in args.model)},
         "others": {name: getattr(args, name) for name in OTHERS if getattr(args, name)},
         "evaluated": [pair.split("=", 1) for pair in args.evaluated],
+        "claim": [pair.split("=", 1) for pair in args.claim],
         "base": False,
         "out": out,
         "model": out / "model",

@@ -5,17 +5,21 @@ from pathlib import Path
 
 from mathrl.core.results import BenchmarkResults, write_recipe_summary
 from mathrl.core.types import EvalRow
+from mathrl.evaluation.claim import claim_results
 from mathrl.evaluation.compare import compare_models
 from mathrl.evaluation.responses import read_runs
 from mathrl.evaluation.summary import summarise_seeds
 from mathrl.params.evaluate import Evaluate
+from mathrl.params.recipe import CLAIM, Claim
 from mathrl.stages.stage_run import StageRun
 
 Runs = list[list[EvalRow]]
 
 
-def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> None:
+def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim: Sequence[Sequence[str]] = ()) -> None:
     """Write `out` from the folders of evaluate steps: pairs of the step's name and a folder, one per seed.
+
+    `claim` has the recipe's claim as pairs (start, NAME), (model, NAME) and an (of, STEP) per evaluation.
 
     Example of what is written (evaluate step, benchmark, model):
         {"test": {"test": {"models": {"sft": {"seeds": 3, "problems": 500, "samples": 8, "pass_at_1": 0.41,
@@ -32,6 +36,8 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> Non
         step: {name: _results(models, settings) for name, models in benchmarks.items()}
         for step, benchmarks in rows.items()
     }
+    if claim:
+        summary[CLAIM] = _claim_tested(claim, rows, settings)
     write_recipe_summary(out, summary)
     run.summary(
         {
@@ -41,6 +47,19 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path) -> Non
             for name, value in figures.numbers().items()
         }
     )
+
+
+def _claim_tested(
+    words: Sequence[Sequence[str]], rows: dict[str, dict[str, dict[str, Runs]]], settings: Evaluate
+) -> dict[str, BenchmarkResults]:
+    """The claim's table and tests, by benchmark."""
+    named = {field: [name for other, name in words if other == field] for field, _ in words}
+    evaluations = named["of"]
+    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations))
+    return {
+        benchmark: claim_results({step: rows[step].get(benchmark, {}) for step in evaluations}, claim, settings)
+        for benchmark in rows[evaluations[0]]
+    }
 
 
 def _results(models: dict[str, Runs], settings: Evaluate) -> BenchmarkResults:

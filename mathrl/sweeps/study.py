@@ -12,8 +12,11 @@ from optuna.trial import FrozenTrial, TrialState
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import workspace_preset
+from mathrl.core.problems import read_problems
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Sweep
+from mathrl.params.train import Rl
+from mathrl.sweeps.forecast_pruner import ForecastPruner
 from mathrl.sweeps.space import check_space, encode, trial_params
 from mathrl.sweeps.storage import storage_of, study_folder, study_lock, study_names
 
@@ -46,7 +49,7 @@ def open_study(sweep: Sweep) -> OpenStudy:
         stored = study.user_attrs.get("mathrl")
         present = stored["present"] if stored else check_space(sweep)
         params = trial_params(sweep, present)
-        study.pruner = _pruner(sweep, params.rl.steps, params.rl.eval_every)
+        study.pruner = _pruner(sweep, params.rl)
         facts = _facts(sweep, params.model_dump(mode="json", by_alias=True))
         if stored is None:
             stored = {
@@ -83,12 +86,15 @@ def read_study(name: str, storage: str = "journal") -> optuna.Study:
     return optuna.load_study(study_name=name, storage=storage_of(section))
 
 
-def _pruner(sweep: Sweep, steps: int, eval_every: int) -> optuna.pruners.BasePruner:
+def _pruner(sweep: Sweep, rl: Rl) -> optuna.pruners.BasePruner:
     if sweep.pruner == "median":
         return optuna.pruners.MedianPruner(sweep.startup_trials, sweep.warmup_steps)
     if sweep.pruner == "hyperband":
-        first = max(1, eval_every, sweep.warmup_steps)
-        return optuna.pruners.HyperbandPruner(first, max(first, steps * sweep.seeds))
+        first = max(1, rl.eval_every, sweep.warmup_steps)
+        return optuna.pruners.HyperbandPruner(first, max(first, rl.steps * sweep.seeds))
+    if sweep.pruner == "forecast" and Path(sweep.dev).exists():  # `_facts` reports one that is missing
+        responses = len(read_problems(Path(sweep.dev))) * rl.eval_samples
+        return ForecastPruner(rl.steps, responses, sweep.startup_trials, sweep.warmup_steps)
     return optuna.pruners.NopPruner()
 
 

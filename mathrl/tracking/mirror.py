@@ -169,7 +169,9 @@ class Mirror:
             state.complete = None
             state.write()
         rows, end = followed.new_rows(record)
+        new = [row for row in rows if state.step is None or int(row["step"]) > state.step]
         last_step = self.upload.metrics(state.run_id, rows, after=state.step)
+        self.upload.forecast(state.run_id, record, new)
         followed.bytes_read = end  # not before: rows that the server did not take are read again
         # A resumed run has not reported its health yet; MLflow keeps what it reported before.
         health = state.health if record.health is None else record.health

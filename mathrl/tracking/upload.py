@@ -21,6 +21,7 @@ from mathrl.core.files import encodable
 from mathrl.core.metrics import complete_rows
 from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
+from mathrl.core.run_forecast import forecast_of
 from mathrl.core.run_name import run_name
 from mathrl.tracking.batches import Batches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
@@ -98,6 +99,24 @@ class Upload:
             steps = f"step {finding['first']} to {finding['last']}"
             tags[f"health.{finding['rule']}"] = f"{steps}: {finding['evidence']}; cause: {finding['cause']}"
         self.batches.tags(run_id, tags)
+
+    def forecast(self, run_id: str, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Metrics `forecast/…` at each dev evaluation among `rows`, from the curve up to it, and the tag `forecast`."""
+        if not any(DEV in row for row in rows):
+            return
+        known = complete_rows(record.metrics_file)
+        points: list[Point] = []
+        for row in rows:
+            step = int(row["step"])
+            found = forecast_of(record, [r for r in known if int(r["step"]) <= step]) if DEV in row else None
+            if found is not None:
+                values = found.accuracy.to_row("forecast/dev_accuracy") | {"forecast/gain": found.gain.mean}
+                at = _milliseconds(row["at"])
+                points += [Point(name, value, at, step) for name, value in values.items()]
+                sentence = found.sentence()
+        if points:
+            self.batches.metrics(run_id, points)
+            self.batches.tags(run_id, {"forecast": sentence})
 
     def finish(self, run_id: str, parent: str, record: RunRecord, status: str) -> None:
         """Final figures, files, output digests, status."""

@@ -38,7 +38,7 @@ def sources(generator: str, options: str = "{}") -> str:
     [
         (parts("{type: overlong, options: {bufer: 3}}"), r"parts.0.options.bufer: unknown .*did you mean buffer\?"),
         (parts("{type: accuracyy}"), r"parts.0.type: no type 'accuracyy' \(did you mean accuracy\?\); write one of"),
-        (parts("{weight: 2}"), "parts.0.type: missing; write one of accuracy, noisy_accuracy, format_lines"),
+        (parts("{weight: 2}"), "parts.0.type: missing; write one of accuracy, noisy_accuracy, majority, format_lines"),
         (parts("{type: overlong, buffer: 3}"), "parts.0.buffer: unknown parameter"),
         (parts("{type: overlong, options: {max_length: 5, buffer: 6}}"), "buffer 6 must be at most max_length 5"),
         (parts("{type: language, options: {language: xx}}"), "options.language: Input should be 'en', .*found 'xx'"),

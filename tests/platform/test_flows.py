@@ -28,6 +28,7 @@ RUNS = {
     "pipeline": (*STAGES, "controls"),
     "pages": ("pages",),
     "recipe": STEP_STAGES,
+    "controls": STEP_STAGES,
 }
 
 
@@ -142,6 +143,6 @@ def test_every_flow_is_deployed_and_every_deployment_has_its_flow() -> None:
 
 def test_a_flow_imports_nothing_that_computes() -> None:
     heavy = {"torch", "transformers", "mlflow", "dvc"}
-    code = f"import sys, flows.pipeline, flows.recipe, flows.sweep; print({heavy} & {{*sys.modules}})"
+    code = f"import sys, flows.pipeline, flows.recipe, flows.controls, flows.sweep; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -195,7 +195,7 @@ def test_user_functions() -> None:
         ({"extraction": "loose"}, "'strict' or 'lenient'"),
         ({"parts": [{"type": "accurracy"}]}, r"reward.parts.0.type: no type 'accurracy' \(did you mean accuracy\?\)"),
         ({"parts": [{"type": "function"}]}, "parts.0.options: Field required"),
-        ({"parts": [{}]}, "parts.0.type: missing; write one of accuracy, noisy_accuracy, format_lines"),
+        ({"parts": [{}]}, "parts.0.type: missing; write one of accuracy, noisy_accuracy, majority, format_lines"),
         ({"parts": [{"type": "function", "options": {"path": "no.such.thing"}}]}, "cannot be imported"),
         ({"second_grader": {"type": "oracle"}}, "'math_verify' or 'llm'"),
         ({"second_grader": {"type": "llm", "endpoint": "localhost"}}, "is not a URL"),
@@ -267,3 +267,22 @@ def test_a_verifier_that_is_wrong_by_rule() -> None:
     part = {"type": "noisy_accuracy", "options": {"last_digit": True}}
     items = [RewardInput(f"<answer>{answer}</answer>", ("36",)) for answer in ("36", "-6", "16", "63", "1.6", "x6")]
     assert overall({"parts": [part]}, *items) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_majority_rewards_the_most_common_answer_of_a_prompt_whatever_the_truth() -> None:
+    reward = build_reward({"parts": [{"type": "majority"}], "correct": 2, "incorrect": -1})
+    given = [("a", "7"), ("b", "1/2"), ("a", "5"), ("a", "7.0"), ("b", "3"), ("b", "0.5"), ("a", "5"), ("a", "x y")]
+    items = [RewardInput(f"<answer>{answer}</answer>", ("5",), prompt=prompt) for prompt, answer in given]
+    results = reward.score([*items, RewardInput("no answer", ("5",), prompt="a")])
+    # Prompt a: 7 and 7.0 vote together against two 5s, tied, and 7 came first. Prompt b: 1/2 and 0.5 against 3.
+    assert [result.overall for result in results] == [2, 2, -1, 2, -1, 2, -1, -1, -1]
+    assert [result.correct for result in results] == [False, False, True, False, False, False, True, False, False]
+    assert [result.parts["majority/wrong"] for result in results] == [1, 1, 1, 1, 0, 1, 1, 0, 0]
+
+
+def test_majority_of_a_route_votes_and_without_an_answer_nobody_agrees() -> None:
+    reward = build_reward({"routes": {"unlabelled": [{"type": "majority"}]}})
+    voted = RewardInput("<answer>4</answer>", ("5",), prompt="q", routes=("unlabelled",))
+    assert [result.overall for result in reward.score([voted, RewardInput("<answer>5</answer>", ("5",))])] == [1.0, 1.0]
+    silent = RewardInput("", ("5",), prompt="q", routes=("unlabelled",))
+    assert [result.overall for result in reward.score([silent, silent])] == [0.0, 0.0]

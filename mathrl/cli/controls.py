@@ -1,0 +1,52 @@
+"""`mathrl controls`: run the controls of an RL run as a recipe, and say what they leave of its gain."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mathrl.cli.options import Overrides
+from mathrl.cli.recipe import print_recipe, print_steps
+from mathrl.cli.run import call_flow
+from mathrl.cli.tables import print_lines
+from mathrl.core.claims import conclusion
+from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.core.results import read_recipe_summary
+from mathrl.params.control_recipe import CONTROLS, write_control_recipe
+from mathrl.params.recipe import CLAIM
+
+
+def controls(
+    run: Annotated[
+        str, typer.Argument(help="RL run: rl (the pipeline's), a run under runs/ by its name, or RECIPE/STEP.")
+    ] = "rl",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: the run's own and those that follow it.")] = 3,
+    only: Annotated[
+        str, typer.Option(help=f"Controls to run, comma-separated, of {', '.join(CONTROLS)}; default: all that fit.")
+    ] = "",
+    overrides: Overrides = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Steps that run at a time, where they do not depend on one another.")
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the recipe, print its steps and exit without running.")
+    ] = False,
+) -> None:
+    """Run the controls of an RL run: rewards without information, more SFT, a start made to think, over seeds.
+
+    It writes params/recipes/controls-RUN.yaml from the run's own parameters and runs it as `mathrl recipe` does.
+    """
+    os.chdir(main_checkout())
+    chosen = [name.strip() for name in only.split(",") if name.strip()]
+    name = write_control_recipe(run, seeds, chosen, overrides or ())
+    print(f"wrote params/recipes/{name}.yaml")
+    if dry_run:
+        print_steps(name, None, ())
+        return
+    began = time.time()
+    folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
+    print_recipe(folder, name, time.time() - began)
+    for benchmark, results in read_recipe_summary(folder / RECIPES / name / "summary.json")[CLAIM].items():
+        print_lines([f"{benchmark}:", *(f"  {line}" for line in conclusion(results))])

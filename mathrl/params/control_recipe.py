@@ -1,0 +1,262 @@
+"""Controls of an RL run as a recipe: the same run with rewards that say nothing about being right, and other ways to
+spend its computation, over several seeds; the recipe's claim compares all of them with its start and its model.
+
+| control | what it is |
+|---|---|
+| random | reward at random, as often as the run's responses were right (arXiv:2506.10947) |
+| form | the parts of the reward that do not know the truth; without any, the tags of R1-Zero |
+| majority | the answer that most responses of the group give is taken as right (TTRL, arXiv:2504.16084) |
+| inverted | wrong responses are rewarded, right ones are not |
+| more_sft | the start fine-tuned further, for as much computation as the RL took |
+| thinking | the start, made to begin its responses with `controls.forced_prefix` |
+| best_of_k | the start's majority vote over its k samples: in every claim's table, without a run of its own |
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_jsonl, write_text
+from mathrl.core.paths import RECIPES
+from mathrl.core.records import METRICS
+from mathrl.core.statistics import sum_in_order
+from mathrl.params.changes import differences
+from mathrl.params.load import dump_yaml, load_params
+from mathrl.params.recipe import (
+    Claim,
+    CurateStep,
+    DifficultyStep,
+    EvaluateStep,
+    MixStep,
+    Recipe,
+    RlStep,
+    SftStep,
+    load_recipe,
+    references,
+    step_overrides,
+)
+from mathrl.params.run import Reward
+from mathrl.params.schema import Params
+from mathrl.params.train import Rl, Sft
+
+CONTROLS = ("random", "form", "majority", "inverted", "more_sft", "thinking")
+FORM_PARTS = ("format_lines", "r1_tags", "language", "overlong", "repetition")  # know no truth
+HEADER = "# Made by `mathrl controls {run}`, which writes it anew: to change it, copy it under another name.\n"
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ControlledRun:
+    """The run `step` of a recipe, the rows of its metrics, and its parameters."""
+
+    name: str
+    recipe: Recipe
+    step: str
+    rows: Rows
+    params: Params
+
+    @property
+    def rl(self) -> RlStep:
+        step = self.recipe.steps[self.step]
+        assert isinstance(step, RlStep)
+        return step
+
+    @property
+    def rate(self) -> float:
+        """Share of right responses over the run, to four decimals."""
+        return round(sum_in_order(row["reward/accuracy"] for row in self.rows) / len(self.rows), 4)
+
+
+def write_control_recipe(
+    run: str, seeds: int, only: Iterable[str] = (), overrides: Iterable[str] = (), checkout: Path = Path()
+) -> str:
+    """Write the recipe of the run's controls into params/recipes of the checkout; returns its name.
+
+    `run` is rl (the pipeline's), a folder under runs/ by its name, or a recipe's step RECIPE/STEP. `overrides` go over
+    the run's parameters in every step.
+
+    Raises:
+        UserError: no such run, one without metrics, or one whose rewards have no counterpart without truth.
+    """
+    controlled = find_controlled(run, tuple(overrides), checkout)
+    recipe = control_recipe(controlled, seeds, tuple(only))
+    name = f"controls-{run.replace('/', '-')}"
+    text = HEADER.format(run=run) + dump_yaml(_written(recipe))
+    file = checkout / "params" / "recipes" / f"{name}.yaml"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    return name
+
+
+def find_controlled(run: str, overrides: tuple[str, ...] = (), checkout: Path = Path()) -> ControlledRun:
+    """The run that `run` names, as the step of a recipe.
+
+    Raises:
+        UserError: see `write_control_recipe`.
+    """
+    recipe_name, _, step = run.partition("/")
+    if step:
+        recipe = load_recipe(recipe_name, checkout / "params")
+        if not isinstance(recipe.steps.get(step), RlStep):
+            names = [name for name, each in recipe.steps.items() if isinstance(each, RlStep)]
+            raise UserError(f"{run}: no RL step of recipe {recipe_name}; RL steps: {', '.join(names) or 'none'}")
+        recipe = _ancestors(recipe, step)
+        labels = [step, *(f"{step}-s{seed}" for seed in recipe.seeds)]
+        files = [checkout / RECIPES / recipe_name / label / "report" / METRICS for label in labels]
+    else:
+        folder = checkout if run == "rl" else checkout / "runs" / run
+        if not (folder / "params").is_dir():
+            raise UserError(f"{run}: no such run; give rl (the pipeline's), a run under runs/, or RECIPE/STEP")
+        recipe, step = _pipeline(checkout, folder), "rl"
+        files = [folder / "reports" / "rl" / METRICS]
+    rows = [row for file in files if file.is_file() for row in read_jsonl(file) if "reward/accuracy" in row]
+    if not rows:
+        raise UserError(f"{run}: {files[0]} has no metrics of RL; run it first, its controls take their rate from them")
+    recipe = recipe.model_copy(update={"overrides": (*recipe.overrides, *overrides)})
+    params = load_params(checkout / "params", overrides=step_overrides(recipe, step))
+    return ControlledRun(run, recipe, step, rows, params)
+
+
+def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> Recipe:
+    """The recipe: the run's own steps, a step per control, evaluations, and the claim.
+
+    Raises:
+        UserError: an unknown control, or one that this run cannot have.
+    """
+    reward, rl = run.params.reward, run.rl
+    if unknown := [name for name in only if name not in CONTROLS]:
+        raise UserError(f"no control {', '.join(unknown)}; controls: {', '.join(CONTROLS)}")
+    if run.params.rl.advantage in ("process", "distillation") or reward.judge.continuations:
+        raise UserError(
+            f"{run.name}: its rewards are of reasoning steps or of a teacher's tokens, which have no counterpart "
+            "without truth; controls are for runs whose rewards are of responses"
+        )
+    if clash := sorted({*CONTROLS, "controls"} & set(run.recipe.steps)):
+        raise UserError(f"{run.name}: steps named {', '.join(clash)} have the name of a control; rename them")
+    plain = rl.model_copy(update={"reward_model": None})
+    rewards = control_rewards(reward, run.rate)
+    steps: dict[str, Any] = {
+        name: plain.model_copy(update={"set": (*rl.set, *rewards[name])})
+        for name in rewards
+        if name in (only or rewards)
+    }
+    if "more_sft" in (only or CONTROLS):
+        steps["more_sft"] = _more_sft(run)
+    first = run.params.run.seed
+    models = (rl.start, *steps, run.step)
+    steps["controls"] = EvaluateStep(stage="evaluate", curated=rl.curated, models=models)
+    evaluations = ["controls"]
+    if "thinking" in (only or CONTROLS) and (prefix := _prefix(run.params)):
+        settings = (f"prompt.response_prefix={json.dumps(prefix, ensure_ascii=False)}",)
+        steps["thinking"] = EvaluateStep(stage="evaluate", curated=rl.curated, models=(rl.start,), set=settings)
+        evaluations.append("thinking")
+    return run.recipe.model_copy(
+        update={
+            "description": f"Controls of {run.name}: what its gain owes to the reward",
+            "seeds": tuple(range(first, first + seeds)),
+            "claim": Claim(start=rl.start, model=run.step, evaluations=tuple(evaluations)),
+            "steps": {**run.recipe.steps, **steps},
+        }
+    )
+
+
+def control_rewards(reward: Reward, rate: float) -> dict[str, tuple[str, ...]]:
+    """The overrides of each control's reward.
+
+    Example, rate 0.6: random: ('reward.parts=[{"type": "noisy_accuracy", "options": {"false_positives": 0.6,
+    "false_negatives": 0.4}}]', 'reward.routes={}')
+    """
+    wrong = {
+        "random": {"false_positives": rate, "false_negatives": round(1 - rate, 4)},
+        "inverted": {"false_positives": 1.0, "false_negatives": 1.0},
+    }
+    parts: dict[str, list[dict[str, Any]]] = {
+        name: [{"type": "noisy_accuracy", "options": options}] for name, options in wrong.items()
+    }
+    form = [part.model_dump(mode="json", exclude_defaults=True) for part in reward.parts if part.type in FORM_PARTS]
+    voted = sum(part.weight for part in reward.parts if part.type not in FORM_PARTS)
+    parts["form"] = form or [{"type": "r1_tags"}]
+    parts["majority"] = [{"type": "majority", "weight": voted or 1.0}, *form]
+    return {
+        name: (f"reward.parts={json.dumps(parts[name], ensure_ascii=False)}", "reward.routes={}")
+        for name in ("random", "form", "majority", "inverted")
+    }
+
+
+def equal_steps(rows: Rows, rl: Rl, sft: Sft) -> int:
+    """SFT steps that cost what the logged RL steps did: trained tokens plus a third of the sampled ones.
+
+    (A forward pass is a third of forward and backward: 2 and 6 floating-point operations per parameter and
+    token.)
+    """
+    responses = rl.prompts_per_step * rl.group_size
+    tokens = sum_in_order(row["trained_tokens"] + row["response_length"] * responses / 3 for row in rows)
+    return max(1, math.ceil(tokens / sft.tokens_per_step))
+
+
+def _more_sft(run: ControlledRun) -> SftStep:
+    """The start trained further, on the data and with the settings of its own fine-tuning if that is a step."""
+    start = run.recipe.steps.get(run.rl.start)
+    before = start if isinstance(start, SftStep) else SftStep(stage="sft", curated=run.rl.curated)
+    values = run.params.model_dump(mode="json", by_alias=True)
+    settings = [item for item in (*run.recipe.set, *before.set, *run.recipe.overrides) if item.startswith("sft.")]
+    sft = load_params(overrides=settings, instead=values).sft
+    seeds = max(1, round(len(run.rows) / run.params.rl.steps))  # the rows may be those of several seeds
+    steps = math.ceil(equal_steps(run.rows, run.params.rl, sft) / seeds)
+    return before.model_copy(update={"start": run.rl.start, "set": (*before.set, f"sft.steps={steps}")})
+
+
+def _prefix(params: Params) -> str | None:
+    """What the start is made to begin with; None where its responses begin so already, or have no such form."""
+    if params.prompt.response_prefix or params.prompt.template not in ("plain", "r1_zero"):
+        return None
+    return params.controls.forced_prefix
+
+
+def _pipeline(checkout: Path, folder: Path) -> Recipe:
+    """The pipeline up to RL as a recipe of the checkout, with the parameters of the run in `folder`."""
+    before, after = (
+        load_params(place / "params").model_dump(mode="json", by_alias=True) for place in (checkout, folder)
+    )
+    changed = {key: value for key, value in differences(before, after).items() if key != "run.seed"}
+    curated = "splits" if any(key.startswith("curate.") for key in changed) else None
+    steps: dict[str, Any] = {"splits": CurateStep(stage="curate")} if curated else {}
+    steps |= {
+        "sft": SftStep(stage="sft", start="base"),
+        "rates": DifficultyStep(stage="difficulty", start="sft"),
+        "mixture": MixStep(stage="mix", difficulty="rates"),
+        "rl": RlStep(stage="rl", start="sft", data=("mixture",), difficulty="rates"),
+    }
+    settings = tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changed.items())
+    return Recipe(description="the pipeline", set=settings, curated=curated, steps=steps)
+
+
+def _ancestors(recipe: Recipe, step: str) -> Recipe:
+    """The recipe with the step and those that it needs alone."""
+    needed: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in needed:
+            return
+        needed.add(name)
+        for _, other, _ in references(recipe.steps[name]):
+            visit(other)
+        if recipe.curated:
+            needed.add(recipe.curated)
+
+    visit(step)
+    steps = {name: each for name, each in recipe.steps.items() if name in needed}
+    return recipe.model_copy(update={"steps": steps, "claim": None})
+
+
+def _written(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as its file has it, without what is a default."""
+    values = recipe.model_dump(mode="json", exclude_defaults=True)
+    values["steps"] = {
+        name: {"stage": step.stage, **values["steps"].get(name, {})} for name, step in recipe.steps.items()
+    }
+    return values

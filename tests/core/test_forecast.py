@@ -1,0 +1,100 @@
+"""The forecast of a dev curve: known curves, their noise, what is too little, and whose record it is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mathrl.core.files import write_jsonl
+from mathrl.core.forecast import FEWEST, Forecast, forecast
+from mathrl.core.records import RunRecord
+from mathrl.core.results import Interval
+from mathrl.core.run_forecast import forecast_of, recorded_forecast
+
+STEPS = range(5, 101, 5)
+
+
+def sigmoid(step: int, start: float = 0.4, top: float = 0.95, half: float = 20.0, steep: float = 2.0) -> float:
+    return start + (top - start) / (1 + (half / step) ** steep)
+
+
+def curve(responses: int, seed: int, **shape: float) -> list[tuple[int, float]]:
+    rng = np.random.default_rng(seed)
+    return [(step, rng.binomial(responses, sigmoid(step, **shape)) / responses) for step in STEPS]
+
+
+def test_a_curve_without_noise_is_continued() -> None:
+    """By hand at step 100: 0.4 + 0.55 / (1 + 0.2^2) = 0.9288; at 150: 0.4 + 0.55 / (1 + (2/15)^2) = 0.9404."""
+    found = forecast([(step, sigmoid(step)) for step in STEPS if step <= 70], 100, 5000)
+    assert found is not None and (found.step, found.end, found.further) == (70, 100, 50)
+    assert found.accuracy.mean == pytest.approx(0.9288, abs=0.005)
+    assert found.gain.mean == pytest.approx(0.9404 - 0.9288, abs=0.006)
+    assert found.accuracy.low < 0.9288 < found.accuracy.high
+
+
+def test_a_flat_curve_stays_where_it_is() -> None:
+    found = forecast([(step, 0.42) for step in STEPS if step <= 50], 100, 2000)
+    assert found is not None and found.accuracy.mean == pytest.approx(0.42, abs=0.02)
+    assert found.gain.low < 0 < found.gain.high
+
+
+def test_the_interval_covers_the_end_as_often_as_it_says() -> None:
+    """60 seeded curves from their first 40 %; 90 % says 54, and fewer than 46 have a chance of 0.1 %."""
+    covered = 0
+    for seed in range(60):
+        shape = np.random.default_rng(100 + seed)
+        start = shape.uniform(0.1, 0.5)
+        points = curve(512, seed, start=start, top=shape.uniform(start, 1), half=shape.uniform(8, 60), steep=2.0)
+        found = forecast(points[:8], 100, 512)
+        assert found is not None
+        covered += found.accuracy.low <= points[-1][1] <= found.accuracy.high
+    assert covered >= 46
+
+
+def test_more_of_the_curve_and_more_responses_narrow_it() -> None:
+    def width(points: list[tuple[int, float]], responses: int) -> float:
+        found = forecast(points, 100, responses)
+        assert found is not None
+        return found.accuracy.high - found.accuracy.low
+
+    assert width(curve(512, 0)[:16], 512) < width(curve(512, 0)[:6], 512)
+    assert width(curve(8192, 0)[:10], 8192) < width(curve(64, 0)[:10], 64)
+
+
+def test_few_points_a_reached_end_and_step_0_give_no_forecast() -> None:
+    points = curve(512, 0)
+    assert forecast(points[: FEWEST - 1], 100, 512) is None and forecast(points, 100, 512) is None
+    assert forecast([(0, 0.4), *points[: FEWEST - 1]], 100, 512) is None, "step 0 has no computation"
+    assert forecast(points[:FEWEST], 100, 512) == forecast(points[:FEWEST], 100, 512) is not None
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_curves_at_the_bounds_have_intervals_within_them(level: float) -> None:
+    found = forecast([(step, level) for step in STEPS[:8]], 100, 512)
+    assert found is not None and 0 <= found.accuracy.low <= found.accuracy.mean <= found.accuracy.high <= 1
+    assert abs(found.accuracy.mean - level) < 0.05
+
+
+def test_the_sentence() -> None:
+    found = Forecast(40, 100, Interval(0.93, 0.9, 0.95), 50, Interval(0.01, -0.004, 0.03))
+    assert found.sentence() == "at this rate 0.93 [0.90, 0.95] at step 100; another 50 steps give +0.01 [-0.00, +0.03]"
+
+
+def test_a_record_gives_the_steps_the_responses_and_the_curve(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "data/dev.jsonl", [{}] * 64)
+    rows = [{"step": step, "dev/accuracy": accuracy} for step, accuracy in curve(256, 3)]
+    settings = {"rl": {"steps": 100, "eval_samples": 4}}
+    record = RunRecord(
+        tmp_path / "r", stage="rl", params=settings, workspace=str(tmp_path), inputs={"data/dev.jsonl": "x"}
+    )
+    half = [{"step": 1, "loss": 0.1}, *rows[:10]]
+    assert forecast_of(record, half) == forecast([(row["step"], row["dev/accuracy"]) for row in rows[:10]], 100, 256)
+    finished = forecast_of(record, rows)
+    assert finished is not None and (finished.step, finished.end) == (100, 150), "half as many steps again"
+    assert recorded_forecast(record) is None, "no metrics yet"
+    write_jsonl(record.metrics_file, half)
+    with record.metrics_file.open("a") as file:
+        file.write('{"step": 55, "dev/acc')  # the row that is being written
+    assert recorded_forecast(record) == forecast_of(record, half)
+    sft = RunRecord(tmp_path / "s", stage="sft", params=settings)
+    assert forecast_of(sft, rows) is None

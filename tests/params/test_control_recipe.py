@@ -1,0 +1,153 @@
+"""The controls of an RL run as a recipe: the rewards, the steps, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_jsonl, write_text
+from mathrl.grading.verdict import Verdict
+from mathrl.params.control_recipe import CONTROLS, control_rewards, equal_steps, find_controlled, write_control_recipe
+from mathrl.params.load import dump_yaml, load_params, read_yaml
+from mathrl.params.recipe import EvaluateStep, RlStep, SftStep, load_recipe, step_overrides
+from mathrl.params.recipe_graph import graph
+from mathrl.params.run import Reward
+from mathrl.rewards import RewardInput, build_reward
+from mathrl.rewards.noise import noisy_verdict
+from mathrl.stages.recipe_step import parse
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    {"step": step, "reward/accuracy": accuracy, "trained_tokens": 5000, "response_length": 12.0}
+    for step, accuracy in enumerate((0.5, 0.7, 0.9), 1)
+]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    write_jsonl(tmp_path / "reports/rl/metrics.jsonl", ROWS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rewards_of(name: str, reward: Reward | None = None, rate: float = 0.6) -> list[dict[str, Any]]:
+    parts, routes = control_rewards(reward or Reward(), rate)[name]
+    assert routes == "reward.routes={}"
+    values: list[dict[str, Any]] = json.loads(parts.partition("=")[2])
+    return values
+
+
+def test_the_recipe_has_a_step_per_control_and_the_claim(checkout: Path) -> None:
+    name = write_control_recipe("rl", 2)
+    recipe = load_recipe(name)
+    assert (name, recipe.seeds) == ("controls-rl", (0, 1))
+    assert [step for step in recipe.steps if step in CONTROLS] == list(CONTROLS)
+    evaluated, thinking = recipe.steps["controls"], recipe.steps["thinking"]
+    assert isinstance(evaluated, EvaluateStep) and isinstance(thinking, EvaluateStep)
+    assert evaluated.models == ("sft", "random", "form", "majority", "inverted", "more_sft", "rl")
+    assert (thinking.models, thinking.set) == (("sft",), ('prompt.response_prefix="<think>"',))
+    rl = recipe.steps["rl"]
+    assert isinstance(rl, RlStep) and (rl.start, rl.data, rl.difficulty) == ("sft", ("mixture",), "rates")
+    for arm in ("random", "form", "majority", "inverted"):
+        step = recipe.steps[arm]
+        assert isinstance(step, RlStep) and step.model_copy(update={"set": ()}) == rl, "the same run but for its reward"
+        assert {item.split(".")[0] for item in step.set} == {"reward"}
+    claim = recipe.claim
+    assert claim and (claim.start, claim.model, claim.evaluations) == ("sft", "rl", ("controls", "thinking"))
+    command = graph(name, recipe, ROOT)["summary"]["cmd"]
+    assert parse(command.split()[3:]).claim == ["start=sft", "model=rl", "of=controls", "of=thinking"]
+    assert "sft" not in graph(name, recipe, ROOT)["summary"]["deps"], "names of a claim are no files"
+
+
+def test_random_rewards_have_the_rate_of_the_run_and_know_nothing() -> None:
+    """0.6 of the right and 0.6 of the wrong responses are rewarded: over 4,000 draws within 4 standard errors."""
+    (part,) = rewards_of("random")
+    options = load_params(overrides=[f"reward.parts={json.dumps([part])}"]).reward.parts[0].options
+    for correct in (True, False):
+        verdict = Verdict(correct, "5", "", "", 0.0)
+        rewarded = sum(noisy_verdict(verdict, f"{n}", "5", "5", options) for n in range(4000)) / 4000
+        assert abs(rewarded - 0.6) < 4 * (0.24 / 4000) ** 0.5
+
+
+def test_inverted_rewards_are_one_minus_the_truth() -> None:
+    reward = build_reward({"parts": rewards_of("inverted")})
+    right, wrong = RewardInput("<answer>5</answer>", ("5",)), RewardInput("<answer>6</answer>", ("5",))
+    assert [result.overall for result in reward.score([right, wrong])] == [0.0, 1.0]
+
+
+def test_form_alone_is_the_parts_without_truth_and_the_vote_keeps_them() -> None:
+    assert rewards_of("form") == [{"type": "r1_tags"}]
+    parts = [{"type": "accuracy", "weight": 0.75}, {"type": "format_lines", "weight": 0.25, "options": {"lines": 0.4}}]
+    reward = Reward.model_validate({"parts": parts})
+    assert rewards_of("form", reward) == [parts[1]]
+    assert rewards_of("majority", reward) == [{"type": "majority", "weight": 0.75}, parts[1]]
+    assert [part["type"] for part in rewards_of("random", reward)] == ["noisy_accuracy"]
+
+
+def test_more_sft_takes_the_computation_of_rl(checkout: Path) -> None:
+    """By hand: 3 steps x (5,000 + 12 x 512 / 3) = 21,144 tokens, and 2,048 tokens per SFT step: 10.3 steps."""
+    params = load_params()
+    assert params.rl.prompts_per_step * params.rl.group_size == 512 and params.sft.tokens_per_step == 2048
+    assert equal_steps(ROWS, params.rl, params.sft) == 11
+    recipe = load_recipe(write_control_recipe("rl", 1, ["more_sft"], ["sft.tokens_per_step=4096"]))
+    more = recipe.steps["more_sft"]
+    assert isinstance(more, SftStep) and (more.start, more.data) == ("sft", ("sft",))
+    assert more.set == ("sft.steps=6",) and not {"random", "thinking"} & set(recipe.steps)
+
+
+def test_a_run_under_runs_brings_its_own_parameters_and_splits(checkout: Path) -> None:
+    shutil.copytree(checkout / "params", checkout / "runs/odd/params")
+    write_jsonl(checkout / "runs/odd/reports/rl/metrics.jsonl", ROWS)
+    for section, change in (("rl", {"kl_coef": 0.5}), ("curate", {"on_bad_row": "reject"}), ("run", {"seed": 7})):
+        file = checkout / f"runs/odd/params/{section}.yaml"
+        write_text(file, dump_yaml(read_yaml(file) | change))
+    recipe = load_recipe(write_control_recipe("odd", 1))
+    assert set(recipe.set) == {"rl.kl_coef=0.5", 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
+    assert "curate.on_bad_row" in step_overrides(recipe, "splits")[0]
+    assert recipe.claim and load_params(overrides=step_overrides(recipe, "random")).rl.kl_coef == 0.5
+
+
+def test_a_recipes_step_keeps_what_it_needs_alone(checkout: Path) -> None:
+    for seed in range(3):
+        write_jsonl(checkout / f"pipelines/recipes/study/grpo-s{seed}/report/metrics.jsonl", ROWS * 10)
+    controlled = find_controlled("study/grpo")
+    assert set(controlled.recipe.steps) == {"base", "sft", "grpo"} and controlled.rate == 0.7
+    recipe = load_recipe(write_control_recipe("study/grpo", 3))
+    more = recipe.steps["more_sft"]
+    steps = equal_steps(ROWS * 10, controlled.params.rl, controlled.params.sft)
+    assert isinstance(more, SftStep) and more.set == (f"sft.steps={steps}",), "of one seed, not of three"
+
+
+def test_what_cannot_be_controlled_is_refused_with_what_to_give(checkout: Path) -> None:
+    def refusal(*arguments: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            write_control_recipe(*arguments)
+        return str(caught.value)
+
+    assert "no such run; give rl" in refusal("nothing", 1)
+    assert "no RL step of recipe study; RL steps: online_rft, grpo" in refusal("study/sft", 1)
+    assert "run it first, its controls take their rate from them" in refusal("study/grpo", 1)
+    assert "no control radnom; controls: random, form" in refusal("rl", 1, ["radnom"])
+    for seed in range(3):
+        write_jsonl(checkout / f"pipelines/recipes/study/grpo_process-s{seed}/report/metrics.jsonl", ROWS)
+    assert "rewards are of reasoning steps" in refusal("study/grpo_process", 1)
+    assert not list((checkout / "params/recipes").glob("controls-*"))
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("{start: sft, model: rl, evaluations: [tset]}", "claim.evaluations: 'tset' is not an evaluate step"),
+        ("{start: sft, model: dpo, evaluations: [test]}", "claim.model: 'dpo' is not evaluated by test; models: base"),
+    ],
+)
+def test_a_claim_names_evaluations_and_models_that_exist(checkout: Path, claim: str, said: str) -> None:
+    file = checkout / "params/recipes/sft-rl.yaml"
+    file.write_text(file.read_text() + f"claim: {claim}\n")
+    with pytest.raises(UserError) as caught:
+        load_recipe("sft-rl")
+    assert said in str(caught.value)
