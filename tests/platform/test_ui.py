@@ -131,7 +131,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Servers) -> None:
-    flows = {"pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe", "sweep"}
+    flows = {"pipeline", "curate", "pages", "sft", "rl", "evaluate", "recipe", "controls", "sweep"}
     assert set(servers.deployments()) == flows
     named = {each["name"]: each["parameters"] for each in servers.post("/deployments/filter", {})}
     assert set(named) == {*flows, "study"}, "the list tells them apart"
