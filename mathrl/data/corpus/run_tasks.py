@@ -6,9 +6,11 @@ Each completed task leaves a marker, so that a killed run repeats only the tasks
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import multiprocess
@@ -23,11 +25,19 @@ from mathrl.core.errors import UserError
 from mathrl.data.processes import cores
 from mathrl.params.corpus_executors import Executor, RayExecutor, SlurmExecutor
 
+_running: set[int] = set()  # this process, while its executor runs
 USER_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
 
 
 class _Local(LocalPipelineExecutor):  # type: ignore[misc]
     """datatrove's local executor, whose tasks write to their log files and not to the terminal."""
+
+    def run(self) -> Any:
+        _running.add(os.getpid())
+        try:
+            return super().run()
+        finally:
+            _running.discard(os.getpid())
 
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1) -> Any:
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
@@ -35,6 +45,22 @@ class _Local(LocalPipelineExecutor):  # type: ignore[misc]
                 return super()._run_for_rank(rank, local_rank, node_rank)
             finally:
                 logger.remove()  # datatrove adds one that writes to `nowhere`
+
+
+def _watch_parent() -> None:
+    """In a process that the executor forks, the manager of its queue: end it when the executor is gone."""
+    parent = os.getppid()
+    if parent in _running:
+        Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+os.register_at_fork(after_in_child=_watch_parent)
 
 
 def run_tasks(steps: Sequence[PipelineStep], tasks: int, executor: Executor, folder: Path) -> None:
