@@ -30,7 +30,7 @@ def model_folder(name: str) -> Path | None:
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise UserError(
-                f"curate.decontaminate.embedding.model: {name} is neither a folder nor a hub id; write the folder of a "
+                f"the embedding model {name} is neither a folder nor a hub id; write the folder of a "
                 "model2vec model, or its hub id such as minishlab/potion-base-8M"
             )
         return None
@@ -83,7 +83,7 @@ class SimilarQuestions:
             from model2vec import StaticModel  # an extra
         except ModuleNotFoundError as error:
             raise UserError(
-                f"curate.decontaminate.embedding needs {error.name}: pip install -c constraints.txt -e '.[embedding]'"
+                f"decontamination by embeddings needs {error.name}: pip install -c constraints.txt -e '.[embedding]'"
             ) from None
         folder = model_folder(self.params.model)
         try:
