@@ -48,6 +48,7 @@ CLEAN = ("gsm8k_train.jsonl.gz", "svamp_test.jsonl", "minerva_math_test.jsonl")
 PLANTED = 1000  # copies per distance, but for translations
 PRECISION = 0.99
 NGRAM_SHARE = 0.1  # the threshold of coverage alone, from which an n-gram hit comes before the embeddings
+LEAST_COSINE = {True: 0.3, False: 0.8}  # below every threshold that the precision allows
 LSA_TEXTS, LSA_SIZE = ("gsm8k_train.jsonl.gz", "math_train.jsonl.gz"), 256
 PEER = """
 import decon, json, sys
@@ -113,10 +114,16 @@ def lsa(data: Path, folder: Path) -> str:
     return str(folder)
 
 
-def with_embeddings(model: str) -> Callable[[Sequence[str], Sequence[str]], tuple[list[float], float]]:
+def with_embeddings(
+    model: str, same_numbers: bool
+) -> Callable[[Sequence[str], Sequence[str]], tuple[list[float], float]]:
     def score(evaluation: Sequence[str], training: Sequence[str]) -> tuple[list[float], float]:
         index = EvaluationIndex(
-            10, similar=SimilarQuestions(Embedding(model=model, min_similarity=0.8)), min_share=NGRAM_SHARE
+            10,
+            similar=SimilarQuestions(
+                Embedding(model=model, min_similarity=LEAST_COSINE[same_numbers], same_numbers=same_numbers)
+            ),
+            min_share=NGRAM_SHARE,
         )
         for number, text in enumerate(evaluation):
             index.add(str(number), "question", text)
@@ -197,7 +204,8 @@ def main() -> None:
     folder = tempfile.TemporaryDirectory()
     model = lsa(given.data, Path(folder.name)) if given.lsa else given.embedding
     if model:
-        tools["mathrl, coverage, then embeddings"] = with_embeddings(model)
+        tools["mathrl, coverage, then embeddings"] = with_embeddings(model, True)
+        tools["mathrl, coverage, then embeddings, other numbers too"] = with_embeddings(model, False)
     if given.peer:
         tools |= {"decon": peer(given.peer, {}), "decon, short questions too": peer(given.peer, SHORT)}
     print(

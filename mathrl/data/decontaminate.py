@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mathrl.core.types import Problem
 from mathrl.data.decisions import Pair, Verdict, decisions_of, text_key
 from mathrl.data.grams import grams
+from mathrl.data.grams import numbers as numbers_of
 from mathrl.data.shared_windows import Pairs, Skipped, WindowIndex
 from mathrl.data.shingles import CHUNK, Rows, hash_tokens
 from mathrl.data.similar_questions import SimilarQuestions
@@ -120,6 +121,7 @@ class EvaluationIndex:
             return
         self.__dict__.pop("_windows", None)
         self.__dict__.pop("_judged", None)
+        self.__dict__.pop("_numbers", None)
         if self.similar and part == "question":
             self.similar.add(len(self.texts), text)
         self.texts.append((id, part))
@@ -180,6 +182,9 @@ class EvaluationIndex:
                 enough = cosines >= self.similar.params.min_similarity
                 at = np.flatnonzero(enough | np.isin(numbers, list(judged)) if judged else enough)
                 near = [(int(numbers[i]), float(cosines[i])) for i in at if self.texts[numbers[i]][0] not in skip]
+                if near and self.similar.params.same_numbers:
+                    own = numbers_of(grams(text))
+                    near = [pair for pair in near if pair[0] in judged or self._numbers[pair[0]] == own]
                 if not near:
                     yield None
                     continue
@@ -189,6 +194,12 @@ class EvaluationIndex:
                 yield Hit(
                     train_id, id, part, "", False, cosine, 0, text, self.raw[number], others, judged.get(number), True
                 )
+
+    @cached_property
+    def _numbers(self) -> dict[int, tuple[str, ...]]:
+        """The numbers in each evaluation question."""
+        listed = self.similar.numbers if self.similar else ()
+        return {number: numbers_of(grams(self.raw[number])) for number in listed}
 
     @cached_property
     def _judged(self) -> dict[str, dict[int, Verdict]]:

@@ -94,6 +94,9 @@ class Embedding(Section):
     min_similarity: float = Field(
         0.95, gt=0, le=1, description="Drop a question whose cosine with an evaluation question is at least this."
     )
+    same_numbers: bool = Field(
+        True, description="Drop only a question with the same numbers; with other numbers it is another problem."
+    )
 
 
 class Decontaminate(Section):

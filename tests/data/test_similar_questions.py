@@ -73,6 +73,19 @@ def test_a_question_in_other_words_is_a_hit_and_ngrams_come_first(model: str) ->
     assert three is not None and not three.semantic and three.share == pytest.approx(0.6)
 
 
+def test_other_numbers_make_another_problem_unless_a_parameter_says_otherwise(model: str) -> None:
+    def hit(same_numbers: bool, question: str, **values: Any) -> bool:
+        params = Embedding(model=model, min_similarity=0.9, same_numbers=same_numbers)
+        made = EvaluationIndex(10, similar=SimilarQuestions(params), **values)
+        made.add("e", "question", "car 12 goes far 3")
+        return made.look_up("t", question) is not None
+
+    other = "vehicle 13 travels distant 3"
+    assert hit(True, "vehicle 3 travels distant 12") and not hit(True, other) and hit(False, other)
+    judged = {(text_key(other), text_key("car 12 goes far 3")): "drop"}
+    assert hit(True, other, decisions=judged)
+
+
 def test_decisions_are_obeyed_and_hide_no_other_hit(model: str) -> None:
     keep = index(model, decisions={(text_key(SAME), text_key(QUESTION)): "keep"})
     hit = keep.look_up("t", SAME)
