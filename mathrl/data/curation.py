@@ -22,6 +22,7 @@ from mathrl.data.read_sources import read_sources
 from mathrl.data.reading import Read, input_row, read_source, taken
 from mathrl.data.row_shards import SPLITS, Digesting
 from mathrl.data.row_store import RowStore
+from mathrl.data.similar_questions import model_folder
 from mathrl.data.sources import ResolvedSource, absolute, resolve_evaluation, resolve_source
 from mathrl.params.data import Curate
 
@@ -42,7 +43,7 @@ def plan(curate: Curate) -> CurationPlan:
     """Find every file, or the hub id where no local file is.
 
     Raises:
-        UserError: a file, a folder or a name that does not exist.
+        UserError: a file, a folder or a name that does not exist, or an embedding model's folder without a model.
     """
     sources = tuple(resolve_source(source, curate.data_folder) for source in curate.sources)
     clean = curate.decontaminate
@@ -50,6 +51,8 @@ def plan(curate: Curate) -> CurationPlan:
     samples = absolute(curate.quality.samples) if curate.quality and curate.quality.samples else None
     if samples and not samples.is_file():
         raise UserError(f"curate.quality.samples: {samples} is not a file; name the samples.jsonl of a sample step")
+    if clean and clean.embedding:
+        model_folder(clean.embedding.model)
     return CurationPlan(sources, tuple(further), samples)
 
 

@@ -70,7 +70,8 @@ def page_files(files: Sequence[str], field: str) -> list[Path]:
         try:
             found += _archives(path) or list_files(path)
         except UserError as error:
-            raise UserError(f"params/pages.yaml: {field}: {error}") from None
+            said = str(error).removesuffix(", of a source in params/curate.yaml")
+            raise UserError(f"params/pages.yaml: {field}: {said}") from None
     if len(set(found)) < len(found):
         twice = next(file for file in found if found.count(file) > 1)
         raise UserError(f"params/pages.yaml: {field}: {twice} is named twice; write it once")
