@@ -6,16 +6,17 @@ A step is mathrl's: a rollout with all its updates; TRL counts the updates.
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.progress import Progress
-from mathrl.engines.trl_checkpoints import seal
+from mathrl.core.progress import Progress, progress
+from mathrl.engines.trl_checkpoints import SealedCheckpoint, seal
 from mathrl.engines.trl_packages import TrainerCallback
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.preemption import StopRequest
-from mathrl.trainers.training_run import TrainingLog
+from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.trainers.training_run import TrainingLog, TrainingRun
 
 # TRL's names of a figure, and mathrl's.
 NAMES = {
@@ -29,51 +30,71 @@ NAMES = {
 SHOWN = {"accuracy": "reward/accuracy", "length": "response_length", "loss": "loss"}
 
 
-class StepCallback(TrainerCallback):  # type: ignore[misc]
-    """Called by TRL at every rank.
+@dataclass(frozen=True)
+class Steps:
+    """What a stage does at the end of its steps, each of `updates` optimizer steps.
 
-    `figures` gives mathrl's figures of a step that took so many seconds, `evaluate` those of a dev evaluation, `values`
-    what a checkpoint keeps beside TRL's files. `latest` has the last value of every figure. `stopped` is set when a
-    signal ended the training before its last step.
+    `figures` gives mathrl's figures of a step that took so many seconds, `evaluate` those of a dev evaluation, and
+    `values` what a checkpoint keeps beside TRL's files, from the last value of every figure.
+
+    Example: Steps("sft", count=600, updates=1, checkpoint_every=100, lr=0.003, loss_name="loss", figures=…, …)
     """
 
+    name: str
+    count: int
+    updates: int
+    checkpoint_every: int
+    lr: float
+    loss_name: str
+    figures: Callable[[int, float], dict[str, float]]
+    evaluate: Callable[[int], dict[str, float]]
+    values: Callable[[dict[str, float]], dict[str, Any]]
+
+
+def train_steps(
+    trainer: Any, steps: Steps, saved: SealedCheckpoint | None, latest: dict[str, float], run: TrainingRun
+) -> dict[str, float]:
+    """Train to the end, from the checkpoint if there is one, whose figures are `latest`; the last figures.
+
+    Raises:
+        UserError: an update is not finite, or health ends the run.
+        Stopped: after a signal, once the checkpoint is written.
+    """
+    done = saved.step // steps.updates if saved else 0
+    log = run.open_log(done if saved else None)
+    with StopRequest(run.ranks) as stop, progress(steps.name, steps.count, done) as bar:
+        callback = StepCallback(steps, latest, log, stop, bar, run.ranks)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
+        if callback.stopped:
+            raise Stopped
+    return callback.latest
+
+
+class StepCallback(TrainerCallback):  # type: ignore[misc]
+    """Called by TRL at every rank. `stopped` is set when a signal ended the training before its last step."""
+
     def __init__(
-        self,
-        *,
-        steps: int,
-        updates: int,
-        checkpoint_every: int,
-        lr: float,
-        loss_name: str,
-        log: TrainingLog,
-        stop: StopRequest,
-        bar: Progress,
-        ranks: Ranks,
-        figures: Callable[[int, float], dict[str, float]],
-        evaluate: Callable[[int], dict[str, float]],
-        values: Callable[[], dict[str, Any]],
+        self, steps: Steps, latest: dict[str, float], log: TrainingLog, stop: StopRequest, bar: Progress, ranks: Ranks
     ) -> None:
-        self.steps, self.updates, self.checkpoint_every = steps, updates, checkpoint_every
-        self.lr, self.loss_name, self.log, self.stop, self.bar = lr, loss_name, log, stop, bar
-        self.ranks, self.figures, self.evaluate, self.values = ranks, figures, evaluate, values
+        self.steps, self.latest, self.log, self.stop, self.bar, self.ranks = steps, {**latest}, log, stop, bar, ranks
         self.stopped, self.row, self.start = False, dict[str, float](), time.perf_counter()
-        self.latest = dict[str, float]()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self.updates == 0:
+        if state.global_step % self.steps.updates == 0:
             self.start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        step, update = divmod(state.global_step, self.updates)
+        step, update = divmod(state.global_step, self.steps.updates)
         if update:
             return
         end = time.perf_counter()
-        self.row = {**self.figures(step, end - self.start), "time/step": end - self.start}
-        self.row |= self.evaluate(step)
+        self.row = {**self.steps.figures(step, end - self.start), "time/step": end - self.start}
+        self.row |= self.steps.evaluate(step)
         if "dev/accuracy" in self.row or "dev/loss" in self.row:
             self.row["time/eval"] = time.perf_counter() - end
-        last = step == self.steps
-        save, stopping = self.stop.boundary(last or step % self.checkpoint_every == 0)
+        last = step == self.steps.count
+        save, stopping = self.stop.boundary(last or step % self.steps.checkpoint_every == 0)
         control.should_save = save
         self.stopped = stopping and not last
         control.should_training_stop = control.should_training_stop or self.stopped
@@ -82,14 +103,16 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         """After `on_step_end`, with the means of TRL's figures over the step's updates; before the checkpoint."""
         if not self.row:
             return  # TRL's summary at the end
-        step, row = state.global_step // self.updates, self.row
+        step, row = state.global_step // self.steps.updates, self.row
         self.row = {}
-        row |= {self.loss_name: logs["loss"], "lr_factor": logs["learning_rate"] / self.lr}
+        row[self.steps.loss_name] = logs["loss"]
+        if self.steps.lr:
+            row["lr_factor"] = logs["learning_rate"] / self.steps.lr
         row |= {ours: logs[theirs] for theirs, ours in NAMES.items() if logs.get(theirs) is not None}
         self.latest |= row
         self.log.write(step, row)
         self.log.check_health(step, row)
-        bad = [name for name in (self.loss_name, "grad_norm") if not math.isfinite(row.get(name, 0.0))]
+        bad = [name for name in (self.steps.loss_name, "grad_norm") if not math.isfinite(row.get(name, 0.0))]
         if bad:
             raise UserError(
                 f"step {step}: {' and '.join(bad)} of TRL's update is not finite, and TRL has no means to skip it: "
@@ -98,4 +121,4 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.bar.advance(1, **{name: row[key] for name, key in SHOWN.items() if key in row})
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.values(), self.ranks)
+        seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.steps.values(self.latest), self.ranks)

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.progress import progress
 from mathrl.core.types import Problem
 from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
-from mathrl.engines.trl_callback import StepCallback
+from mathrl.engines.trl_callback import Steps, train_steps
 from mathrl.engines.trl_checkpoints import latest_checkpoint
 from mathrl.engines.trl_rollouts import GradedRollouts, PromptTexts
 from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, load_for_trl
-from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights
 from mathrl.params import Params
@@ -78,8 +76,6 @@ def train_rl_with_trl(
     trainer.schedule = rl.optimizer
     trainer.remove_callback(PrinterCallback)
     saved = latest_checkpoint(run.state, ranks)
-    updates = updates_per_step(rl)
-    done = saved.step // updates if saved else 0
     accuracy: float | None = saved.values["dev_accuracy"] if saved else None
     if saved:
         rollouts.sampled, rollouts.trained = saved.values["sampled_tokens"], saved.values["trained_tokens"]
@@ -93,30 +89,22 @@ def train_rl_with_trl(
         accuracy = figures.get("dev/accuracy", accuracy)
         return figures
 
-    log = run.open_log(done if saved else None)
-    with StopRequest(ranks) as stop, progress("rl", rl.steps, done) as bar:
-        callback = StepCallback(
-            steps=rl.steps,
-            updates=updates,
-            checkpoint_every=rl.checkpoint_every,
-            lr=rl.lr,
-            loss_name="actor_loss",
-            log=log,
-            stop=stop,
-            bar=bar,
-            ranks=ranks,
-            figures=lambda step, seconds: rollouts.metrics(),
-            evaluate=evaluate,
-            values=lambda: {
-                "dev_accuracy": accuracy,
-                "sampled_tokens": rollouts.sampled,
-                "trained_tokens": rollouts.trained,
-            },
-        )
-        trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
-        if callback.stopped:
-            raise Stopped
+    steps = Steps(
+        "rl",
+        count=rl.steps,
+        updates=updates_per_step(rl),
+        checkpoint_every=rl.checkpoint_every,
+        lr=rl.lr,
+        loss_name="actor_loss",
+        figures=lambda step, seconds: rollouts.metrics(),
+        evaluate=evaluate,
+        values=lambda latest: {
+            "dev_accuracy": accuracy,
+            "sampled_tokens": rollouts.sampled,
+            "trained_tokens": rollouts.trained,
+        },
+    )
+    train_steps(trainer, steps, saved, {}, run)
     return network, tokenizer, RlResult(rl.steps, rollouts.sampled, rollouts.trained, accuracy, rl.steps)
 
 

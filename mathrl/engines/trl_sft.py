@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.progress import progress
 from mathrl.engines.trl_arguments import sft_arguments
 from mathrl.engines.trl_batches import Collator, plan_batches
-from mathrl.engines.trl_callback import StepCallback
+from mathrl.engines.trl_callback import Steps, train_steps
 from mathrl.engines.trl_checkpoints import latest_checkpoint
 from mathrl.engines.trl_trainer import ScheduledSFTTrainer, load_for_trl
 from mathrl.learners.micro_batches import TokenBudget
-from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights
@@ -66,7 +64,6 @@ def train_sft_with_trl(
     trainer.model_accepts_loss_kwargs = True  # so that TRL divides by the tokens of the global batch
     trainer.remove_callback(PrinterCallback)
     saved = latest_checkpoint(run.state, ranks)
-    done = saved.step if saved else 0
 
     def figures(step: int, seconds: float) -> dict[str, float]:
         before = plan.tokens_seen[step - 2] if step > 1 else 0
@@ -80,25 +77,15 @@ def train_sft_with_trl(
         held_out = evaluate(copy, objective, TokenBudget(ranks, sft.tokens_per_microbatch, "sft"))
         return {f"dev/{figure}": value for figure, value in held_out.items()}
 
-    log = run.open_log(done if saved else None)
-    with StopRequest(ranks) as stop, progress("sft", sft.steps, done) as bar:
-        callback = StepCallback(
-            steps=sft.steps,
-            updates=1,
-            checkpoint_every=sft.checkpoint_every,
-            lr=sft.lr,
-            loss_name="loss",
-            log=log,
-            stop=stop,
-            bar=bar,
-            ranks=ranks,
-            figures=figures,
-            evaluate=dev_loss,
-            values=lambda: {"figures": callback.latest},
-        )
-        callback.latest = saved.values["figures"] if saved else {}
-        trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=str(saved.folder) if saved else None)
-        if callback.stopped:
-            raise Stopped
-    return network, callback.latest
+    steps = Steps(
+        "sft",
+        count=sft.steps,
+        updates=1,
+        checkpoint_every=sft.checkpoint_every,
+        lr=sft.lr,
+        loss_name="loss",
+        figures=figures,
+        evaluate=dev_loss,
+        values=lambda latest: {"figures": latest},
+    )
+    return network, train_steps(trainer, steps, saved, saved.values["figures"] if saved else {}, run)
