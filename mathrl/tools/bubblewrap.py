@@ -24,7 +24,7 @@ PACKAGES = ("mpmath", "sympy", "numpy", "scipy")
 Libraries = Literal["none", "usual", "scipy"]
 MODULES = (
     "collections cmath decimal fractions functools heapq itertools math operator random re statistics string time "
-    "typing sympy sympy.ntheory mpmath numpy numpy.linalg"
+    "typing sympy sympy.ntheory mpmath numpy numpy.fft numpy.linalg numpy.polynomial numpy.random"
 ).split()
 SCIPY_MODULES = "scipy scipy.integrate scipy.linalg scipy.optimize scipy.special".split()
 # Run before any session, since much of these libraries is imported or built by the first use.
