@@ -28,6 +28,7 @@ from mathrl.params.turns import CallFormat
 BLOCK = re.compile(r"```(?:python|py)[ \t]*\n((?:(?!```).)*)```\s*\Z", re.DOTALL)
 FENCE, QUOTES = "```", "'''"
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+WANTED = 'write {"name": "python", "arguments": {"code": "..."}}'
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -98,14 +99,19 @@ class ToolCalls:
 
 
 def _asked(call: str) -> Asked:
-    wanted = 'write {"name": "python", "arguments": {"code": "…"}}'
     try:
         parsed = json.loads(call)
-        name, code = parsed["name"], parsed["arguments"]["code"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        return Asked(call.strip(), f"error: this is no call ({type(error).__name__}: {error}); {wanted}")
-    if name != "python" or not isinstance(code, str):
-        return Asked(call.strip(), f"error: there is one tool, python, which takes code; {wanted}")
+        arguments = parsed.get("arguments") if isinstance(parsed, dict) else None
+        if isinstance(arguments, str):  # as in OpenAI's interface: JSON within JSON
+            arguments = json.loads(arguments)
+    except (json.JSONDecodeError, RecursionError) as error:
+        return Asked(call.strip(), f"error: the call is not JSON ({error}); {WANTED}")
+    name = parsed.get("name") if isinstance(parsed, dict) else None
+    code = arguments.get("code") if isinstance(arguments, dict) else None
+    if name != "python":
+        return Asked(call.strip(), f"error: there is one tool, python; {WANTED}")
+    if not isinstance(code, str):
+        return Asked(call.strip(), f"error: the arguments of python are an object with the text code; {WANTED}")
     return Asked(code)
 
 

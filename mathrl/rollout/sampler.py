@@ -19,7 +19,8 @@ class Sampler:
     """Renders problems, samples with an engine, grades. With `rollout.tool` responses call it (`rollout.turns`).
 
     `dropped` counts the problems whose prompt was longer than `prompt.max_tokens`; `seconds` holds the
-    wall-clock time of the last call's parts ("generation", "reward").
+    wall-clock time of the last call's parts ("generation", "reward"), and "tools", the part of the generation that
+    waited for tool calls.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Sampler:
         self.engine, self.tokenizer, self.prompt, self.few_shot = engine, tokenizer, prompt, few_shot
         self.prefix = tokenizer.encode(prompt.response_prefix, add_special_tokens=False)
         self.dropped = 0
-        self.seconds = {"generation": 0.0, "reward": 0.0}
+        self.seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         rollout = engine.rollout
         if tool is None and rollout.tool.kind != "none":
             tool = open_tool(rollout.tool)
@@ -79,7 +80,8 @@ class Sampler:
         middle = time.perf_counter()
         pairs = [(problems[i], completion) for i, group in zip(kept, groups, strict=True) for completion in group]
         graded = self.grade(pairs, sampling, reward)
-        self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle}
+        waited = self.turns.waited if self.turns is not None else 0.0
+        self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle, "tools": waited}
         graded_groups: list[list[Graded] | None] = [None] * len(problems)
         for place, index in enumerate(kept):
             graded_groups[index] = graded[place * sampling.samples : (place + 1) * sampling.samples]

@@ -8,6 +8,7 @@ the rest is kept while the calls run. So the tokens and log-probs of a turn are 
 depend on how long a tool took. (Keys that were kept and keys that are read again differ by rounding.)
 """
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -96,12 +97,13 @@ class TurnSampler:
         """Raises UserError: the format needs tool messages, and the tokenizer's chat template has none."""
         self.engine, self.tokenizer, self.tool, self.params = engine, tokenizer, tool, params
         self.room_to_keep = 0  # of how many more responses keys may be kept
+        self.waited = 0.0  # seconds of the last `generate` in which calls ran and nothing was sampled
         self.format = make_format(params.format, tokenizer)
 
     def generate(self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None) -> Groups:
         """As `RolloutEngine.generate`; the tokens of the tool count in `sampling.max_tokens`."""
         count = sampling.samples
-        self.room_to_keep = self.engine.rollout.max_sequences
+        self.room_to_keep, self.waited = self.engine.rollout.max_sequences, 0.0
         responses = [Response(prompt, sampling.max_tokens) for prompt in prompts for _ in range(count)]
         # With more responses than sessions none is opened before it is known which responses call.
         size = self.params.sessions
@@ -199,6 +201,7 @@ class TurnSampler:
 
     def _answer(self, going: Sequence[Response], pool: ThreadPoolExecutor) -> None:
         """Wait for the answers of all calls, and append them to their responses."""
+        start = time.perf_counter()
         for response in going:
             if response.asked and response.answers is None:
                 response.answers = pool.submit(self._call, response)
@@ -207,6 +210,7 @@ class TurnSampler:
             done, running = wait(running, 1.0, FIRST_EXCEPTION)
             for future in done:
                 future.result()  # raises the first error
+        self.waited += time.perf_counter() - start
         for response in going:
             if response.answers is None:
                 continue

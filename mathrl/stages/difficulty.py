@@ -118,6 +118,8 @@ def rates_file(params: Params, engine: Rollout, start: Path, few_shot: Sequence[
     # With the same seed, engines of different arithmetic draw different samples.
     arithmetic = [params.model.precision, engine.engine, None if engine.engine == "torch" else engine.vllm.dtype]
     key = [*sections, arithmetic, sampling, params.run.seed]
+    if engine.tool.kind != "none":
+        key += [part.model_dump(mode="json") for part in (engine.tool, engine.turns)]
     return cache_file(state_root(), digest_path(start), *key, few_shot=few_shot)
 
 

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from mathrl.core.errors import UserError
 from mathrl.params.tools import Bubblewrap
@@ -18,25 +19,37 @@ from mathrl.tools.syscalls import interpreter_filter, sandbox_filter
 
 INSTALL = "apt-get install bubblewrap libseccomp2"
 PACKAGES = ("mpmath", "sympy", "numpy", "scipy")
-# Imported before any session: what solutions of mathematical problems import.
+# What a sandbox has imported before any session: nothing, what solutions of mathematical problems import, or that and
+# scipy. A session is forked from it, which with scipy's hundred shared libraries takes half as long again.
+Libraries = Literal["none", "usual", "scipy"]
 MODULES = (
     "collections cmath decimal fractions functools heapq itertools math operator random re statistics string time "
-    "typing sympy sympy.ntheory mpmath numpy numpy.linalg scipy scipy.integrate scipy.linalg scipy.optimize "
-    "scipy.special"
+    "typing sympy sympy.ntheory mpmath numpy numpy.fft numpy.linalg numpy.polynomial numpy.random"
 ).split()
+SCIPY_MODULES = "scipy scipy.integrate scipy.linalg scipy.optimize scipy.special".split()
 # Run before any session, since much of these libraries is imported or built by the first use.
 FIRST_USE = """
-import numpy, sympy, scipy.integrate
+import numpy, sympy
 x = sympy.symbols("x")
 sympy.solve(x**2 - 2), sympy.simplify(sympy.sin(x)**2 + sympy.cos(x)**2), sympy.integrate(x**2, x)
 sympy.Matrix([[1, 2], [3, 4]]).inv(), sympy.factorint(360), sympy.factor(x**2 - 1), sympy.sympify("2*x").subs(x, 3)
-numpy.linalg.solve(numpy.eye(2), numpy.ones(2)), scipy.integrate.quad(lambda t: t, 0, 1)
+numpy.linalg.solve(numpy.eye(2), numpy.ones(2))
 try:
     1 / 0
 except ZeroDivisionError:
     import traceback
     traceback.format_exc()
 """
+SCIPY_FIRST_USE = """
+import scipy.integrate
+scipy.integrate.quad(lambda t: t, 0, 1)
+"""
+# Of each kind of sandbox: its modules and what is run in it.
+IMPORTED: dict[Libraries, tuple[list[str], str]] = {
+    "none": ([], ""),
+    "usual": (MODULES, FIRST_USE),
+    "scipy": (MODULES + SCIPY_MODULES, FIRST_USE + SCIPY_FIRST_USE),
+}
 INSIDE = Path(__file__).parent / "inside"
 OWN_CODE = "/packages/mathrl/tools/inside"  # where the sandbox has its copy
 # The user that sessions run as where the trainer runs as root: a number that no account has.
@@ -74,25 +87,26 @@ class Launch:
     Args:
         limits: of every session.
         control: file descriptor of the zygote's socket.
-        libraries: whether to import sympy, numpy and scipy, which takes seconds.
+        libraries: what to import, which takes seconds.
 
     Attributes:
         command: the arguments of Popen.
         pass_fds: the file descriptors that the command names.
     """
 
-    def __init__(self, limits: Bubblewrap, control: int, libraries: bool) -> None:
+    def __init__(self, limits: Bubblewrap, control: int, libraries: Libraries) -> None:
         sources = sorted(INSIDE.glob("*.py"))
         contents = [sandbox_filter(), interpreter_filter(), *(source.read_bytes() for source in sources)]
         self._files = [_in_memory(content) for content in contents]
         base, confined, *programs = self._files
         self.pass_fds = (control, base, confined, *programs)
         root = os.getuid() == 0
+        modules, first_use = IMPORTED[libraries]
         request = {
             "control": control,
             "filter": confined,
-            "modules": MODULES if libraries else [],
-            "first_use": FIRST_USE if libraries else "",
+            "modules": modules,
+            "first_use": first_use,
             "user": UNPRIVILEGED if root else None,
             "limits": limits.model_dump(),
         }

@@ -7,6 +7,7 @@ import time
 
 from mathrl.core.errors import UserError
 from mathrl.params.tools import Bubblewrap
+from mathrl.tools.bubblewrap import Libraries
 from mathrl.tools.inside.messages import ANSWER, EXITED, REQUEST, WALL, receive, send
 from mathrl.tools.output import clean
 from mathrl.tools.process import Link, SandboxDown, SandboxProcess
@@ -21,6 +22,8 @@ KILLED = -9
 class Pool:
     """A warm sandbox; a `Tool`. It is started again if it ends.
 
+    A second one, with scipy imported, starts with the first session whose first call names scipy.
+
     Args:
         limits: of every session.
 
@@ -32,10 +35,10 @@ class Pool:
         self.limits = limits
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(limits.calls or os.cpu_count() or 1)
-        self._process: SandboxProcess | None = None
+        self._processes: dict[Libraries, SandboxProcess] = {}
         self._closed = False
         try:
-            self._running()
+            self._running("usual")
         except SandboxDown as error:
             raise UserError(f"the sandbox cannot run here: {error}") from None
 
@@ -47,23 +50,23 @@ class Pool:
         """End the sandbox and with it all sessions."""
         with self._lock:
             self._closed = True
-            if self._process:
-                self._process.close()
+            for process in self._processes.values():
+                process.close()
 
-    def open(self) -> Link:
+    def open(self, libraries: Libraries = "usual") -> Link:
         """A new interpreter, from a sandbox that is started again if it has ended.
 
         Raises:
             SandboxDown: it cannot be.
         """
         seconds = self.limits.wall_seconds + GRACE_SECONDS
-        process = self._running()
+        process = self._running(libraries)
         try:
             return process.open(seconds)
         except OSError:
             process.close()
         try:
-            return self._running().open(seconds)
+            return self._running(libraries).open(seconds)
         except OSError as error:
             raise SandboxDown(f"no session could be opened: {error}") from None
 
@@ -71,13 +74,14 @@ class Pool:
         """Held by each running call, so that no more run at a time than `calls`."""
         return self._turns
 
-    def _running(self) -> SandboxProcess:
+    def _running(self, libraries: Libraries) -> SandboxProcess:
         with self._lock:
             if self._closed:
                 raise SandboxDown("it is closed")
-            if self._process is None or not self._process.alive():
-                self._process = SandboxProcess(self.limits)
-            return self._process
+            process = self._processes.get(libraries)
+            if process is None or not process.alive():
+                process = self._processes[libraries] = SandboxProcess(self.limits, libraries)
+            return process
 
 
 class PooledSession:
@@ -113,7 +117,7 @@ class PooledSession:
         if self._closed:
             return "unavailable", "The session is closed."
         try:
-            self._link = self._link or self._pool.open()
+            self._link = self._link or self._pool.open("scipy" if b"scipy" in code else "usual")
         except SandboxDown as error:
             return "unavailable", f"The sandbox does not work: {error}"[: self._pool.limits.output_characters]
         how, number, output = EXITED, KILLED, ("", "")

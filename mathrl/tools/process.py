@@ -7,7 +7,7 @@ import tempfile
 import threading
 
 from mathrl.params.tools import Bubblewrap
-from mathrl.tools.bubblewrap import Launch
+from mathrl.tools.bubblewrap import Launch, Libraries
 from mathrl.tools.inside.messages import READY, receive
 
 START_SECONDS = 300.0  # for importing the libraries on a busy machine
@@ -42,13 +42,13 @@ class SandboxProcess:
 
     Args:
         limits: of every session.
-        libraries: whether sessions have sympy, numpy and scipy imported, which takes seconds.
+        libraries: what sessions have imported, which takes seconds.
 
     Raises:
         SandboxDown: bwrap or the zygote ended before it was ready; the message quotes what it wrote.
     """
 
-    def __init__(self, limits: Bubblewrap, libraries: bool = True) -> None:
+    def __init__(self, limits: Bubblewrap, libraries: Libraries) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
@@ -72,7 +72,7 @@ class SandboxProcess:
             raise SandboxDown(self._failure or notes)
         self._control.settimeout(REPLY_SECONDS)
 
-    def _keep(self, limits: Bubblewrap, theirs: socket.socket, started: threading.Event, libraries: bool) -> None:
+    def _keep(self, limits: Bubblewrap, theirs: socket.socket, started: threading.Event, libraries: Libraries) -> None:
         launch = None
         try:
             launch = Launch(limits, theirs.fileno(), libraries)
@@ -141,7 +141,7 @@ class SandboxProcess:
 def why_no_sandbox() -> str:
     """Why no sandbox runs on this machine, by starting one without libraries; empty if it runs."""
     try:
-        sandbox = SandboxProcess(Bubblewrap(), libraries=False)
+        sandbox = SandboxProcess(Bubblewrap(), "none")
     except SandboxDown as error:
         return str(error)
     try:

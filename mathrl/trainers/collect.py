@@ -68,7 +68,7 @@ class RolloutShare:
 class StepRollouts:
     """`groups` are trained on; `sampled` are all that were sampled for them, in `rounds` rounds.
 
-    `counters` are the verifier's, of every rank and round; `seconds` are this rank's ("generation", "reward").
+    `counters` are the verifier's, of every rank and round; `seconds` are this rank's, as `Sampler.seconds`.
     """
 
     groups: list[RolloutGroup]
@@ -132,7 +132,7 @@ class Collector:
         params = self.params
         groups: list[RolloutGroup] = []
         counters: list[Mapping[str, float]] = []
-        seconds = {"generation": 0.0, "reward": 0.0}
+        seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         rounds = 0
         while True:
             share, prefetched = prefetched, None
@@ -176,7 +176,7 @@ class Collector:
 
 def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
     for name in total:
-        total[name] += seconds[name]
+        total[name] += seconds.get(name, 0.0)  # a share of an earlier version has fewer
 
 
 def _graded(row: Mapping[str, Any]) -> Graded:

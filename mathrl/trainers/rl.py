@@ -147,6 +147,7 @@ def train_rl(
                 "time/step": end - start,
                 "time/rollout": rollouts.seconds["generation"],
                 "time/reward": rollouts.seconds["reward"],
+                **({"time/tools": rollouts.seconds["tools"]} if sampler.turns is not None else {}),
                 "time/scores": scored_at - sampled_at,
                 "time/update": end - scored_at,
                 "throughput/tokens_per_second": rollouts.tokens / (end - start),

@@ -201,6 +201,15 @@ def test_vllm_on_a_cpu_never_sleeps() -> None:
     assert found.standing["vLLM: cache"] == GIB and "vLLM: cache" not in found.phases["rollouts"]
 
 
+def test_a_tool_needs_room_for_what_is_kept_while_calls_run() -> None:
+    shape = shape_of(network().config)
+    plain, called = (
+        plan_memory(shape, params("rollout.engine=torch", *more), "rl", "cpu").phases["rollouts"]["key-value cache"]
+        for more in ((), ("rollout.tool.kind=bubblewrap",))
+    )
+    assert called == pytest.approx(plain * 2.5 / 1.5)
+
+
 def test_ppo_of_half_a_billion_part_by_part_by_hand() -> None:
     """Qwen2.5-0.5B's config and the preset's sizes, multiplied out here; 19.4 GB in all."""
     given = params("rollout.engine=torch", preset="gsm8k-ppo-24gb")

@@ -95,11 +95,22 @@ def test_a_turn_may_have_several_calls_and_mistakes_are_told() -> None:
     good = {"name": "python", "arguments": {"code": "print('</b>')"}}
     turn = "I compute." + written(good) + "\n" + written({"name": "search", "arguments": {"code": "x"}})
     first, second = calls.calls(turn)
-    assert first == Asked("print('</b>')") and "there is one tool, python" in second.mistake
+    assert first == Asked("print('</b>')") and "there is one tool, python;" in second.mistake
     assert calls.own_words(turn) == "I compute.\n"
-    for broken in ("<tool_call>{</tool_call>", written([1]), written({"name": "python", "arguments": "x"})):
+    as_text = good | {"arguments": json.dumps(good["arguments"])}  # as OpenAI's interface has them
+    assert calls.calls(written(as_text)) == [Asked("print('</b>')")]
+    mistakes = {
+        "<tool_call>{</tool_call>": "the call is not JSON (Expecting property name",
+        "<tool_call>" + "[" * 100_000 + "</tool_call>": "the call is not JSON (",
+        written({"name": "python", "arguments": "print(1)"}): "the call is not JSON (Expecting value",
+        written([1]): "there is one tool, python;",
+        written({"name": "python"}): "the arguments of python are an object with the text code;",
+        written({"name": "python", "arguments": '"x"'}): "the arguments of python are an object with the text code;",
+        written({"name": "python", "arguments": {"code": 1}}): "the arguments of python are an object",
+    }
+    for broken, mistake in mistakes.items():
         (asked,) = calls.calls(broken)
-        assert asked.mistake.startswith("error: this is no call") and '"code"' in asked.mistake
+        assert asked.mistake.startswith(f"error: {mistake}") and asked.mistake.endswith("}}")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ def test_the_tool_is_asked_and_the_answer_is_the_models() -> None:
         (CALL, ""),  # printed, never said
         ("<answer>391</answer>" + CALL.replace("17*23", "1"), "<answer>1</answer>"),  # the last word counts
         (CALL, CALL, "I print until one is right."),
+        (
+            "```python\nprint('<answer>391</answer>'); import os; os._exit(0)\n```\n",
+            "It exited.",
+        ),  # ends early, to count
+        ("```python\nraise SystemExit('<answer>391</answer>')\n```\n", ""),
     ],
 )
 def test_nothing_but_the_models_own_last_answer_counts(turns: tuple[str, ...]) -> None:

@@ -232,6 +232,9 @@ def test_pass_rates_are_kept_by_all_that_they_depend_on(params: Params) -> None:
         "run.seed=1",
         "prompt.response_prefix=<think>",
         "reward.extraction=lenient",
+        "rollout.tool.kind=bubblewrap",
+        "rollout.tool.kind=bubblewrap rollout.turns.max_calls=1",
+        "rollout.tool.kind=bubblewrap rollout.tool.wall_seconds=1",
     ]
     more = [load_params(PARAMS, overrides=[*SMALL, *each.split()]) for each in others]
 
@@ -241,7 +244,9 @@ def test_pass_rates_are_kept_by_all_that_they_depend_on(params: Params) -> None:
 
     files = [file(chosen) for chosen in (params, *more)]
     assert len(set(files)) == 1 + len(others)
-    same = load_params(PARAMS, overrides=[*SMALL, "rollout.max_sequences=8", "difficulty.max_problems=3"])
+    same = load_params(
+        PARAMS, overrides=[*SMALL, "rollout.max_sequences=8", "difficulty.max_problems=3", "rollout.turns.max_calls=1"]
+    )
     assert file(same) == files[0]
 
 

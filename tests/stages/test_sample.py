@@ -14,11 +14,13 @@ from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
+from mathrl.data.rejection import Filters, rejection_sample
 from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.export import export_model
 from mathrl.params import load_params
 from mathrl.params.run import FreshModel
 from mathrl.rollout import sample_problems
+from mathrl.rollout.call_formats import pieces_of
 from mathrl.stages.sample import label, pairs_of, to_label, with_prefix, work
 from mathrl.stages.stage_run import StageRun
 
@@ -53,6 +55,18 @@ def test_pairs_are_right_against_wrong_at_most_n_a_problem_and_none_is_cut_off_a
             assert pair["rejected_ended"] == (pair["rejected"] != "5;")
     assert [pair["problem_id"] for pair in pairs_of(groups, 1, seed=0)] == ["a", "d"]
     assert pairs_of(groups, 9, seed=0) == pairs
+
+
+def test_right_responses_with_a_call_are_imitated_and_in_no_pair() -> None:
+    call = "```python\n1+2\n```\n```output\n3\n```\n"
+    called = [row(f"<think>{call}3</think><answer>3</answer>", True) | {"calls": [{"code": "1+2\n", "output": "3"}]}]
+    rows = [*called, row("<answer>3</answer>", True) | {"calls": []}, row("<answer>4</answer>", False) | {"calls": []}]
+    pairs = pairs_of([(problem("a"), rows), (problem("b"), [*called, rows[2]])], 9, seed=0)
+    assert [(pair["problem_id"], pair["chosen"]) for pair in pairs] == [("a", "<answer>3</answer>")]
+    kept, _ = rejection_sample([(problem("a"), rows)], Filters(4), 0)
+    assert {each.control.response for each in kept} == {rows[0]["response"], rows[1]["response"]}
+    pieces = [piece for each in kept for piece, learned in pieces_of(each.control.response or "") if not learned]
+    assert pieces == ["```output\n3\n```\n"]  # what sft.call_format leaves out of the loss
 
 
 def test_prefixes_end_where_steps_do_and_labels_come_back_in_their_order() -> None:

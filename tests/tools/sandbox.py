@@ -134,14 +134,13 @@ def answer(session: Session, program: Program, machine: Machine) -> ToolOutput:
 
 def processes(pool: Pool) -> int:
     """How many processes the sessions have, without those that have ended."""
-    assert pool._process
-    assert pool._process._process
-    inside = psutil.Process(pool._process._process.pid).children(recursive=True)
     alive = 0
-    for process in inside:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            alive += process.status() != psutil.STATUS_ZOMBIE
-    return alive - FIXED
+    for sandbox in pool._processes.values():
+        assert sandbox._process
+        for process in psutil.Process(sandbox._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                alive += process.status() != psutil.STATUS_ZOMBIE
+    return alive - FIXED * len(pool._processes)
 
 
 def wait_for_processes(pool: Pool, count: int) -> int:

@@ -23,8 +23,7 @@ from tests.tools.sandbox import LIMITS, programs, wait_for_processes
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sandboxes that have imported nothing, and start at once."""
-    monkeypatch.setattr(bubblewrap, "MODULES", [])
-    monkeypatch.setattr(bubblewrap, "FIRST_USE", "")
+    monkeypatch.setitem(bubblewrap.IMPORTED, "usual", ([], ""))
 
 
 def run(pool: Pool, code: str, seconds: float | None = None) -> ToolOutput:
@@ -56,6 +55,15 @@ def test_a_call_is_answered_as_a_notebook_does(pool: Pool, code: str, status: st
     output = run(pool, code)
     assert (output.status, output.text) == (status, text)
     assert 0 < output.seconds < LIMITS.wall_seconds
+
+
+def test_a_program_that_names_scipy_finds_it_imported_and_others_can_import_it(pool: Pool) -> None:
+    imported = "import sys\n{'scipy.integrate', 'numpy', 'sympy'} <= set(sys.modules)"
+    assert run(pool, f"# scipy\n{imported}").text == "True"
+    session = pool.session()
+    assert session.run(imported.replace("scipy", "sci' + 'py")).text == "False"  # forked without it, half as dear
+    assert session.run("import scipy.special\nscipy.special.comb(4, 2)").text == "np.float64(6.0)"
+    session.close()
 
 
 def test_an_exception_is_shown_with_the_lines_of_the_code_alone(pool: Pool) -> None:
@@ -189,9 +197,9 @@ def test_a_sandbox_that_is_killed_is_started_again_and_close_leaves_nothing(pool
 
 def everything(pool: Pool) -> list[psutil.Process]:
     """The sandbox's processes, bwrap first."""
-    assert pool._process
-    assert pool._process._process
-    bwrap = psutil.Process(pool._process._process.pid)
+    process = pool._processes["usual"]._process
+    assert process
+    bwrap = psutil.Process(process.pid)
     return [bwrap, *bwrap.children(recursive=True)]
 
 
@@ -203,9 +211,9 @@ def supervisor(pool: Pool) -> psutil.Process:
 def test_the_sandbox_ends_with_its_owner(pool: Pool) -> None:
     code = (
         "import os, sys\nfrom mathrl.params.tools import Bubblewrap\nfrom mathrl.tools import bubblewrap\n"
-        "from mathrl.tools.pool import Pool\nbubblewrap.MODULES, bubblewrap.FIRST_USE = [], ''\n"
+        "from mathrl.tools.pool import Pool\nbubblewrap.IMPORTED['usual'] = ([], '')\n"
         "pool = Pool(Bubblewrap())\nsession = pool.session()\nsession.run('1')\n"
-        "print(pool._process._process.pid, flush=True)\ninput()"
+        "print(pool._processes['usual']._process.pid, flush=True)\ninput()"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as owner:

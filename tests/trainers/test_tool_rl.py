@@ -1,5 +1,6 @@
 """RL on responses that call a tool: resumed and prefetched as without, its figures, and what is kept of the calls."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def test_figures_and_kept_rollouts_have_the_calls(small: Any, tmp_path: Path) ->
     rows, _ = train(small, short(small), tmp_path)
     plain, _ = train(small, short(small, steps=1), tmp_path / "plain", tools=False)
     assert not any(name.startswith("tool/") for name in plain[0])
+    timed = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(0 < row["time/tools"] < row["time/rollout"] < row["time/step"] for row in timed if "time/step" in row)
     files = rollout_files(tmp_path / "rollouts")
     table = read_responses(files).to_pylist()
     first = [row for row in table if row["step"] == 1]
