@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides
-from mathrl.cli.recipe import print_recipe, print_steps
+from mathrl.cli.recipe import print_steps
 from mathrl.cli.run import call_flow
-from mathrl.cli.tables import print_lines
+from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.claims import conclusion
 from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.core.results import read_recipe_summary
+from mathrl.core.results import read_recipe_summary, results_table
 from mathrl.params.control_recipe import CONTROLS, write_control_recipe
 from mathrl.params.recipe import CLAIM
 
@@ -47,6 +47,8 @@ def controls(
         return
     began = time.time()
     folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
-    print_recipe(folder, name, time.time() - began)
     for benchmark, results in read_recipe_summary(folder / RECIPES / name / "summary.json")[CLAIM].items():
-        print_lines([f"{benchmark}:", *(f"  {line}" for line in conclusion(results))])
+        print_table(f"{benchmark}: {run} and its controls", results_table(results.models))
+        print_lines(conclusion(results))
+    print(f"outputs: {os.path.relpath(folder / RECIPES / name)}")
+    print(f"took {time.time() - began:.0f} s")

@@ -42,7 +42,7 @@ def recipe(
         load_recipe(name, overrides=tuple(overrides or ()))  # before any server is started
         began = time.time()
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
-        print_recipe(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
+        _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
 
 
 def _print_recipes() -> None:
@@ -63,7 +63,7 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
         print(f"warning: {line}")
 
 
-def print_recipe(folder: Path, name: str, seconds: float) -> None:
+def _print(folder: Path, name: str, seconds: float) -> None:
     from tasks.recipe import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)

@@ -16,9 +16,9 @@ def forecast_of(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Forecas
 
     None for a run that is not RL, and before enough evaluations.
     """
-    rl = record.params.get("rl")
+    rl = record.params.get("rl", {})
     curve = [(int(row["step"]), float(row[DEV])) for row in rows if DEV in row]
-    if rl is None or record.stage != "rl" or not curve:
+    if record.stage != "rl" or not curve or not {"steps", "eval_samples"} <= rl.keys():
         return None
     last, steps = curve[-1][0], int(rl["steps"])
     end = steps if last < steps else last + max(1, last // 2)

@@ -62,8 +62,8 @@ def crowded_levels(
 ) -> set[tuple[str, int]]:
     """The levels of generated sources at which more than MOST_KNOWN of the draws are known questions.
 
-    There a twin that is not known is a rarer question than a problem that was drawn first, so a model that never met
-    the problem scores it higher than the twin (0.55 for 0.5 on the chains of 2 operations of the demo).
+    There a twin that is not known is a rarer question than a problem that was drawn first, so that a model which met
+    neither would score the problem higher.
     """
     crowded = set()
     for source, level in sorted({(p.source, p.level) for p in problems if p.source in generators and p.level}):

@@ -1,5 +1,6 @@
 """What a running stage shows in Prefect, and how often."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from mathrl.core.environment import Variable
 from mathrl.core.files import write_json
 from mathrl.core.progress import progress
+from mathrl.core.records import read_record
 from tasks import live_progress as live
 from tasks.live_progress import LiveProgress
 
@@ -46,6 +48,27 @@ def test_a_stage_that_was_over_before_anybody_looked_shows_its_health(
     LiveProgress("rl", tmp_path / "progress").finish()
     assert list(sent) == ["rl-health"] and "yellow" in sent["rl-health"]
     assert (tmp_path / "progress").exists(), "the next stage's is left to it"
+
+
+def test_a_dev_evaluation_renews_the_forecast_and_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sent = tmp_path / "records" / "rl-1", dict[str, list[str]]()
+    write_json(folder / "run.json", {"stage": "rl", "params": {"rl": {"steps": 100, "eval_samples": 4}}})
+    write_json(tmp_path / "progress", {"title": "rl", "done": 1, "total": 9, "record": str(folder)})
+    monkeypatch.setattr(
+        live, "create_markdown_artifact", lambda text, *, key, **_: sent.setdefault(key, []).append(text)
+    )
+    shown = LiveProgress("rl", tmp_path / "progress")
+    shown.record = read_record(folder)
+    for step in range(1, 61):
+        row = {"step": step, "dev/accuracy": 0.4 + step / 200} if step % 10 == 0 else {"step": step}
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        shown._show_forecast()
+    fifth, sixth = sent["rl-forecast"]
+    assert "up to step 50: at this rate 0." in fifth and "at step 100; another 50 steps give" in fifth
+    assert "up to step 60" in sixth
 
 
 def test_the_figures_beside_the_bar_reach_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

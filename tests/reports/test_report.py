@@ -19,7 +19,9 @@ from mathrl.core.paths import main_checkout
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.params import load_params
+from mathrl.reports.html import page_of, pipeline_material
 from mathrl.reports.html_figures import Chart, before_after, curves, length_and_accuracy
+from mathrl.reports.lineage_picture import render
 from mathrl.stages.evaluate import summary_of
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +75,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "reward/overall": n / 100,
             "entropy": 1 / n,
             "rollout/truncated_share": 0.2 if n > 40 else 0.0,
+            **({"dev/accuracy": 0.3 + n / 100} if n % 10 == 0 else {}),
         }
         for n in steps
     ]
@@ -187,6 +190,16 @@ def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) ->
     text = Reader(Path("step.html").read_text(encoding="utf-8")).text
     assert "rl-s0 is better than sft-s0: +0.500" in text
     assert "mathrl recipe demo" in text and "Training: pipelines/recipes/demo/rl-s0" in text
+
+
+def test_health_and_report_continue_the_dev_curve(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    health("rl")
+    printed = capsys.readouterr().out
+    assert "forecast from the dev curve up to step 50: at this rate 0." in printed and "at step 75" in printed
+    page = page_of(pipeline_material(Path()), load_params())
+    by_run = {name: text for name, _, text in page["curves"]}
+    assert by_run["sft"] == "" and by_run["rl"].startswith("From the dev curve up to step 50: at this rate 0.")
+    assert by_run["rl"] in render("report.html", page=page)
 
 
 def test_health_of_a_run_afterwards(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

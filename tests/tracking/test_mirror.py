@@ -82,6 +82,25 @@ def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
     assert capfd.readouterr().err == ""
 
 
+def test_mlflow_has_the_forecast_of_each_dev_evaluation_once(record: Path) -> None:
+    """However late the mirror looks: from the fifth on, each from the curve until it."""
+    mirror, params = Mirror(), {"rl": {"steps": 80, "eval_samples": 4}}
+    say(record, "running", 1.0, params=params)
+    for first, last in ((1, 52), (53, 80)):
+        with (record / "metrics.jsonl").open("a") as file:
+            for step in range(first, last + 1):
+                dev = {"dev/accuracy": 0.4 + step / 200} if step % 10 == 0 else {}
+                file.write(json.dumps({"step": step, "at": 1.0 + step, "loss": 0.1, **dev}) + "\n")
+        mirror.sweep()
+    (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+    history = {
+        name: connect().get_metric_history(run.info.run_id, f"forecast/dev_accuracy{name}") for name in ("", "_low")
+    }
+    assert [each.step for each in history[""]] == [50, 60, 70, 80]
+    assert all(low.value < each.value for each, low in zip(history[""], history["_low"], strict=True))
+    assert run.data.tags["forecast"].startswith("at this rate 0.") and "at step 120" in run.data.tags["forecast"]
+
+
 def test_what_goes_wrong_after_all_went_well_is_said_again(record: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mirror, wrong = Mirror(), {"rows": "of no"}
     for started in (1.0, 2.0):
