@@ -172,7 +172,7 @@ def test_the_job_set_has_a_job_per_step_and_each_waits_for_the_one_before() -> N
     pods = {name: job["template"]["spec"]["template"]["spec"] for name, job in jobs.items()}
     assert [job["template"]["spec"]["completions"] for job in jobs.values()] == [1, 2, 2, 1, 2, 1]
     gpus = {name: pod["containers"][0].get("resources") for name, pod in pods.items()}
-    assert gpus["rl"] == {"limits": {"nvidia.com/gpu": 4}} and gpus["samplers"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert gpus["rl"] == {"limits": {"nvidia.com/gpu": "4"}} and gpus["samplers"] == {"limits": {"nvidia.com/gpu": "2"}}
     assert gpus["end"] is None
     for name, pod in pods.items():
         (container,) = pod["containers"]
