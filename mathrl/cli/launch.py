@@ -83,6 +83,8 @@ def launch(
 
     workspace = prepare(stage, preset, settings, allow_dirty=allow_dirty)
     values = job_values(stage, steps, machines, workspace.params)
+    if machines.sampler_nodes and workspace.params.rollout.servers.folder:
+        Path(workspace.params.rollout.servers.folder).mkdir(parents=True, exist_ok=True)
     link_inputs(workspace.folder, stages_until(stage), workspace.params, environment(workspace.folder))
     name = f"mathrl-{stage}-{digest([workspace.folder.name, values['nodes'], machines.sampler_nodes])[:6]}"
     file = output or home() / "launch" / f"{name}{'.sbatch' if slurm else '.yaml'}"
