@@ -62,8 +62,8 @@ def launch(
 ) -> None:
     """Write a job file that runs a stage on several machines, with everything before it that is out of date.
 
-    The parameters are validated now. With --preset and --set the job works in a worktree under runs/, as `mathrl run`
-    does. The machines share the checkout and its environment on one file system.
+    The parameters are validated now. With --preset and --set the job works in a worktree under runs/, as with
+    `mathrl run`. The machines share the checkout and its environment on one file system.
     """
     if slurm == kubernetes:
         raise UserError("give either --slurm or --kubernetes")
