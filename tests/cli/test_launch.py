@@ -1,7 +1,6 @@
 """`mathrl launch`: what it refuses, and the job files that it writes; the batch script is run with a small Slurm."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +14,8 @@ from ruamel.yaml import YAML
 from mathrl.cli.launch import Machines, Step, job_file, job_values, plan_steps
 from mathrl.core.errors import UserError
 from mathrl.params import Params, load_params
+from tests.cli.test_command import mathrl
+from tests.platform.conftest import make_checkout
 
 ROOT = Path(__file__).parents[2]
 SLURM = {  # what the script asks of Slurm and DVC, each call a line of `calls`
@@ -204,10 +205,21 @@ def test_a_pod_of_one_machine_commits_what_the_ranks_made_and_marks_what_is_up_t
     assert (tmp_path / ".dvc/tmp/up-to-date-rl").exists()
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
-    from tests.cli.test_command import mathrl
+def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path / "checkout", replaced=())
+    words = ("--nodes", "2", "--sampler-nodes", "1", "--set", "rl.lr=0.002")
+    done = checkout.mathrl("launch", "rl", "--slurm", *words)
+    file, where, submit = done.stdout.splitlines()
+    (folder,) = (checkout.folder / "runs").iterdir()
+    assert where == f"it runs in {folder}; submit it with:" and submit == f"sbatch {file}"
+    assert f"\ncd {folder}\n" in Path(file).read_text() and Path(file).parent == checkout.home / "launch"
+    given = load_params(folder / "params")
+    weights = checkout.home / "state" / "weights"
+    assert given.rl.lr == 0.002 and given.rollout.engine == "vllm_server"
+    assert given.rollout.servers.folder == str(weights) and weights.is_dir()
 
+
+def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
     for words, why in (
         ([], "error: give either --slurm or --kubernetes\n"),
         (["--kubernetes"], "error: --kubernetes needs --image, such as "),
