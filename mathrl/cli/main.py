@@ -18,8 +18,8 @@ from mathrl.core.exit_status import EXIT_USER_ERROR
 
 # In the order of `mathrl --help`. mathrl/cli/<command>.py has a function of this name, or a group of commands.
 COMMANDS = (
-    "init", "inspect", "run", "recipe", "controls", "graph", "evaluate", "alignment", "compare", "grade", "audit",
-    "sources", "decontaminate", "decide", "export", "runs", "plan", "health", "rollouts", "report", "lineage",
+    "init", "inspect", "run", "launch", "recipe", "controls", "graph", "evaluate", "alignment", "compare", "grade",
+    "audit", "sources", "decontaminate", "decide", "export", "runs", "plan", "health", "rollouts", "report", "lineage",
     "reproduce", "promote", "rollback", "serve", "sync", "doctor", "ui", "sweep",
 )  # fmt: skip
 

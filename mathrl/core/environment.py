@@ -27,6 +27,12 @@ class Variable(StrEnum):
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
     DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
     SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
+    SERVERS = (
+        "MATHRL_SERVERS",
+        "addresses of the vLLM servers that a cluster's job has started, with commas; they replace "
+        "rollout.servers.urls",
+        "rollout.servers",
+    )
     JUDGE_KEY = ("MATHRL_JUDGE_KEY", "bearer key of the endpoint of a judge model", "rewards.model_judge")
     SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
     ROLLOUTS = (

@@ -87,6 +87,11 @@ def stages_until(target: str) -> tuple[str, ...]:
     return STAGES if target == "pipeline" else STAGES[: STAGES.index(target) + 1]
 
 
+def trains(stage: str, params: Params) -> bool:
+    """Whether the stage has a learner; SFT of no steps hands the base model on."""
+    return "training" in READS[stage] and not (stage == "sft" and params.sft.steps == 0)
+
+
 def sections_read(stages: Iterable[str]) -> list[str]:
     """The sections that the stages read, in the order of `Params`.
 

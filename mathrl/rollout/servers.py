@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
 from mathrl.rollout.server import Server, ServerDied
@@ -27,7 +28,8 @@ class Pool:
         """Raises UserError: no server answers within `wait_seconds`."""
         self.params, self.lock = params, threading.Condition()
         self.watch_lock, self.watching = threading.Lock(), False
-        self.servers = [Server(url.rstrip("/")) for url in params.urls]
+        urls = Variable.SERVERS.get().split(",") if Variable.SERVERS.get() else params.urls
+        self.servers = [Server(url.rstrip("/")) for url in urls]
         self.weights: str | None = None  # the folder that was sent last
         self.none_since: float | None = None  # when the last server alive was lost
         self.revive(wait=True)

@@ -1,7 +1,8 @@
 """The ranks of a stage on this machine, forked and watched by torchrun's elastic agent.
 
 The process that runs the stage becomes the agent: it imports torch once, for all ranks, and keeps the stage's lock,
-record and clean-up. On several machines the user starts torchrun, which sets WORLD_SIZE; then nothing is started here.
+record and clean-up. On several machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; then
+nothing is started here.
 """
 
 import logging
@@ -139,8 +140,8 @@ def process_count(run: Run, *, fewer: bool) -> int:
         return run.processes
     if run.processes > ONE_MACHINE and not fewer:
         raise UserError(
-            f"run.processes={run.processes} but this machine has {hardware}: start the stage with torchrun on every "
-            "machine (docs/training.md), or lower run.processes"
+            f"run.processes={run.processes} but this machine has {hardware}: run the stage on several with the job "
+            "file of `mathrl launch` (by torchrun), or lower run.processes"
         )
     using = f"{slots} process" if slots == 1 else f"{slots} processes"
     print(f"run.processes={run.processes} but this machine has {hardware}; using {using}", file=sys.stderr)

@@ -33,7 +33,7 @@ from mathrl.params import Params, load_params, stage_params
 from mathrl.params.changes import changed_since_commit
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.rollout import Rollout
-from mathrl.params.schema import READS, STAGES
+from mathrl.params.schema import READS, STAGES, trains
 from mathrl.params.train import Rl
 from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
 
@@ -164,7 +164,7 @@ def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
     check_learning_rates(params, [stage.name])
-    if _trains(stage, params) and params.run.device != "cpu" and gpu_count():
+    if trains(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
     stage.before(params)
     inputs = {str(path): digest_path(_present(path, stage.name)) for path in stage.inputs}
@@ -198,8 +198,8 @@ def resume_key(title: str, sections: Mapping[str, dict[str, Any]], inputs: Mappi
 
 def _work(stage: _Stage, run: StageRun) -> None:
     """Do the stage's work, in ranks if it has several, and finish its record."""
-    trains, samples = _trains(stage, run.params), "rollout" in READS[stage.name]
-    processes = process_count(run.params.run, fewer=not trains) if trains or samples else 1
+    learns, samples = trains(stage.name, run.params), "rollout" in READS[stage.name]
+    processes = process_count(run.params.run, fewer=not learns) if learns or samples else 1
     if processes > 1:
         try:
             run_ranks(processes, lambda: exit_on_user_error(lambda: _recorded(stage, run)), run.record.folder / "ranks")
@@ -217,11 +217,6 @@ def _work(stage: _Stage, run: StageRun) -> None:
     # First: a checkpoint that outlives a finished record is resumed without the rows before it.
     shutil.rmtree(run.state)
     run.record.update(status="finished", ended=time.time(), outputs=_digests(stage.outputs))
-
-
-def _trains(stage: _Stage, params: Params) -> bool:
-    """Whether the stage has a learner; SFT of no steps hands the base model on."""
-    return "training" in READS[stage.name] and not (stage.name == "sft" and params.sft.steps == 0)
 
 
 def _recorded(stage: _Stage, run: StageRun) -> None:

@@ -162,6 +162,14 @@ def test_every_process_leaves_out_a_server_that_missed_the_weights(stand: Any) -
     assert [server.failure for server in first.servers] == ["", ""]
 
 
+def test_the_servers_of_a_clusters_job_replace_those_of_the_parameters(
+    stand: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, started = stand(), [stand(), stand()]
+    monkeypatch.setenv("MATHRL_SERVERS", ",".join(server.url for server in started))
+    assert used(Pool(params(named))) == {server.url for server in started}
+
+
 def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stand: Any) -> None:
     one, other = stand(), stand()
     first, second = Pool(params(one, other)), Pool(params(one, other))
