@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for v in 3.11 3.12 3.13; do python$$v -c '' 2>/dev/null && echo python$$v && break; done)
 # uv installs; where it is missing, pip puts it into $(VENV) first. (pip install -c $(LOCK) -e '.[platform]' works as well.)
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(BIN)/uv)
+# Workers of the suite.
+WORKERS ?= 3
 # GPU=1 or GPU= chooses the lock file and vLLM's build; by default a working NVIDIA driver does.
 GPU ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1)
 LOCK := $(if $(GPU),constraints-gpu.txt,constraints.txt)
@@ -50,8 +52,9 @@ $(VENV)/.developing: $(VENV)/.installed
 demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1 three controls.
 	@$(BIN)/mathrl run pipeline $(SET)
 
+# Three workers on two cores: many tests wait for a server or a child of theirs.
 test: $(VENV)/.developing  ## The test suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/algorithms tests/grading \
