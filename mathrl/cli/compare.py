@@ -4,14 +4,14 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mathrl.cli.compare_in_looks import RESPONSES, compare_in_looks, name_of, output_of
-from mathrl.cli.options import AsJson, Overrides, Preset
+from mathrl.cli.options import AsJson, Overrides, Preset, grouped
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
@@ -29,20 +29,35 @@ ACCEPTED = (
 )
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What the runs are compared by."""
+
+    benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None
+    metric: Annotated[str, typer.Option(help="Metric to compare: pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1"
+    common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When an evaluation in parts stops."""
+
+    looks: Annotated[
+        int, typer.Option(min=1, max=MOST_LOOKS, help="Parts in which model folders are evaluated, until it is clear.")
+    ] = 1
+    difference: Annotated[
+        float | None, typer.Option(min=0.0001, max=1, help="With --looks: stop once this difference is excluded.")
+    ] = None
+
+
+@grouped
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The same; commas join the runs of several seeds.")],
-    benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None,
-    metric: Annotated[str, typer.Option(help="Metric to compare: pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
+    compared: Compared,
+    parts: Looks,
     preset: Preset = None,
     overrides: Overrides = None,
-    common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False,
-    looks: Annotated[
-        int, typer.Option(min=1, max=MOST_LOOKS, help="Parts in which model folders are evaluated, until it is clear.")
-    ] = 1,
-    difference: Annotated[
-        float | None, typer.Option(min=0.0001, max=1, help="With --looks: stop once this difference is excluded.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Test whether B is better than A, and by how much; report the smallest difference that can be detected.
@@ -53,19 +68,19 @@ def compare(
     start = Path.cwd()
     os.chdir(main_checkout())
     params = load_params(preset=preset, overrides=overrides or ())
-    if looks > 1:
+    if parts.looks > 1:
         folders = [model_folder(text, start) for text in (before, after)]
-        benchmark = benchmark or params.evaluate.benchmarks[0]
-        test = compare_in_looks((folders[0], folders[1]), benchmark, params, looks, difference)
+        benchmark = compared.benchmark or params.evaluate.benchmarks[0]
+        test = compare_in_looks((folders[0], folders[1]), benchmark, params, parts.looks, parts.difference)
         print(json.dumps(test.to_row(), indent=2) if as_json else test.verdict())
         return
-    if difference is not None:
+    if parts.difference is not None:
         raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")
-    sides = [_runs(text, start, benchmark, params) for text in (before, after)]
+    sides = [_runs(text, start, compared.benchmark, params) for text in (before, after)]
     first = len(sides[0])
-    runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
+    runs = common_problems([*sides[0], *sides[1]], allow_missing=compared.common)
     names = _names(sides, (before, after))
-    comparison = compare_sides(runs[:first], runs[first:], names, metric, params.evaluate)
+    comparison = compare_sides(runs[:first], runs[first:], names, compared.metric, params.evaluate)
     if as_json:
         print(json.dumps(comparison, indent=2, ensure_ascii=False))
     else:

@@ -1,13 +1,14 @@
 """`mathrl evaluate`: evaluate any model on any benchmark."""
 
 import os
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.options import Overrides, Preset, grouped
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.core.errors import UserError
@@ -20,7 +21,9 @@ from mathrl.params.schema import Params
 from mathrl.params.tool_problems import tool_problems
 from mathrl.params.tools import Bubblewrap, NoTool
 from mathrl.reports.evaluation import evaluate_once
-from mathrl.reports.probe import ProbeReport, probe_benchmark
+
+if TYPE_CHECKING:
+    from mathrl.reports.probe import ProbeReport
 
 
 class ToolName(StrEnum):
@@ -51,7 +54,7 @@ def without_tool(params: Params) -> Params:
     return params.model_copy(update={"rollout": rollout, "prompt": params.prompt.model_copy(update={"tools": "none"})})
 
 
-def print_probe(report: ProbeReport, target: Path) -> None:
+def print_probe(report: "ProbeReport", target: Path) -> None:
     """The table of the probe, with a verdict per score."""
     rows = [
         {
@@ -71,28 +74,44 @@ def print_probe(report: ProbeReport, target: Path) -> None:
     print(f"probe: {target}/probe.json")
 
 
+@dataclass(frozen=True)
+class Also:
+    """What is measured beside the plain figures."""
+
+    tools: Annotated[
+        ToolName | None,
+        typer.Option(help="Also evaluate with this tool: Python code that a response calls is run in a sandbox."),
+    ] = None
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="Evaluate with each value, as 'prompt.template=[plain, boxed]'; several: all combinations."),
+    ] = None
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also probe whether the benchmark's problems were in the training data.")
+    ] = False
+    twins: Annotated[int, typer.Option(min=1, help="--probe: twins that each problem is compared with.")] = 2
+
+    def check(self) -> None:
+        """Raises UserError: two of them exclude each other."""
+        if self.probe and (self.vary or self.tools is not None):
+            raise UserError("--probe goes with neither --vary nor --tools; probe the model in a command of its own")
+        if self.vary and self.tools is not None:
+            raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
+
+
+@grouped
 def evaluate(
     model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
     benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
+    also: Also,
     preset: Preset = None,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
     samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
-    tools: Annotated[
-        ToolName | None,
-        typer.Option(help="Also evaluate with this tool: Python code that a response calls is run in a sandbox."),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(help="Evaluate with each value, as 'prompt.template=[plain, boxed]'; several: all combinations."),
-    ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Also probe whether the benchmark's problems were in the training data.")
-    ] = False,
-    twins: Annotated[int, typer.Option(min=1, help="--probe: twins that each problem is compared with.")] = 2,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
+    also.check()
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
     if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
@@ -104,20 +123,16 @@ def evaluate(
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
     runs = {name: (params, target)}
-    if tools is not None:
+    if also.tools is not None:
         runs = {
             name: (without_tool(params), target),
-            f"{name} + {tools}": (with_tool(params), target.with_name(f"{target.name}-{tools}")),
+            f"{name} + {also.tools}": (with_tool(params), target.with_name(f"{target.name}-{also.tools}")),
         }
     start = local if local.exists() else model
-    if probe and (vary or tools is not None):
-        raise UserError("--probe goes with neither --vary nor --tools; probe the model in a command of its own")
-    if vary:
-        if tools is not None:
-            raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
+    if also.vary:
         varied = {
             label: load_params(preset=preset, overrides=[*(overrides or ()), *settings, *changes])
-            for label, changes in combinations(vary).items()
+            for label, changes in combinations(also.vary).items()
         }
         evaluate_settings(start, benchmark, varied, target)
         return
@@ -125,8 +140,10 @@ def evaluate(
     figures, base = results[name], params.model.base
     for row in results_table(results):
         print("  ".join(f"{column} {cell}" for column, cell in row.items()))
-    if probe:
-        print_probe(probe_benchmark(start, benchmark, params, target, twins), target)
+    if also.probe:
+        from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
+
+        print_probe(probe_benchmark(start, benchmark, params, target, also.twins), target)
     if newer := newer_than(benchmark, base.released if base.type == "pretrained" else None):
         print(f"{benchmark} is {newer}: its problems cannot have been in the model's training data")
     if figures.prompts_too_long:

@@ -22,6 +22,9 @@ from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout, state_root
 from mathrl.params import Params, load_params
 from mathrl.params.schema import STAGES, TARGETS, stages_until, trains
+from tasks.inputs import link_inputs
+from tasks.repro import environment
+from tasks.workspace import prepare
 
 SAMPLED = "sft"  # the stage whose model the servers load; what samples comes after it
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d\d){1,2}|\d+|\d+-\d{1,2}")
@@ -77,10 +80,6 @@ def launch(
     os.chdir(main_checkout())
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)
-    from tasks.inputs import link_inputs  # Prefect and DVC: after the checks, and --help answers without them
-    from tasks.repro import environment
-    from tasks.workspace import prepare
-
     workspace = prepare(stage, preset, settings, allow_dirty=allow_dirty)
     values = job_values(stage, steps, machines, workspace.params)
     if machines.sampler_nodes and workspace.params.rollout.servers.folder:

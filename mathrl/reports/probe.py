@@ -11,8 +11,11 @@ from mathrl.core.paths import CURATED_TEST
 from mathrl.core.types import Problem
 from mathrl.data.twins import TwinKind, crowded_levels, generators_of, twins
 from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.evaluation.probe import completion_group, probed, score_groups, solution_group
 from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies
+from mathrl.models.device import choose_device
+from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
 
@@ -36,10 +39,6 @@ def probe_benchmark(model: Path | str, benchmark: str, params: Params, folder: P
     Raises:
         UserError: hardly a problem has twins.
     """
-    from mathrl.evaluation.probe import completion_group, probed, score_groups, solution_group  # torch
-    from mathrl.models.device import choose_device
-    from mathrl.models.load import load_model, load_tokenizer
-
     problems = benchmark_problems(benchmark, params)
     kinds = {name: _pairs(problems, name, count, params) for name in ("generated", "renumbered", "reworded")}
     text = {name: kinds["generated"] or kinds[name] for name in ("renumbered", "reworded")}

@@ -81,6 +81,11 @@ class StepRollouts:
     def tokens(self) -> int:
         return sum(group.sampled_tokens for group in self.sampled)
 
+    def times(self, *, tools: bool) -> dict[str, float]:
+        """The metrics `time/rollout`, `time/reward` and, with a tool, `time/tools`, a part of `time/rollout`."""
+        times = {"time/rollout": self.seconds["generation"], "time/reward": self.seconds["reward"]}
+        return {**times, "time/tools": self.seconds["tools"]} if tools else times
+
 
 @dataclass(frozen=True)
 class Collector:
