@@ -22,9 +22,6 @@ from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout, state_root
 from mathrl.params import Params, load_params
 from mathrl.params.schema import STAGES, TARGETS, stages_until, trains
-from tasks.inputs import link_inputs
-from tasks.repro import environment
-from tasks.workspace import prepare
 
 SAMPLED = "sft"  # the stage whose model the servers load; what samples comes after it
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d\d){1,2}|\d+|\d+-\d{1,2}")
@@ -80,12 +77,14 @@ def launch(
     os.chdir(main_checkout())
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)
-    workspace = prepare(stage, preset, settings, allow_dirty=allow_dirty)
-    values = job_values(stage, steps, machines, workspace.params)
-    if machines.sampler_nodes and workspace.params.rollout.servers.folder:
-        Path(workspace.params.rollout.servers.folder).mkdir(parents=True, exist_ok=True)
-    link_inputs(workspace.folder, stages_until(stage), workspace.params, environment(workspace.folder))
-    name = f"mathrl-{stage}-{digest([workspace.folder.name, values['nodes'], machines.sampler_nodes])[:6]}"
+    from tasks import inputs, repro, workspace  # Prefect and DVC: after the checks, and --help answers without them
+
+    prepared = workspace.prepare(stage, preset, settings, allow_dirty=allow_dirty)
+    values = job_values(stage, steps, machines, prepared.params)
+    if machines.sampler_nodes and prepared.params.rollout.servers.folder:
+        Path(prepared.params.rollout.servers.folder).mkdir(parents=True, exist_ok=True)
+    inputs.link_inputs(prepared.folder, stages_until(stage), prepared.params, repro.environment(prepared.folder))
+    name = f"mathrl-{stage}-{digest([prepared.folder.name, values['nodes'], machines.sampler_nodes])[:6]}"
     file = output or home() / "launch" / f"{name}{'.sbatch' if slurm else '.yaml'}"
     values |= {
         "slurm": slurm,
@@ -93,7 +92,7 @@ def launch(
         "settings": shlex.join([*(["--preset", preset] if preset else []), *_repeated("--set", settings)]),
         "name": name,
         "file": str(file),
-        "folder": str(workspace.folder),
+        "folder": str(prepared.folder),
         "bin": str(Path(sys.executable).parent),
         "log": str(file.parent / f"{name}-%j.log"),
         "mount": str(main_checkout().parent),
@@ -101,7 +100,7 @@ def launch(
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, job_file(machines, values))
-    print(f"{file}\nit runs in {workspace.folder}; submit it with:")
+    print(f"{file}\nit runs in {prepared.folder}; submit it with:")
     print(shlex.join(["sbatch", str(file)] if slurm else ["kubectl", "create", "--filename", str(file)]))
 
 

@@ -6,17 +6,19 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.paths import home, main_checkout
-from mathrl.registry.reproduction import JSON, PAGE, Certificate, plan_reproduction, publish, read_check
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import way_back
 from tasks.reproduction import FreshClone
+
+if TYPE_CHECKING:
+    from mathrl.registry.reproduction import Certificate
 
 EXIT_DIFFERS = 1
 
@@ -39,6 +41,9 @@ def reproduce(
     """
     start = Path.cwd()
     os.chdir(main_checkout())
+    # MLflow: 1.4 s
+    from mathrl.registry.reproduction import PAGE, plan_reproduction, publish
+
     client = connect()
     certificate = plan_reproduction(way_back(client, model))
     names = [check.stage for check in certificate.stages]
@@ -61,8 +66,10 @@ def reproduce(
         sys.exit(EXIT_DIFFERS)
 
 
-def _again(certificate: Certificate, clone: Any, place: Path, first: int) -> Certificate:
+def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "Certificate":
     """Run the stages from number `first` again, the ones before fetched, up to the first that differs."""
+    from mathrl.registry.reproduction import JSON, read_check
+
     file = place / JSON
     before = {row["stage"]: read_check(row) for row in read_json(file)["stages"]} if file.exists() else {}
     for number, check in enumerate(certificate.stages):
