@@ -145,8 +145,9 @@ class TurnSampler:
         while going:
             self._answer(going, pool)
             wave, still = wave + 1, []
-            for quiet in (False, True):  # those that stop no more are a call of their own
-                part = [response for response in going if response.quiet == quiet and response.left > 0]
+            # Those that stop no more are a call of their own. Some come to it in this wave, and then wait for the next.
+            parts = {quiet: [one for one in going if one.quiet == quiet and one.left > 0] for quiet in (False, True)}
+            for quiet, part in parts.items():
                 limits = tuple(response.left for response in part)
                 if part:
                     kept = tuple(response.take_kept() for response in part)

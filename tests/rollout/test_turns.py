@@ -15,6 +15,7 @@ from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.params.turns import Turns
+from mathrl.rollout.call_formats import Asked
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.rollout.turns import TurnSampler, wave_seed
@@ -145,6 +146,37 @@ def test_a_turn_goes_on_from_what_was_computed_and_gives_what_a_reread_gives(
     for one, other in zip((c for g in continued for c in g), (c for g in reread for c in g), strict=True):
         assert one.tokens.tolist() == other.tokens.tolist() and one.calls == other.calls
         assert one.logprobs.tolist() == pytest.approx(other.logprobs.tolist(), rel=0, abs=2e-6)
+
+
+class Nines(Equations):
+    """Stops at every other character, and only what has a nine is a call."""
+
+    def calls(self, turn: str) -> list[Asked]:
+        return super().calls(turn) if "9" in turn else []
+
+
+def test_a_response_is_sampled_once_per_wave_also_when_it_comes_to_stop_no_more(engine: TorchEngine) -> None:
+    """The stop that uses up its stops may be a call: it is continued in the next wave, after the answer."""
+    sampler = turn_sampler(engine, Calculator(), max_calls=1)
+    sampler.format = Nines("=", "1", "3", "5", "9")
+    sampled: dict[int, int] = {}
+    generate = engine.generate
+
+    def counted(prompts: Any, sampling: Sampling, seed: int, **options: Any) -> Any:
+        sampled[seed] = len(prompts) * sampling.samples
+        return generate(prompts, sampling, seed, **options)
+
+    engine.generate = counted  # type: ignore[method-assign]
+    groups = sampler.generate(PROMPTS, SAMPLING, 3)
+    seeds = [[3]] + [[wave_seed(3, 0, wave, quiet) for quiet in (False, True)] for wave in range(1, 20)]
+    waves = [sum(sampled.pop(seed, 0) for seed in wave) for wave in seeds]
+    assert not sampled and waves[0] == 48 and waves == sorted(waves, reverse=True) and waves[4] and not waves[5]
+    calls = [(c, call) for group in groups for c in group for call in c.calls]
+    assert calls
+    for completion, call in calls:
+        written = TOKENIZER.decode(completion.tokens[call.start : call.end].tolist())
+        assert TOKENIZER.decode(completion.tokens[: call.start].tolist()).endswith(("=", "1", "3", "5", "9"))
+        assert f"{call.output};".startswith(written)
 
 
 class Meeting(Calculator):
