@@ -166,7 +166,7 @@ def test_a_response_is_sampled_once_per_wave_also_when_it_comes_to_stop_no_more(
         sampled[seed] = len(prompts) * sampling.samples
         return generate(prompts, sampling, seed, **options)
 
-    engine.generate = counted  # type: ignore[method-assign]
+    engine.generate = counted  # type: ignore[method-assign, assignment]
     groups = sampler.generate(PROMPTS, SAMPLING, 3)
     seeds = [[3]] + [[wave_seed(3, 0, wave, quiet) for quiet in (False, True)] for wave in range(1, 20)]
     waves = [sum(sampled.pop(seed, 0) for seed in wave) for wave in seeds]
@@ -176,7 +176,7 @@ def test_a_response_is_sampled_once_per_wave_also_when_it_comes_to_stop_no_more(
     for completion, call in calls:
         written = TOKENIZER.decode(completion.tokens[call.start : call.end].tolist())
         assert TOKENIZER.decode(completion.tokens[: call.start].tolist()).endswith(("=", "1", "3", "5", "9"))
-        assert f"{call.output};".startswith(written)
+        assert call.status == "limit" or f"{call.output};".startswith(written)
 
 
 class Meeting(Calculator):
