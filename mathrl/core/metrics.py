@@ -29,7 +29,10 @@ class JsonlSink:
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        row = {"step": step, "at": time.time(), **{name: float(value) for name, value in metrics.items()}}
+        self.append({"step": step, "at": time.time(), **{name: float(value) for name, value in metrics.items()}})
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row as it is; it has a "step"."""
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
 

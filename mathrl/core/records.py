@@ -6,6 +6,7 @@ A stage leaves one folder per run, from which MLflow is filled and reports and l
                               metrics.jsonl   a row per step (core.metrics)
                               artifacts/      pictures and texts
                               rollouts/       kept rollouts (core.rollout_files)
+                              events.jsonl    of an asynchronous RL run (trainers.event_log)
                               mirror.json     the fields of `MirrorState`
 """
 
@@ -20,7 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.paths import home
 
-RUN, METRICS, MIRROR, ROLLOUTS = "run.json", "metrics.jsonl", "mirror.json", "rollouts"
+RUN, METRICS, MIRROR, ROLLOUTS, EVENTS = "run.json", "metrics.jsonl", "mirror.json", "rollouts", "events.jsonl"
 MOST_RUNS = 10_000  # of the same parameters and inputs
 Status = Literal["running", "finished", "failed", "stopped"]
 
@@ -97,6 +98,10 @@ class RunRecord:
     @property
     def artifacts(self) -> Path:
         return self.folder / "artifacts"
+
+    @property
+    def events(self) -> Path:
+        return self.folder / EVENTS
 
     @property
     def rollouts(self) -> Path:

@@ -346,10 +346,24 @@ def timeouts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     )
 
 
+def dropped_groups(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
+    dropped = now(rows, health, "rollout/dropped_groups")
+    if dropped is None or rl.asynchronous is None or len(rows) < health.window:
+        return None
+    share = dropped / (dropped + rl.prompts_per_step)
+    if share <= health.dropped_groups:
+        return None
+    return (
+        f"{share:.0%} of the groups were dropped, being more than {rl.asynchronous.staleness} weight versions old",
+        "some responses take longer than the bound allows, and training sees fewer long ones",
+        "raise rl.asynchronous.staleness, lower rl.max_tokens, or give the sampler more of the machine",
+    )
+
+
 RED = (collapse, kl, mismatch, stale_sampler, importance)
 YELLOW = (
     *(entropy, length, repetition, no_success, flat, spikes),
-    *(zero_variance, truncated, critic, reward_parts, timeouts),
+    *(zero_variance, truncated, critic, reward_parts, timeouts, dropped_groups),
 )
 RULES = (
     Rule("loss", "red", loss, needs_rl=False),  # type: ignore[arg-type]

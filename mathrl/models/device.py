@@ -65,6 +65,11 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def halve_threads() -> None:
+    """Two threads of this process compute at the same time from now on: each with half of torch's threads."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+
+
 def to_device(tensor: Tensor, device: Device) -> Tensor:
     """A CPU's tensor on the device; a GPU copies it from pinned memory while the host goes on launching kernels."""
     if torch.device(device).type == "cuda" and not tensor.is_cuda:

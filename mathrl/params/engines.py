@@ -118,7 +118,7 @@ TRL_RL = (
     Meaning("rl.truncated", "`mask_truncated_completions`"),
     Meaning("rl.dynamic_sampling", "refused", (0,), "it samples once per step"),
     Meaning("rl.prompts_per_round", f"{UNUSED} without dynamic sampling"),
-    Meaning("rl.prefetch", "refused", (False,), "it samples after the update"),
+    Meaning("rl.asynchronous", "refused", (None,), "it samples after the update"),
     Meaning(
         "rl.curriculum.order",
         "mathrl's order, row by row (`shuffle_dataset` false)",

@@ -9,7 +9,7 @@ from mathrl.params.section import Section
 RuleName = Literal[
     "loss", "collapse", "kl", "mismatch", "stale_sampler", "importance", "entropy", "length", "repetition",
     "no_success", "flat", "spikes", "zero_variance", "truncated", "critic", "reward_parts", "timeouts",
-    "tool_down", "tool_calls", "told_answers",
+    "tool_down", "tool_calls", "told_answers", "dropped_groups",
 ]  # fmt: skip
 
 
@@ -46,6 +46,9 @@ class Health(Section):
     )
     importance: float = Field(
         0.1, gt=0, description="Maximum distance from 1 of the mean ratio and the mean importance weight."
+    )
+    dropped_groups: float = Field(
+        0.1, ge=0, le=1, description="Maximum share of groups that asynchronous RL drops as too old."
     )
     timeouts: float = Field(0.01, ge=0, le=1, description="Maximum share of verifications that time out.")
     tool_unavailable: float = Field(

@@ -241,11 +241,12 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
         raise UserError("; ".join(lines)) from None
     problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
     problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
-    if params.rl.prefetch and params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1:
+    shared = params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1
+    if params.rl.asynchronous is not None and shared:
         problems.append(
-            f"{origin['rl']}: prefetch: true needs rollout.vllm.tensor_parallel 1: ranks that share an engine would "
+            f"{origin['rl']}: asynchronous needs rollout.vllm.tensor_parallel 1: ranks that share an engine would "
             "exchange data for rollouts and for the update at the same time, in no common order, and wait for each "
-            "other forever; set prefetch to false, or rollout.engine to vllm_server"
+            "other forever; set asynchronous to null, or rollout.engine to vllm_server"
         )
     problems += [f"{origin['rollout']}: {line}" for line in tool_problems(params)]
     for stage in ("sft", "rl"):

@@ -14,7 +14,11 @@ from mathrl.params.section import SECRET, Section
 REPLACED = {
     "muon_lr": "lr beside it for the matrices that Muon trains, and optimizer.adamw_scale (AdamW's rate / lr) for the "
     "rest: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
-    "rollout_ahead": "prefetch: true or false",
+    **dict.fromkeys(
+        ("prefetch", "rollout_ahead"),
+        "asynchronous: {staleness: 1, pace: fixed} to sample one step ahead, with the same bits as prefetch: true; "
+        "leave it out to sample after the update",
+    ),
 }
 # Ways to change the distribution that is sampled, which the log-probs of a loss would have to follow.
 UNSUPPORTED = dict.fromkeys(

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import Curriculum
 from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.lora import Lora
@@ -273,8 +274,8 @@ class Rl(Section):
         description="With dynamic_sampling: prompts sampled per round (DAPO: three times prompts_per_step); null: "
         "prompts_per_step.",
     )
-    prefetch: bool = Field(
-        False, description="Sample the next step's rollouts during the update, with the weights from before it."
+    asynchronous: Asynchronous | None = Field(
+        None, description="Sample while the trainer updates, with weights a little older; null: sample, then train."
     )
     curriculum: Curriculum = Curriculum()
     ema: float | None = Field(
@@ -316,10 +317,16 @@ class Rl(Section):
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError("critic.warmup_steps must be below steps: the policy would never learn")
         weighted = self.importance is not None and self.importance.when == "always"
-        if self.prefetch and self.policy_loss == "reinforce" and not weighted:
+        older = self.asynchronous is not None and self.asynchronous.staleness > 0
+        if older and self.policy_loss == "reinforce" and not weighted:
             raise ValueError(
-                "prefetch with policy_loss reinforce needs importance, such as importance: {}: without "
+                "asynchronous with policy_loss reinforce needs importance, such as importance: {}: without "
                 "a ratio nothing corrects for rollouts of older weights"
+            )
+        if self.asynchronous is not None and self.dynamic_sampling:
+            raise ValueError(
+                "dynamic_sampling fills a step round by round, and asynchronous has no rounds: set dynamic_sampling 0, "
+                "and choose problems of middling pass rate with curriculum.order pass_rate or pools"
             )
         if self.kl_controller is not None and not self.kl_coef:
             raise ValueError("kl_controller needs kl_coef above 0 to start from")

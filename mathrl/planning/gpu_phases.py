@@ -50,7 +50,7 @@ def add_rl_phases(
         plan.phases["weight sync"] = transit
     else:
         awake = torch_engine_memory(shape, params, length)
-        if params.rl.prefetch:
+        if params.rl.asynchronous is not None:
             plan.standing["sampler's copy of the weights"] = bytes_of(params) * shape.parameters
         elif divides_weights(params):
             awake["policy: gathered weights"] = bytes_of(params) * shape.parameters

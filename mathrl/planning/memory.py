@@ -216,7 +216,7 @@ def _add_cpu_rollouts(plan: MemoryPlan, shape: ModelShape, params: Params, lengt
     if engine != "torch":
         bucket = bytes_of(params) * (max(BUCKET, largest_weight(shape)) + shape.head) if whole else 0.0
         sampling["weights in transit to the sampler"] = bucket
-    elif params.rl.prefetch:
+    elif params.rl.asynchronous is not None:
         plan.standing["sampler's copy of the weights"] = _frozen_copy(shape, params, "cpu")
     else:
         sampling["policy: gathered weights"] = whole

@@ -207,7 +207,7 @@ class TurnSampler:
             if response.asked and response.answers is None:
                 response.answers = pool.submit(self._call, response)
         running = {response.answers for response in going if response.answers is not None}
-        while running:  # awake every second: `trainers.prefetch` ends a thread only where it runs Python
+        while running:  # awake every second: `SamplerThread` ends a thread only where it runs Python
             done, running = wait(running, 1.0, FIRST_EXCEPTION)
             for future in done:
                 future.result()  # raises the first error

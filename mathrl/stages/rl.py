@@ -1,6 +1,7 @@
 """rl: reinforcement learning on the mixture, from the SFT model. `python -m mathrl.stages.rl`.
 
-Writes models/rl and reports/rl/ (metrics.jsonl, health.json, curve.png, with rl.keep_rollouts rollouts.parquet).
+Writes models/rl and reports/rl/ (metrics.jsonl, health.json, curve.png, with rl.keep_rollouts rollouts.parquet, with
+rl.asynchronous events.jsonl).
 Starts only when the SFT model's measured pass@8 reaches rl.min_pass_at_8: where it never succeeds there is nothing to
 learn from. Resumes from its last checkpoint, on a CPU bit for bit; a signal ends it at the next step with exit
 status 75.
@@ -102,8 +103,9 @@ def work(
     )
     export_model(network, tokenizer, model, card)
     title = "Reinforcement learning with verifiable rewards"
-    rollouts = finish_rollouts(run, rl)
-    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, rollouts)
+    kept = finish_rollouts(run, rl)
+    files = [file for file in (kept, run.record.events if rl.asynchronous is not None else None) if file is not None]
+    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, files)
 
 
 def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
@@ -112,7 +114,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     training = open_training(run, inputs.health, run.rollouts)
     # torch: not before the inputs have been checked.
     from mathrl.learners.sharding import load_to_train
-    from mathrl.models.device import hardware_of
+    from mathrl.models.device import halve_threads, hardware_of
     from mathrl.models.load import load_model
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.resolve import resolve_importance, resolve_rollout, stage_longest
@@ -129,7 +131,10 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     if rl.kept_size and rank() == 0:
         print(f"rl.keep_rollouts: {rl.kept_size}", flush=True)
     network, tokenizer = load_start(start, params.model, training)
-    engine = training_engine(network, start, tokenizer, params.model, rollout, rl.prefetch)
+    at_once = rl.asynchronous is not None and rl.asynchronous.staleness
+    if at_once and rollout.engine == "torch" and ranks.device.type == "cpu":
+        halve_threads()
+    engine = training_engine(network, start, tokenizer, params.model, rollout, rl.asynchronous is not None)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
     check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:

@@ -26,7 +26,7 @@ def open_training(run: StageRun, health: HealthMonitor | None = None, rollouts: 
 
     params = run.params
     ranks = Ranks(choose_device(params.run.device), params.training)
-    return TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, health, rollouts)
+    return TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, health, rollouts, run.record.events)
 
 
 def load_start(folder: Path, model: Model, training: TrainingRun) -> tuple[Any, Any]:
@@ -45,18 +45,18 @@ def write_report(
     datasets: Mapping[str, Sequence[Path]],
     summary: Mapping[str, float],
     health: HealthMonitor | None = None,
-    rollouts: Path | None = None,
+    files: Sequence[Path] = (),
 ) -> None:
-    """Rank 0 writes the folder `report` (metrics.jsonl, curve.png and, with `health`, health.json, with `rollouts` a
-    copy of that file) and the run's last facts; the other ranks do nothing."""
+    """Rank 0 writes the folder `report` (metrics.jsonl, curve.png, with `health` health.json, and copies of `files`)
+    and the run's last facts; the other ranks do nothing."""
     if rank() != 0:
         return
     with written_aside(report) as folder:
         folder.mkdir(parents=True)
         picture = run.artifacts / f"{run.name}_curve.png"
         rows = report_curves(run.metrics_file, folder, picture, panels, title)
-        if rollouts is not None:
-            shutil.copy(rollouts, folder)
+        for file in files:
+            shutil.copy(file, folder)
         if health is not None:
             findings = examine(rows, health.watch.health, health.watch.rl).report()
             write_json(folder / "health.json", findings)

@@ -4,13 +4,13 @@ Shapes: P groups (prompts) of G responses.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice, zip_longest
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Completion, Graded, Problem, ToolCall
+from mathrl.core.types import Graded, Problem
 from mathrl.learners.distributed import Ranks
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
@@ -19,49 +19,19 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.curriculum import Order
 from mathrl.trainers.rollouts import GroupJudge, RolloutGroup, rollout_groups
 
+SamplerIdle = Callable[[], AbstractContextManager[None]]
+
 
 @dataclass(frozen=True)
 class RolloutShare:
     """One rank's graded responses to its share of a step's problems.
 
-    `problems` are their numbers in the training set, `graded` has a group for each (None: the prompt was too
-    long), `updates` is how many updates the weights that sampled had seen. `counters` are the verifier's that
-    have been read already.
+    `problems` are their numbers in the training set, `graded` has a group for each (None: the prompt was too long).
     """
 
     problems: list[int]
     graded: list[list[Graded] | None]
     seconds: dict[str, float]
-    updates: int
-    counters: Sequence[Mapping[str, float]] = ()
-
-    def to_row(self) -> dict[str, Any]:
-        row = asdict(self)
-        for response in (response for group in row["graded"] if group is not None for response in group):
-            completion = response["completion"]
-            completion |= {name: completion[name].tolist() for name in ("tokens", "logprobs")}
-        return row
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "RolloutShare":
-        """Read what `to_row` gave, through JSON."""
-        graded = [None if group is None else [_graded(response) for response in group] for group in row["graded"]]
-        return cls(**{**row, "graded": graded})
-
-    def divided(self, rank: int, world: int) -> "RolloutShare":
-        """The share of one of `world` ranks in a share that is that of all of them; the first takes the counters."""
-        problems, graded = self.problems[rank::world], self.graded[rank::world]
-        return replace(self, problems=problems, graded=graded, counters=() if rank else self.counters)
-
-    @classmethod
-    def joined(cls, shares: Sequence["RolloutShare"]) -> "RolloutShare":
-        """The shares of all ranks as one, in the order in which the ranks took turns."""
-        turns = zip_longest(*(list(zip(share.problems, share.graded, strict=True)) for share in shares))
-        pairs = [pair for turn in turns for pair in turn if pair is not None]
-        counters = [row for share in shares for row in share.counters]
-        return replace(
-            shares[0], problems=[n for n, _ in pairs], graded=[group for _, group in pairs], counters=counters
-        )
 
 
 @dataclass(frozen=True)
@@ -100,14 +70,14 @@ class Collector:
     params: Rl
     ranks: Ranks
 
-    def sample(self, seed: int, updates: int = 0) -> RolloutShare:
+    def sample(self, seed: int) -> RolloutShare:
         """Take the problems of a round, sample and grade this rank's share of them."""
         over = self.params.prompts_per_round if self.params.dynamic_sampling else None
         taken = self.order.take(over or self.params.prompts_per_step)
         counts = self.order.sample_counts(taken, self.params.group_size)
         rank, world = self.ranks.rank, self.ranks.world
         graded = self._sample_groups(taken[rank::world], counts[rank::world], math.gcd(*counts), seed)
-        return RolloutShare(taken[rank::world], graded, dict(self.sampler.seconds), updates)
+        return RolloutShare(taken[rank::world], graded, dict(self.sampler.seconds))
 
     def _sample_groups(self, numbers: list[int], counts: list[int], part: int, seed: int) -> list[list[Graded] | None]:
         """A group of `counts` responses per problem: every prompt is sampled in parts of `part` responses."""
@@ -121,18 +91,17 @@ class Collector:
             for group in groups
         ]
 
-    def sample_ahead(self, seed: int, updates: int) -> RolloutShare:
-        """As `sample`, with the verifier's counters: a step's counters are those of its own rollouts."""
-        return replace(self.sample(seed, updates), counters=[dict(self.reward.counters())])
-
-    def collect(self, seed: int, prefetched: RolloutShare | None = None) -> StepRollouts:
+    def collect(
+        self, seed: int, share: RolloutShare | None = None, sampler_idle: SamplerIdle = nullcontext
+    ) -> StepRollouts:
         """The groups of one step, in the same order at every rank.
 
         With dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) further rounds follow until
         prompts_per_step groups hold right and wrong answers: that is decided by correctness, not by a reward
         with penalties for length or format in it. If the rounds run out, uniform groups fill the batch.
 
-        `prefetched` is the first round, where it was sampled ahead.
+        `share` is the only round, where it was sampled meanwhile; then the stream reads the verifier's counters. Within
+        `sampler_idle` a judge and greedy baselines may use the sampler.
         """
         params = self.params
         groups: list[RolloutGroup] = []
@@ -140,16 +109,12 @@ class Collector:
         seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         rounds = 0
         while True:
-            share, prefetched = prefetched, None
-            if share is None:
-                share = self.sample(derive_seed(seed, "round", rounds) if rounds else seed)
-            _add(seconds, share.seconds)
-            prompts = [self.prompts[n] for n in share.problems]
-            judged = rollout_groups(share.problems, prompts, share.graded, params.keep_rollouts.which != "none")
-            judged = self.judge(judged) if self.judge is not None else judged
-            if params.advantage == "greedy":
-                judged = self._with_greedy_baselines(judged, seconds)
-            read = [*share.counters, self.reward.counters()]
+            sampled = share or self.sample(derive_seed(seed, "round", rounds) if rounds else seed)
+            _add(seconds, sampled.seconds)
+            prompts = [self.prompts[n] for n in sampled.problems]
+            judged = rollout_groups(sampled.problems, prompts, sampled.graded, params.keep_rollouts.which != "none")
+            judged = self._judge(judged, seconds, sampler_idle)
+            read = [self.reward.counters()] if share is None else []
             for rank_groups, rank_counters in self.ranks.gather((judged, read)):
                 groups += rank_groups
                 counters += rank_counters
@@ -166,6 +131,16 @@ class Collector:
             trained = (differing + uniform)[: params.prompts_per_step]
         return StepRollouts(trained, groups, rounds, counters, seconds)
 
+    def _judge(
+        self, groups: list[RolloutGroup], seconds: dict[str, float], sampler_idle: SamplerIdle
+    ) -> list[RolloutGroup]:
+        """The groups as the judge has them, with greedy baselines where the advantage needs them."""
+        if self.judge is None and self.params.advantage != "greedy":
+            return groups
+        with sampler_idle():
+            groups = self.judge(groups) if self.judge is not None else groups
+            return self._with_greedy_baselines(groups, seconds) if self.params.advantage == "greedy" else groups
+
     def _with_greedy_baselines(self, groups: list[RolloutGroup], seconds: dict[str, float]) -> list[RolloutGroup]:
         """ReMax (arXiv:2310.10505): one more, greedy response per prompt, whose reward is the baseline."""
         problems = [self.problems[group.problem] for group in groups]
@@ -181,10 +156,4 @@ class Collector:
 
 def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
     for name in total:
-        total[name] += seconds.get(name, 0.0)  # a share of an earlier version has fewer
-
-
-def _graded(row: Mapping[str, Any]) -> Graded:
-    completion = row["completion"]
-    calls = tuple(ToolCall(**call) for call in completion["calls"])
-    return Graded(**{**row, "completion": Completion(**{**completion, "calls": calls})})
+        total[name] += seconds[name]

@@ -28,7 +28,7 @@ from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
-from mathrl.trainers.prefetch import Prefetch
+from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import GroupJudge
 from mathrl.trainers.training_run import TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
@@ -64,7 +64,7 @@ class RlState:
 
 @dataclass(frozen=True)
 class RlSetup:
-    """What `open_rl` gives the loop; `prefetch` is to be entered by it."""
+    """What `open_rl` gives the loop; `stream` is to be entered by it, and None without rl.asynchronous."""
 
     policy: Learner
     critic: Learner | None
@@ -73,7 +73,7 @@ class RlSetup:
     teacher: Any
     collector: Collector
     sync: WeightSync
-    prefetch: Prefetch
+    stream: RolloutStream | None
     state: RlState
     log: TrainingLog
     checkpoints: CheckpointFolder
@@ -131,14 +131,10 @@ class RlSetup:
             "critic": self.critic.counts if self.critic is not None else None,
             "order": self.collector.order.state(),
             "state": asdict(self.state),
-            "prefetched": self.prefetch.state(),
+            "stream": self.stream.state() if self.stream is not None else None,
         }
         rank = self.collector.ranks.rank
         return partial(save_checkpoint, self.checkpoints, self.state.step, self.learners, values, rank)
-
-    def write_checkpoint(self) -> None:
-        write = self.checkpoint_writer()
-        write()
 
     def finish(self) -> None:
         """The models get their final weights; nothing is sampled any more."""
@@ -200,15 +196,18 @@ def open_rl(
     usable_prompts = [prompts[index] or () for index in usable]
     sync = WeightSync(sampler.engine, policy, ranks, usable_prompts, params.temperature, params.max_tokens)
     sync()
-    if params.prefetch and sync.engine is None:
-        raise UserError("rl.prefetch is on, but the sampler has no weights of its own: give it a copy")
+    if params.asynchronous is not None and sync.engine is None:
+        raise UserError("rl.asynchronous is set, but the sampler has no weights of its own: give it a copy")
     collector = Collector(sampler, problems, prompts, order, reward, helpers.judge, params, ranks)
-    prefetch = Prefetch(params, ranks, saved.values if saved is not None else None)
+    stream = None
+    if params.asynchronous is not None:
+        groups = saved.values["stream"] if saved is not None else None
+        stream = RolloutStream(collector, params.asynchronous, run, state.step, groups)
     if params.gradient_checkpointing:
         for learner in [policy] if critic is None else [policy, critic]:
             learner.model.gradient_checkpointing_enable({"use_reentrant": False})
     return RlSetup(
-        policy, critic, frozen, reference, helpers.teacher, collector, sync, prefetch, state, log, checkpoints, kept
+        policy, critic, frozen, reference, helpers.teacher, collector, sync, stream, state, log, checkpoints, kept
     )
 
 

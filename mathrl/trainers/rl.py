@@ -12,8 +12,8 @@ Shapes: P groups of G responses in the global batch; N response tokens of it.
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -74,25 +74,23 @@ def train_rl(
     params, ranks, warned_mismatch = resolve_importance(params, sampler.engine.rollout), run.ranks, 1.0
     setup = open_rl(model, sampler, problems, reward, params, run, helpers or Helpers())
     policy, critic, state, sync, collector = setup.policy, setup.critic, setup.state, setup.sync, setup.collector
+    stream = setup.stream
     critic_only_steps = params.critic.warmup_steps if params.critic is not None else 0
-    with StopRequest(ranks) as stop, setup.prefetch as prefetch, progress("rl", params.steps, state.step) as bar:
+    with StopRequest(ranks) as stop, stream or nullcontext(), progress("rl", params.steps, state.step) as bar:
         while state.step < params.steps:
             start = time.perf_counter()
             step_seed, step_params = derive_seed(run.seed, "rl", state.step, ranks.rank), params.at_step(state.step)
             torch.manual_seed(step_seed)
-            if not (prefetch.on or ranks.uses_deepspeed):  # rank 0 can write a checkpoint without the others
+            if stream is None and not ranks.uses_deepspeed:  # rank 0 can write a checkpoint without the others
                 stop.hold(setup.checkpoint_writer())
 
             # Sample and grade: each rank its share of the prompts; then every rank has all of them.
-            prefetched = prefetch.take()
-            with sync.while_sampling():
-                rollouts = collector.collect(step_seed, prefetched)
-            lag = policy.updates - prefetched.updates if prefetched is not None else 0
-            if not prefetch.on:
+            if stream is not None:
+                rollouts = collector.collect(step_seed, stream.take(), stream.paused)
+            else:
+                with sync.while_sampling():
+                    rollouts = collector.collect(step_seed)
                 sync.sleep()
-            elif state.step + 1 < params.steps:
-                next_seed = derive_seed(run.seed, "rl", state.step + 1, ranks.rank)
-                prefetch.start(partial(collector.sample_ahead, next_seed, policy.updates))
             sampled_at = time.perf_counter()
 
             # Advantages: of the global batch, at every rank.
@@ -123,7 +121,6 @@ def train_rl(
                 policy_figures.add(update, 0.0 if dropped else policy.norm, dropped)
                 state.trained_tokens += int(update.trained)
             model.eval()
-            waited = prefetch.wait()
             state.step += 1
             state.sampled_tokens += rollouts.tokens
             setup.keep_rollouts(rollouts, batch)
@@ -150,23 +147,26 @@ def train_rl(
                 "time/update": end - scored_at,
                 "throughput/tokens_per_second": rollouts.tokens / (end - start),
             }
-            if prefetch.on:
-                staleness = row.get("rollout/staleness", 0.0) + lag
-                row |= {"rollout/lag": lag, "rollout/staleness": staleness, "time/rollout_wait": waited}
             row |= setup.adapt_kl_coef(row, len(batch.lengths_S))
             last = state.step == params.steps
-            if dev and (last or (params.eval_every and state.step % params.eval_every == 0)):
-                row |= evaluate_dev(collector, dev, policy, sync, run.seed)
-                row["time/eval"] = time.perf_counter() - end
-                setup.keep_dev_accuracy(row)
-            row |= sync()
-            setup.log.write(state.step, row)
-            setup.log.check_health(state.step, row)
-            warned_mismatch = check_mismatch(row, sampler.engine.rollout, state.step, warned_mismatch)
-            bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
-            save, stopping = stop.boundary(last or state.step % params.checkpoint_every == 0)
-            if save:
-                setup.write_checkpoint()
+            with stream.paused(updating=True) if stream is not None else nullcontext():
+                if dev and (last or (params.eval_every and state.step % params.eval_every == 0)):
+                    evaluated_from = time.perf_counter()
+                    row |= evaluate_dev(collector, dev, policy, sync, run.seed)
+                    row["time/eval"] = time.perf_counter() - evaluated_from
+                    setup.keep_dev_accuracy(row)
+                row |= sync()
+                if stream is not None:
+                    row |= stream.update(state.step, policy.updates)
+                    row["rollout/staleness"] = row.get("rollout/staleness", 0.0) + row["rollout/lag"]
+                setup.log.write(state.step, row)
+                setup.log.check_health(state.step, row)
+                warned_mismatch = check_mismatch(row, sampler.engine.rollout, state.step, warned_mismatch)
+                bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
+                save, stopping = stop.boundary(last or state.step % params.checkpoint_every == 0)
+                write_checkpoint = setup.checkpoint_writer() if save else None
+            if write_checkpoint is not None:
+                write_checkpoint()
             if stopping and not last:
                 raise Stopped
     setup.finish()

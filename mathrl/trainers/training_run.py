@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mathrl.core.metrics import JsonlSink
+from mathrl.core.records import EVENTS
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
 
@@ -14,7 +15,8 @@ class TrainingRun:
     """Where a trainer runs; `state` holds its checkpoints, from which it resumes.
 
     `open_metrics` is called at rank 0 with the step that the run resumes after, or None at a new run;
-    `health`, if there is one, judges every row of the metrics. `rollouts` is the folder of kept rollouts.
+    `health`, if there is one, judges every row of the metrics. `rollouts` is the folder of kept rollouts, `events` the
+    file of an asynchronous run's events (state/events.jsonl if unset).
 
     Example:
         TrainingRun(Ranks(torch.device("cpu")), Path("state"), 0, lambda after: JsonlSink(file, resume_after=after))
@@ -26,6 +28,11 @@ class TrainingRun:
     open_metrics: Callable[[int | None], JsonlSink]
     health: HealthMonitor | None = None
     rollouts: Path | None = None
+    events: Path | None = None
+
+    @property
+    def events_file(self) -> Path:
+        return self.events or self.state / EVENTS
 
     def open_log(self, resume_after: int | None) -> "TrainingLog":
         return TrainingLog(self, resume_after)

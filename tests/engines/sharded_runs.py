@@ -28,6 +28,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.models.sharding import gathered, own_part, sharded_copy
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt
@@ -125,7 +126,7 @@ def weights(network: Any) -> dict[str, torch.Tensor]:
 def train(network: Any, folder: Path, where: Path, name: str, params: Rl, training: Training) -> Any:
     """Rows of the run; writes the model to where/name."""
     ranks, tokenizer, state = Ranks(torch.device("cpu"), training), load_tokenizer(folder), where / f"{name} state"
-    engine = training_engine(network, folder, tokenizer, MODEL, Rollout(), params.prefetch)
+    engine = training_engine(network, folder, tokenizer, MODEL, Rollout(), params.asynchronous is not None)
     run = TrainingRun(ranks, state, 0, lambda after: JsonlSink(state / "metrics.jsonl", resume_after=after))
     train_rl(network, Sampler(engine, tokenizer, Prompt()), PROBLEMS, PROBLEMS[:2], Letters(), params, run, Helpers())
     export_model(network, tokenizer, where / name, "# Test\n")
@@ -188,7 +189,7 @@ def main(out: Path) -> None:
     run("offloaded", RL, OFFLOADED)
     run("whole, adapters", adapted, whole=True)
     run("sharded, adapters", adapted)
-    run("prefetched", RL.model_copy(update={"prefetch": True}))
+    run("asynchronous", RL.model_copy(update={"asynchronous": Asynchronous()}))
     often = ZERO.model_copy(update={"checkpoint_minutes": 1e-9})
     cut_and_resumed(partial(run, "resumed", RL, often), 1)
     half = load_to_train(load_model, folder, HALF, ranks)

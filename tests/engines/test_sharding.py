@@ -65,7 +65,7 @@ def test_training_gives_the_same_numbers(out: Path, ranks: list[dict[str, Any]],
 
 
 def test_an_engine_with_weights_of_its_own_samples_from_those_of_the_shards(ranks: list[dict[str, Any]]) -> None:
-    assert all(row["rollout/canary_gap"] < 1e-5 for row in ranks[0]["prefetched"])
+    assert all(row["rollout/canary_gap"] < 1e-5 for row in ranks[0]["asynchronous"])
 
 
 @pytest.mark.parametrize("phase", ["load", "copies", "scoring", "sync", "export"])

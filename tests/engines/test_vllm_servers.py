@@ -1,5 +1,6 @@
 """RL through two real vLLM servers over HTTP: weights, canary, a hung server, a killed one, none left."""
 
+import json
 import os
 import signal
 import socket
@@ -21,8 +22,10 @@ from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.weights import full_weights, write_buckets
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import Prompt
+from mathrl.params.train import Rl
 from mathrl.rollout import server_engine
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
@@ -90,16 +93,17 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def train(two: Two, where: Path, **servers: Any) -> tuple[list[dict[str, float]], Any, Any]:
+def train(two: Two, where: Path, params: Rl = STEPS, **servers: Any) -> tuple[list[dict[str, float]], Any, Any]:
     network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
-    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(**servers), False)
+    ahead = params.asynchronous is not None
+    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(**servers), ahead)
     train_rl(
         network,
         Sampler(engine, tokenizer, Prompt()),
         PROBLEMS,
         PROBLEMS[:2],
         Letters(),
-        STEPS,
+        params,
         TrainingRun(Ranks(torch.device("cpu")), where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
     )
     return without_timings(where / "metrics.jsonl"), network, engine
@@ -135,6 +139,18 @@ def test_rl_with_both_servers_and_their_weights_after_it(two: Two, tmp_path: Pat
     assert engine.generate(PROMPTS, SAMPLING, 3) == first != engine.generate(PROMPTS, SAMPLING, 4)
     assert engine.generate(PROMPTS[:2], SAMPLING, 3) == first[:2]
     assert [url for url, _ in engine.probe(PROMPTS, SAMPLING, 3)] == list(two.urls)
+
+
+def test_the_servers_sample_while_the_trainer_updates(two: Two, tmp_path: Path) -> None:
+    apart = Asynchronous(staleness=2, segment_tokens=3)
+    rows, _, _ = train(two, tmp_path, STEPS.model_copy(update={"asynchronous": apart, "steps": 5}))
+    assert len(rows) == 5 and all(row["rollout/canary_gap"] < 2e-5 for row in rows)
+    assert all(0 <= row["rollout/lag"] <= row["rollout/lag_max"] <= 2 for row in rows)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()][1:]
+    trained = [number for row in events for number in row["ranks"][0]["trained"]]
+    assert sorted(trained) == list(range(5 * STEPS.prompts_per_step))
+    arrived = [versions for row in events for _, _, group in row["ranks"][0]["arrived"] for versions in group]
+    assert all(versions[0][0] <= versions[-1][0] for versions in arrived) and rows[0]["grad_norm"] > 0
 
 
 def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:

@@ -27,6 +27,7 @@ from mathrl.models import sharding
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.torch_state import torch_settings
 from mathrl.models.weights import full_weights, with_head
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import Prompt
@@ -210,7 +211,7 @@ def main(where: Path) -> None:
     ]
     results["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
     results["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance(when="other_engine")}))
-    results["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "prefetch": True}))
+    results["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "asynchronous": Asynchronous(pace="fixed")}))
     for name, left_out in {
         "head": lambda name: name == "lm_head.weight",
         "layer": lambda name: ".layers.1.mlp." in name,

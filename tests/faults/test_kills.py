@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("FAULTS", "0"))
 IN_A_ROW = 3  # the number of times that a run is killed and resumed
 ENDS = ("export", "clean-up")
 NO_KILLS = ("full", "rows full", "slow")
-AHEAD, TWO = ("rl.prefetch=true",), ("run.processes=2",)
+AHEAD, TWO = ("rl.asynchronous={pace: fixed}",), ("run.processes=2",)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mathrl.core.errors import UserError
 from mathrl.models.device import rank_gpu, use_device
 from mathrl.models.torch_state import state_kept, torch_settings
-from mathrl.params.train import Rl
-from mathrl.trainers.prefetch import Prefetch
+from mathrl.trainers.sampler_thread import SamplerThread
 
 
 @pytest.fixture(autouse=True)
@@ -89,25 +88,21 @@ def test_what_a_worker_changes_is_restored(monkeypatch: pytest.MonkeyPatch, tf32
     assert os.environ.pop("VLLM_DIST_IDENT") == "29500"  # vLLM reads its own while it runs
 
 
-def test_the_thread_that_prefetches_takes_the_ranks_gpu_and_leaves_settings_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_thread_that_samples_takes_the_ranks_gpu_and_leaves_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[str, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: chosen.append((threading.current_thread().name, gpu)))
 
-    class Ranks:
-        device, rank = torch.device("cuda", 1), 0
+    kept: list[str] = []
+    before = torch_settings()
 
-    prefetch, before = Prefetch(Rl(prefetch=True), Ranks(), None), torch_settings()  # type: ignore[arg-type]
-
-    def sample() -> Any:
+    def sample() -> str:
         Worker()
         return "share"
 
-    with prefetch:
-        prefetch.start(sample)
-        prefetch.wait()
-    assert prefetch.take() == "share" and torch_settings() == before
+    with SamplerThread(torch.device("cuda", 1), lambda: not kept, sample, kept.append) as sampler, sampler.changed:
+        while not kept:
+            sampler.wait()
+    assert kept == ["share"] and torch_settings() == before
     assert [(name.startswith("rollouts"), gpu) for name, gpu in chosen] == [(True, torch.device("cuda", 1))]
     use_device(torch.device("cpu"))
     assert len(chosen) == 1

@@ -55,7 +55,7 @@ def test_what_trl_cannot_do_is_named_all_at_once_with_what_to_write_instead() ->
     instead = ("rl.optimizer.type=adamw", "rl.std_eps=0.0001", "rl.ema=null", "rl.dynamic_sampling=0",
                "training.backend=torch", "or rl.engine=mathrl")  # fmt: skip
     assert all(words in message for words in instead) and "params/rl.yaml + rl.engine=trl" in message
-    assert "rl.prefetch" not in message
+    assert "rl.asynchronous" not in message
 
 
 def test_what_it_says_to_write_is_taken() -> None:
@@ -83,7 +83,7 @@ def test_what_it_says_to_write_is_taken() -> None:
         ("rl.kl_controller={}", ["rl.kl_coef=0.1"], "rl.kl_controller=null"),
         ("rl.importance={}", [], "rl.importance=null"),
         ("rl.drop_ratio=5", [], "rl.drop_ratio=null"),
-        ("rl.prefetch=true", [], "rl.prefetch=false"),
+        ("rl.asynchronous={}", [], "rl.asynchronous=null"),
         ("rl.curriculum.order=pass_rate", [], "rl.curriculum.order=shuffled"),
         ("rl.ema=0.9", [], "rl.ema=null"),
         ("rl.export=best", [], "rl.export=last"),

@@ -151,8 +151,8 @@ def test_every_stage_has_a_section_and_reads_it() -> None:
         assert stage in reads or stage in ("base", "process_reward_model", "summary")
 
 
-def test_prefetch_with_an_engine_that_ranks_share_is_refused_before_anything_starts() -> None:
-    shared = ["rl.prefetch=true", "rollout.vllm.tensor_parallel=2"]
-    assert load_params(PARAMS, overrides=shared).rl.prefetch  # the torch engine has no such ranks
-    with pytest.raises(UserError, match=r"rl\.yaml .*: prefetch: true needs rollout\.vllm\.tensor_parallel 1: ranks "):
+def test_asynchronous_rl_with_an_engine_that_ranks_share_is_refused_before_anything_starts() -> None:
+    shared = ["rl.asynchronous={}", "rollout.vllm.tensor_parallel=2"]
+    assert load_params(PARAMS, overrides=shared).rl.asynchronous  # the torch engine has no such ranks
+    with pytest.raises(UserError, match=r"rl\.yaml .*: asynchronous needs rollout\.vllm\.tensor_parallel 1: ranks "):
         load_params(PARAMS, overrides=[*shared, "rollout.engine=vllm"])

@@ -172,7 +172,7 @@ def test_what_zero_3_makes_whole_is_counted() -> None:
     torch_engine = params("rollout.engine=torch", preset="dapo-32b")
     found = plan_memory(shape, torch_engine, "rl", "cuda", gpu_memory=80e9)
     assert found.phases["rollouts"]["policy: gathered weights"] == whole
-    ahead = params("rollout.engine=torch", "rl.prefetch=true", "rl.dynamic_sampling=0", preset="dapo-32b")
+    ahead = params("rollout.engine=torch", "rl.asynchronous={}", "rl.dynamic_sampling=0", preset="dapo-32b")
     found = plan_memory(shape, ahead, "rl", "cuda", gpu_memory=80e9)
     assert found.standing["sampler's copy of the weights"] == whole
     assert "policy: gathered weights" not in found.phases["rollouts"]

@@ -15,18 +15,15 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel
-from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.servers import Pool
-from mathrl.trainers.prefetch import Prefetch
+from mathrl.trainers.sampler_thread import SamplerThread
 
 TOKENIZER = character_tokenizer(FreshModel())
-PREFETCH, ALONE = Rl(prefetch=True), Ranks(torch.device("cpu"))
 
 
 HANG_SECONDS = 120.0
@@ -211,12 +208,14 @@ def test_the_first_error_ends_the_step_while_other_requests_hang(stand: Any) -> 
         time.sleep(0.05)
 
 
-def test_an_error_elsewhere_ends_requests_that_were_prefetched(stand: Any) -> None:
+def test_an_error_elsewhere_ends_requests_of_the_thread_that_samples(stand: Any) -> None:
     hanging = stand()
     sampler, hanging.hangs_on = engine(hanging), 5
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match="of the update"), Prefetch(PREFETCH, ALONE, None) as prefetch:
-        prefetch.start(lambda: sampler.generate([[5], [6]], Sampling(1, 1.0, 4), 0))
+    thread = SamplerThread(
+        torch.device("cpu"), lambda: True, lambda: sampler.generate([[5], [6]], Sampling(1, 1.0, 4), 0), lambda _: None
+    )
+    with pytest.raises(RuntimeError, match="of the update"), thread:
         while 5 not in hanging.asked:
             time.sleep(0.05)
         raise RuntimeError("of the update")

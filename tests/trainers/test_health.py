@@ -19,6 +19,7 @@ from mathrl.health.watch import HealthMonitor, examine
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params import load_params
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
 from mathrl.params.train import Critic, Curriculum, Rl
@@ -373,6 +374,13 @@ def test_timeouts_parts_and_rules_left_out() -> None:
     parts = rising("reward/format", 0.1, 0.9, 45)
     assert "reward_parts" in colours(parts)
     assert "reward_parts" not in colours(with_accuracy(parts, 0.2, 0.5))
+
+
+def test_groups_that_are_dropped_as_too_old() -> None:
+    apart = RL.model_copy(update={"asynchronous": Asynchronous(staleness=2), "prompts_per_step": 8})
+    rows = [{"rollout/dropped_groups": 1.0}] * 5  # 1 of 9 groups
+    assert colours(rows, apart) == {"dropped_groups": "yellow"} and colours(rows[1:], apart) == {}
+    assert colours(rows, apart, dropped_groups=0.12) == {}
 
 
 def test_shares_of_repeated_text_and_correlation_by_hand() -> None:

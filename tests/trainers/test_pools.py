@@ -13,6 +13,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools, PoolWeights, Retire, SamplerOptions
 from mathrl.params.load import load_params
 from mathrl.params.train import Rl
@@ -213,9 +214,9 @@ USER = Curriculum(order="user", sampler=SamplerOptions(path=f"{__name__}.Alterna
 
 
 @pytest.mark.parametrize("curriculum", [ADAPTIVE, USER], ids=["pools", "user"])
-@pytest.mark.parametrize("prefetch", [False, True], ids=["", "prefetch"])
+@pytest.mark.parametrize("asynchronous", [None, Asynchronous(pace="fixed")], ids=["", "asynchronous"])
 def test_a_run_that_is_cut_goes_on_to_the_same_bits(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curriculum: Curriculum, prefetch: bool
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curriculum: Curriculum, asynchronous: Any
 ) -> None:
     policy = small.policy
 
@@ -224,9 +225,9 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
         engine = CopyEngine(copy.deepcopy(model), small.TOKENIZER, small.Rollout(), 1e-4)
         return model, small.Sampler(engine, small.TOKENIZER, small.Prompt())
 
-    if prefetch:
+    if asynchronous is not None:
         monkeypatch.setattr(small, "policy", with_a_copy)
-    more = {"prefetch": prefetch}
+    more = {"asynchronous": asynchronous}
     params = Rl(**SETTINGS, curriculum=curriculum, checkpoint_every=1, eval_every=0, **more)
     _, whole, model = small.run(params, tmp_path / "whole")
     for cut in (3,):

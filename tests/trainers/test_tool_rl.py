@@ -1,4 +1,4 @@
-"""RL on responses that call a tool: resumed and prefetched as without, its figures, and what is kept of the calls."""
+"""RL on responses that call a tool: resumed and asynchronous as without, its figures, and what is kept of the calls."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mathrl.core.rollout_files import read_responses, read_tokens, rollout_files
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
@@ -23,7 +24,7 @@ def train(small: Any, params: Rl, state: Path, last: int = 10**9, *, tools: bool
     """Train a policy that calls the calculator; the logged rows without timings, and the model."""
     model, sampler = small.policy()
     engine = sampler.engine
-    if params.prefetch:
+    if params.asynchronous is not None:
         copy = small.policy()[0]
         engine = CopyEngine(copy, small.TOKENIZER, engine.rollout, 1e-4)
     sampler = Sampler(engine, small.TOKENIZER, Prompt(), tool=Calculator() if tools else None)
@@ -40,9 +41,9 @@ def short(small: Any, **changes: Any) -> Rl:
     return small.short_rl(**(sizes | changes))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_a_killed_run_goes_on_with_the_same_bits(small: Any, tmp_path: Path, prefetch: bool) -> None:
-    params = short(small, prefetch=prefetch)
+@pytest.mark.parametrize("asynchronous", [None, Asynchronous(pace="fixed")], ids=["", "asynchronous"])
+def test_a_killed_run_goes_on_with_the_same_bits(small: Any, tmp_path: Path, asynchronous: Any) -> None:
+    params = short(small, asynchronous=asynchronous)
     whole, model = train(small, params, tmp_path / "whole")
     with pytest.raises(small.Killed):
         train(small, params, tmp_path / "cut", last=2)

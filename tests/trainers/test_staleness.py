@@ -1,0 +1,219 @@
+"""Asynchronous RL at a free pace: equal to the synchronous run at staleness 0, bounded, replayed and resumed."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.params.asynchronous import Asynchronous
+from mathrl.params.curriculum import Curriculum
+from mathrl.params.train import Rl
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.event_log import EventLog
+from mathrl.trainers.group_pool import GroupPool
+from mathrl.trainers.pooled_group import PooledGroup
+from tests.trainers.small import short_rl
+from tests.trainers.test_asynchronous import run
+
+FREE = short_rl(
+    steps=6, checkpoint_every=2, eval_every=3, asynchronous=Asynchronous(staleness=2, segment_tokens=3), max_tokens=9
+)
+
+
+def same(model: Any, other: Any) -> bool:
+    pairs = zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def events(state: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (state / "events.jsonl").read_text().splitlines()]
+
+
+def with_segments(monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
+    """The sampler has sampled so many segments before each update, whatever the machine's speed."""
+    monkeypatch.setattr(EventLog, "segments", lambda self, step: counts[step - 1])
+
+
+@pytest.mark.parametrize("curriculum", [Curriculum(), Curriculum(order="pass_rate")], ids=["", "pass_rate"])
+def test_staleness_0_equals_the_synchronous_run_to_the_bit(small: Any, tmp_path: Path, curriculum: Curriculum) -> None:
+    params = short_rl(steps=4, eval_every=2, curriculum=curriculum, minibatches=2)
+    _, rows, model = small.run(params, tmp_path / "synchronous", dev=small.PROBLEMS[:2])
+    apart = params.model_copy(update={"asynchronous": Asynchronous(staleness=0)})
+    others, other, engine = run(small, apart, tmp_path / "asynchronous")
+    assert same(model, other) and len(rows) == len(others) == 4
+    for row, found in zip(rows, others, strict=True):
+        assert row == {name: found[name] for name in row}
+        assert found["rollout/lag"] == found["rollout/lag_max"] == found["rollout/dropped_groups"] == 0
+    assert [len(prompts) for _, prompts, *_ in engine.drawn] == [4] * 4
+    ahead = params.model_copy(update={"asynchronous": Asynchronous(pace="fixed")})
+    assert not same(model, run(small, ahead, tmp_path / "ahead")[1]), "the comparison can fail"
+
+
+class Recorded(CopyEngine):
+    """Keeps the weights of each sync."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.synced: list[dict[str, torch.Tensor]] = []
+
+    def sync(self, weights: Any) -> str:
+        message = super().sync(weights)
+        self.synced.append({name: weight.clone() for name, weight in self.model.state_dict().items()})
+        return message
+
+
+def test_each_token_of_a_partial_response_has_the_logprob_of_its_own_versions_weights(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_segments(monkeypatch, 4, 7, 11, 14, 17, 18)
+    taken: list[PooledGroup] = []
+    keep_keys, update = [], GroupPool.update
+
+    def watched(self: GroupPool, version: int, staleness: int) -> list[int]:
+        keep_keys.append(any(each.kept for group in self.running for each in group.responses))
+        return update(self, version, staleness)
+
+    monkeypatch.setattr(GroupPool, "update", watched)
+    monkeypatch.setattr("mathrl.trainers.rollout_stream.groups_digest", lambda groups: taken.extend(groups) or "digest")
+    rows, model, engine = run(small, FREE.model_copy(update={"eval_every": 0}), tmp_path, kind=Recorded)
+    assert any(keep_keys), "responses continue from what was computed"
+    assert len(taken) == 24
+    several = 0
+    for group in taken:
+        prompt = small.policy()[1].prompt_tokens(small.PROBLEMS[group.problem])
+        for response in group.responses:
+            assert sum(count for _, count in response.versions) == len(response.tokens) <= 9
+            several += len(response.versions) > 1
+            start = 0
+            for version, count in response.versions:
+                expected, others = [], []
+                for number, found in ((version, expected), (version + 1, others)):
+                    model.load_state_dict(engine.synced[number])
+                    with torch.no_grad():
+                        found += response_logprobs(model, [Group(prompt, [np.array(response.tokens)])])[0].tolist()
+                places = slice(start, start + count)
+                assert response.logprobs[places] == pytest.approx(expected[places], abs=1e-5)
+                if count == 3:
+                    assert response.logprobs[places] != pytest.approx(others[places], abs=1e-5)
+                start += count
+    assert several > 20
+    assert max(row["rollout/partial_share"] for row in rows) > 0.5
+    assert max(row["rollout/lag_max"] for row in rows) <= 2 and max(row["rollout/lag"] for row in rows) > 0
+
+
+def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {tuple(small.policy()[1].prompt_tokens(small.PROBLEMS[number])) for number in (0, 1)}
+
+    class Slow(CopyEngine):
+        """Responses to two of the problems take all segments, the others end with their first token."""
+
+        def generate(self, prompts: Any, sampling: Any, *rest: Any, **more: Any) -> Any:
+            groups = super().generate(prompts, sampling, *rest, **more)
+            if sampling.max_tokens != 3:  # the canary, dev
+                return groups
+            return [
+                [
+                    replace(each, finish_reason="length" if tuple(prompt[:4]) in starts else "stop")
+                    for each in group
+                    if len(each.tokens)
+                ]
+                for prompt, group in zip(prompts, groups, strict=True)
+            ]
+
+    starts = {prompt[:4] for prompt in long}
+    params = FREE.model_copy(
+        update={"steps": 8, "eval_every": 0, "asynchronous": Asynchronous(staleness=1, segment_tokens=3)}
+    )
+    with_segments(monkeypatch, 2, 4, 6, 8, 10, 12, 16, 20)
+    rows, *_ = run(small, params, tmp_path, kind=Slow)
+    log = events(tmp_path)[1:]
+    dropped = [number for row in log for number in row["ranks"][0]["dropped"]]
+    assert sum(row["rollout/dropped_groups"] for row in rows) == len(dropped) > 0
+    trained = Counter(number for row in log for number in row["ranks"][0]["trained"])
+    assert trained == Counter(range(32)), "each problem's turn is trained on once, dropped or not"
+    assert max(row["rollout/lag_max"] for row in rows) == 1
+
+
+def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -> None:
+    rows, model, _ = run(small, FREE, tmp_path / "run")
+    assert len(rows) == 6 and max(row["rollout/lag_max"] for row in rows) <= 2
+    log = tmp_path / "run" / "events.jsonl"
+    again = Asynchronous(staleness=2, segment_tokens=3, replay=str(log))
+    replayed, other, _ = run(small, FREE.model_copy(update={"asynchronous": again}), tmp_path / "replay")
+    assert replayed == rows and same(model, other)
+    assert events(tmp_path / "replay") == events(tmp_path / "run")
+
+
+def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> None:
+    short = FREE.model_copy(update={"steps": 3, "eval_every": 0})
+    run(small, short, tmp_path / "run")
+    log = events(tmp_path / "run")
+
+    def replay(name: str, rows: list[Any], **changes: Any) -> None:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        asynchronous = short.asynchronous.model_copy(update={"replay": str(tmp_path / name)})  # type: ignore[union-attr]
+        run(small, short.model_copy(update={"asynchronous": asynchronous, **changes}), tmp_path / f"{name} state")
+
+    with pytest.raises(UserError, match=r"rl\.group_size is 4 there and 2 here; set it as in the log"):
+        replay("size", log, group_size=2)
+    with pytest.raises(UserError, match=r"not a log of events; name the events\.jsonl of a run's record"):
+        replay("metrics", [{"step": 1, "loss": 0.0}])
+    with pytest.raises(UserError, match=r"no events of step 3, the last is of step 2: set rl\.steps to that"):
+        replay("cut", log[:3])
+    log[2]["ranks"][0]["digest"] = "0" * 16
+    with pytest.raises(UserError, match="step 2 departs from the log at rank 0: digest differ"):
+        replay("digest", log)
+    with pytest.raises(UserError, match="no such file"):
+        missing = Asynchronous(replay=str(tmp_path / "none"))
+        run(small, short.model_copy(update={"asynchronous": missing}), tmp_path / "none state")
+
+
+def test_a_killed_run_loses_no_group_and_stays_within_the_bound(small: Any, tmp_path: Path) -> None:
+    with pytest.raises(small.Killed):
+        run(small, FREE, tmp_path / "killed", last=3)
+    rows, model, _ = run(small, FREE, tmp_path / "killed")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    log = events(tmp_path / "killed")
+    assert [row["step"] for row in log] == list(range(7))
+    trained = Counter(number for row in log[1:] for number in row["ranks"][0]["trained"])
+    assert trained == Counter(range(24)) and max(row["rollout/lag_max"] for row in rows) <= 2
+    again = Asynchronous(staleness=2, segment_tokens=3, replay=str(tmp_path / "killed" / "events.jsonl"))
+    replayed, other, _ = run(small, FREE.model_copy(update={"asynchronous": again}), tmp_path / "replay")
+    assert replayed == rows and same(model, other), "the interruption changed no bit"
+
+
+def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path) -> None:
+    class Ranks:
+        def __init__(self, rank: int, world: int) -> None:
+            self.rank, self.world = rank, world
+
+    class Place:
+        def __init__(self, rank: int, world: int) -> None:
+            self.ranks = Ranks(rank, world)
+
+    def pool(rank: int, world: int) -> GroupPool:
+        return GroupPool(Place(rank, world), 0, 3, 4)  # type: ignore[arg-type]
+
+    first = pool(0, 1)
+    first.pending.extend(PooledGroup(number, problem=9 - number, size=2) for number in range(12))
+    first.version, first.segments, first.numbered = 3, 7, 12
+    states = [json.loads(json.dumps(first.state()))]
+    for world in (3, 2, 1):
+        pools = [pool(rank, world) for rank in range(world)]
+        for each in pools:
+            each.load(states)
+        assert {len(each.pending) for each in pools} == {12 // world}
+        assert sorted(group.number for each in pools for group in each.pending) == list(range(12))
+        assert {(each.version, each.segments, each.numbered) for each in pools} == {(3, 7, 12)}
+        states = [json.loads(json.dumps(each.state())) for each in pools]
+    assert Rl(asynchronous=Asynchronous(staleness=8))
