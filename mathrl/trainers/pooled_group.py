@@ -40,8 +40,10 @@ class PartialResponse:
         self.logprobs += completion.logprobs.tolist()
 
     def to_row(self) -> dict[str, Any]:
+        """For the checkpoint, which is written while the response grows: copies."""
         completion = None if self.completion is None else _completion_row(asdict(self.completion))
-        return {"tokens": self.tokens, "logprobs": self.logprobs, "versions": self.versions, "completion": completion}
+        grown = {name: list(getattr(self, name)) for name in ("tokens", "logprobs", "versions")}
+        return {**grown, "completion": completion}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "PartialResponse":

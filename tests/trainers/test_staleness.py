@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.core.types import Completion
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.asynchronous import Asynchronous
@@ -19,7 +20,7 @@ from mathrl.params.train import Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.event_log import EventLog
 from mathrl.trainers.group_pool import GroupPool
-from mathrl.trainers.pooled_group import PooledGroup
+from mathrl.trainers.pooled_group import PartialResponse, PooledGroup
 from tests.trainers.small import short_rl
 from tests.trainers.test_asynchronous import run
 
@@ -190,6 +191,18 @@ def test_a_killed_run_loses_no_group_and_stays_within_the_bound(small: Any, tmp_
     again = Asynchronous(staleness=2, segment_tokens=3, replay=str(tmp_path / "killed" / "events.jsonl"))
     replayed, other, _ = run(small, FREE.model_copy(update={"asynchronous": again}), tmp_path / "replay")
     assert replayed == rows and same(model, other), "the interruption changed no bit"
+
+
+def test_the_state_for_a_checkpoint_does_not_change_while_responses_grow() -> None:
+    def completion(*tokens: int) -> Completion:
+        return Completion(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), "", "length")
+
+    response = PartialResponse()
+    response.add(completion(5, 9), 3)
+    row, written = response.to_row(), json.dumps(response.to_row())
+    response.add(completion(2), 3)
+    response.add(completion(4), 4)
+    assert json.dumps(row) == written != json.dumps(response.to_row())
 
 
 def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path) -> None:
