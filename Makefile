@@ -16,6 +16,7 @@ INSTALL = $(UV) pip install --python $(BIN)/python -c $(LOCK)
 SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
 RESOLVED := --quiet --no-header -o /dev/null --extra platform --extra dev --only-binary :all: \
     --no-binary antlr4-python3-runtime
+HAS_TORCH := "import importlib.util as u, sys; sys.exit(None in map(u.find_spec, ('torch', 'transformers')))"
 SITE := "import sysconfig; print(sysconfig.get_path('purelib'))"
 export DS_BUILD_OPS ?= 0
 export DS_ACCELERATOR ?= $(if $(GPU),cuda,cpu)
@@ -76,9 +77,12 @@ study: install  ## Five questions on the small model, three seeds (an hour); wri
 	@$(BIN)/mathrl recipe study
 	@$(BIN)/python tools/study_page.py
 
-gpu: install  ## Correctness, speed and memory on this machine's GPU; writes the tables of docs/gpu.md.
-	$(BIN)/python -m benchmarks.gpu --out build/gpu
-	$(BIN)/python -m benchmarks.gpu --page build/gpu
+# On a bare image nothing can be installed: there the Python that has torch and transformers serves.
+gpu:  ## Correctness, speed and memory on this machine's GPU; writes the tables of docs/gpu.md.
+	@for python in $(BIN)/python python3 python none; do $$python -c $(HAS_TORCH) 2>/dev/null && break; done; \
+	if [ $$python = none ]; then $(MAKE) install || exit; python=$(BIN)/python; fi; \
+	$$python -m benchmarks.gpu --out build/gpu; status=$$?; \
+	test ! -e build/gpu/machine.json || $$python -m benchmarks.gpu --page build/gpu && exit $$status
 
 gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and transformers, into build/gpu-packages.
 	$(UV) pip install -q --target build/gpu-packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: \

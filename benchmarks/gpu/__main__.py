@@ -15,9 +15,12 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,75 +72,112 @@ def main() -> None:
     unknown = set(options.parts) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    check_packages(options.toy)
+    on_gpu = check_packages(options.toy)
     options.out.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in options.parts or (TOY_PARTS if options.toy else PARTS) if not start(name, options)]
+    chosen = options.parts or (TOY_PARTS if options.toy else PARTS)
+    failed = [name for name in chosen if not start(name, options, on_gpu)]
     if failed:
         sys.exit(f"error: {', '.join(failed)} failed; see the logs in {options.out}")
 
 
-def check_packages(toy: bool) -> None:
+def check_packages(toy: bool) -> bool:
+    """Whether torch finds a GPU; ends the program where a package is missing, or a GPU that is needed."""
     for package in ("torch", "transformers", "pydantic", "ruamel.yaml", "sympy"):
         try:
             importlib.import_module(package)
-        except ImportError:
+        except ImportError as error:
             sys.exit(
-                f"error: {package} is missing; run make install, or, for a machine without a network, run "
-                "make gpu-packages on one with a network and copy build/gpu-packages"
+                f"error: {package} cannot be imported ({error}); run make install, or, for a machine without a "
+                "network, run make gpu-packages on one with a network and copy build/gpu-packages"
             )
     import torch
 
-    if not (toy or torch.cuda.is_available()):
+    on_gpu = torch.cuda.is_available()
+    if not (toy or on_gpu):
         sys.exit("error: torch finds no GPU; --toy runs the same programs at a small size on the CPU")
+    return on_gpu
 
 
-def start(name: str, options: argparse.Namespace) -> bool:
-    """Run one part as a process; whether it ended well."""
+def start(name: str, options: argparse.Namespace, on_gpu: bool) -> bool:
+    """Run one part as a process; whether it ended well. A result of an earlier run is removed first."""
+    result, log = options.out / f"{name}.json", options.out / f"{name}.log"
+    result.unlink(missing_ok=True)
     missing = [package for package in PARTS[name].needs if importlib.util.find_spec(package) is None]
     if missing:
-        print(f"{name:<12} skipped: {', '.join(missing)} is not installed", flush=True)
+        reason = f"{', '.join(missing)} is not installed"
+        print(f"{name:<12} skipped: {reason}", flush=True)
+        write(result, {"skipped": f"{name}: {reason}"})
         return True
-    command = [sys.executable, "-m", "benchmarks.gpu", "--inside", name, "--out", str(options.out.resolve())]
-    begun, log = time.perf_counter(), options.out / f"{name}.log"
+    begun = time.perf_counter()
     with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command_of(name, options),
+            cwd=ROOT,
+            env=environment(on_gpu),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [*command, *(["--toy"] if options.toy else [])],
-                cwd=ROOT,
-                stdout=output,
-                stderr=output,
-                timeout=LIMIT,
-                check=False,
-            )
-            status = "done" if done.returncode == 0 else f"failed with exit status {done.returncode}"
+            returned = process.wait(LIMIT)
+            status = "done" if returned == 0 else f"failed with exit status {returned}"
         except subprocess.TimeoutExpired:
             status = f"stopped after {LIMIT} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+            process.wait()
     print(f"{name:<12} {status}, {time.perf_counter() - begun:.0f} s", flush=True)
-    result = options.out / f"{name}.json"
     if status != "done":
         print("".join(log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)[-15:]), flush=True)
         return False
-    result_failed = json.loads(result.read_text(encoding="utf-8")).get("failed", [])
-    for line in result_failed:
+    found = json.loads(result.read_text(encoding="utf-8"))
+    for line in found.get("failed", []):
         print(f"{'':<12} outside its limit: {line}", flush=True)
-    return not result_failed
+    if "skipped" in found:
+        print(f"{'':<12} skipped: {found['skipped']}", flush=True)
+    return not found.get("failed")
+
+
+def command_of(name: str, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--inside", name, "--out", str(options.out.resolve())]
+    return [*command, "--toy"] if options.toy else command
+
+
+def environment(on_gpu: bool) -> dict[str, str]:
+    """A part's variables: no look-ups on the hub, and the device that DeepSpeed takes; DeepSpeed compiles nothing."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "DS_BUILD_OPS": "0",
+        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
+        **os.environ,
+    }
 
 
 def run(name: str, out: Path, toy: bool) -> None:
-    """The part itself, in its own process; results appear at once, or not at all."""
+    """The part itself, in its own process."""
+    from mathrl.core.gpus import gpu_count, use_expandable_segments
+
+    if gpu_count():
+        use_expandable_segments()  # as a training stage does, before torch is imported
     import torch
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu":
         torch.set_num_threads(1)
-    part = PARTS[name]
+    part, result = PARTS[name], out / f"{name}.json"
     options = dict(part.options)
-    if part.module == "update" and name == "update-0.5B":
-        options["profile"] = out / "profile.txt"
-    result = importlib.import_module(f"benchmarks.gpu.{part.module}").main(device, toy, **options)
-    aside = out / f".{name}.json"
+    if part.module == "update":
+        options["note"] = lambda rows: write(result, rows)  # what there is if the part runs out of time
+        options["profile"] = out / f"profile-{name}.txt"
+    write(result, importlib.import_module(f"benchmarks.gpu.{part.module}").main(device, toy, **options))
+
+
+def write(file: Path, result: dict[str, Any]) -> None:
+    """The file appears at once, or not at all."""
+    aside = file.with_suffix(".part")
     aside.write_text(json.dumps(result, indent=1, allow_nan=False), encoding="utf-8")
-    aside.replace(out / f"{name}.json")
+    aside.replace(file)
 
 
 def write_page(results: Path) -> None:

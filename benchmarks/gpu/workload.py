@@ -61,6 +61,15 @@ def run_params(folder: Path, *overrides: str) -> Params:
     ])  # fmt: skip
 
 
+def preset_params(preset: str, folder: Path, *overrides: str) -> Params:
+    """The preset's parameters with the model of the folder, whose tokenizer has no chat template."""
+    return load_params(preset=preset, overrides=[
+        f"model.base={{type: pretrained, path: {folder}}}", "run.processes=1", "prompt.template=plain",
+        "prompt.system=null", "rl.skip_zero_variance=false", "rl.eval_every=0", "rl.checkpoint_every=1000000",
+        *overrides,
+    ])  # fmt: skip
+
+
 def random_groups(prompts: int, samples: int, prompt: int, response: int, vocabulary: int) -> list[RolloutGroup]:
     """Groups of random token ids with random rewards and the log-probs of a uniform sampler.
 
@@ -99,6 +108,19 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def nominal_flops(name: str) -> float | None:
-    """The manufacturer's rate of dense bfloat16 products, where the name is known."""
+def gpu_peak(device: torch.device) -> float:
+    """Bytes of torch's peak since the last `free`, and of what is on the GPU outside torch's count.
+
+    Outside are CUDA's context and vLLM's pool.
+    """
+    if device.type != "cuda":
+        return 0.0
+    available, total = torch.cuda.mem_get_info(device)
+    outside = max(total - available - torch.cuda.memory_reserved(device), 0)
+    return float(outside + torch.cuda.max_memory_allocated(device))
+
+
+def nominal_flops(device: torch.device) -> float | None:
+    """The manufacturer's rate of dense bfloat16 products, where the GPU's name is known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((rate for kind, rate in NOMINAL.items() if kind in name), None)

@@ -7,6 +7,7 @@ transformers. `TORCH_COMPILE_DISABLE=1` switches them off.
 
 import copy
 import logging
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
@@ -136,7 +137,7 @@ def _compiles(device: str) -> bool:
             pairs = [_values_and_gradients(run, arguments) for run in (function, _compiled(function))]
             if not all(torch.allclose(a, b, TOLERANCE, TOLERANCE) for a, b in zip(*pairs, strict=True)):
                 raise RuntimeError("its results differ")
-    except RuntimeError as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # the last two: the C compiler's
         logging.getLogger(__name__).warning(
             "SwiGLU and rotary positions are not fused: torch.compile failed (%s); `mathrl doctor` checks the compiler",
             " ".join(str(error).split())[:300],

@@ -43,6 +43,10 @@ class LogprobHead(nn.Linear):
         Hidden states are then [N, D]; both are nats under softmax(logits / temperature), in float32.
         """
         if targets_N is None:
+            if hidden.device.type != "cpu" and hidden.dtype.itemsize < 4 and not torch.is_grad_enabled():
+                # For sampling, whose log-probs are compared with the trainer's: near 20 bfloat16 has steps of 0.125.
+                wide_nV = logits(hidden.flatten(0, -2), self.weight, self.bias, 1.0)
+                return wide_nV.view(*hidden.shape[:-1], len(self.weight))
             return super().forward(hidden)
         return _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden, self.weight, self.bias, targets_N, temperature, entropy

@@ -20,6 +20,7 @@ from mathrl.models.head import LogprobHead, most_logits
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group, pack
 from mathrl.models.small_copy import small_copy
+from mathrl.models.torch_state import exact_float32
 from mathrl.models.trial import DECODERS, ERRORS, Trial, one_batch_limit, tried
 
 
@@ -104,6 +105,7 @@ def plain_head(model: Any) -> bool:
 
 
 @torch.no_grad()
+@exact_float32()
 def _head_trial(model: Any) -> bool:
     try:
         made = small_copy(model)
@@ -225,4 +227,6 @@ def architecture_trial(model: Any) -> Trial:
 def make_decoder(model: Any) -> Decoder:
     """The decoder whose log-probs are those of the model's forward pass."""
     packed, sampling = takes_packed(model), architecture_trial(model).sampling
+    if model.device.type != "cpu" and model.get_output_embeddings() is not None:
+        plain_head(model)  # whose logits are not rounded
     return DECODERS["cached" if sampling == "packed" and not packed else sampling](model)

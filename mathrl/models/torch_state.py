@@ -97,3 +97,12 @@ def use_tf32() -> None:
     """Let float32 products on a GPU use tensor cores, which round inputs to 10 bits of mantissa (bfloat16: 7 bits)."""
     _matmul_tf32(True)
     _cudnn_tf32(True)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Within it float32 products are not rounded: for comparisons whose tolerance is below what TF32 rounds away."""
+    with state_kept():
+        torch.set_float32_matmul_precision("highest")
+        _cudnn_tf32(False)
+        yield

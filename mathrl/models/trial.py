@@ -28,6 +28,7 @@ from mathrl.models.decode import CachedDecoder, Decoder, PackedDecoder, Recomput
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.packing import Group
 from mathrl.models.small_copy import VOCABULARY, small_config, small_copy, two_layers
+from mathrl.models.torch_state import exact_float32
 
 Outputs = Callable[[Any, Sequence[Group]], Tensor]
 Sampling = Literal["packed", "cached", "recomputed"]
@@ -128,7 +129,12 @@ def run_trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
     """Try an architecture on a small copy of the model: 0.05 to 0.5 seconds on one core."""
     name = type(model).__name__
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.enable_grad(), warnings.catch_warnings():
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.enable_grad(),
+        exact_float32(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         groups, reason = trial_groups(), ""
         for shrink in (small_config, two_layers):
@@ -158,7 +164,7 @@ def run_trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
 def scorer_takes_packed(scorer: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
     """Whether a model with a score per token is computed packed; tried once per model, with a warning if not."""
     if "_takes_packed" not in scorer.__dict__:
-        with torch.no_grad():
+        with torch.no_grad(), exact_float32():
             try:
                 made, groups = small_copy(scorer), trial_groups()
                 expected = by_padding(made, groups)

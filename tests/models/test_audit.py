@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from mathrl.learners.optimizer import FlatParameters
+from mathrl.models.attention import DecodeCache
+from mathrl.models.logprobs import make_decoder
 from mathrl.models.model_shape import KNOWN
 from mathrl.models.packing import Group
+from mathrl.models.trial import Trial
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.policy_update import micro_batch_loss
@@ -93,6 +96,22 @@ def test_a_micro_batch_stays_within_its_budget(case: str) -> None:
     for name, value in budget.items():
         if not name.startswith("h100"):
             assert counted[name] == pytest.approx(value, rel=0.02), f"{name}: `python -m tests.models.test_audit`?"
+
+
+@torch.no_grad()
+def test_a_step_of_decoding_and_the_logits_that_it_samples_from() -> None:
+    model = meta_model(SMALL)
+    model.get_output_embeddings().__class__ = torch.nn.Linear  # as it is loaded
+    model.__dict__["_trial"] = Trial("Qwen2ForCausalLM", "packed")
+    decoder: Any = make_decoder(model)
+    with torch.device("meta"):
+        layers = [(torch.empty(256, 2, 512, 64), torch.empty(256, 2, 512, 64)) for _ in range(24)]
+        decoder.cache = DecodeCache(layers, torch.empty(256, 512), 300)
+        decoder.positions_B, tokens_B = torch.zeros(256, dtype=torch.long), torch.zeros(256, dtype=torch.long)
+        out: list[torch.Tensor] = []
+        audit = audited(model, [], lambda: out.append(decoder.step(tokens_B)))
+    assert out[0].shape == (256, 151_936) and out[0].dtype == torch.float32
+    assert audit.syncs == audit.copies == 0 and audit.kernels == 588  # docs/gpu.md
 
 
 def test_an_audit_sees_a_float32_product_and_a_table_of_probabilities() -> None:

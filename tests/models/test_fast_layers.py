@@ -8,7 +8,7 @@ import torch
 
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs
-from mathrl.models.norm import FastRMSNorm, use_fast_norms
+from mathrl.models.norm import FastRMSNorm, FusedRMSNorm, use_fast_norms, use_fused_norms
 from mathrl.models.packing import Group
 
 GROUPS = [Group([5, 6, 7], [[8, 9, 10], [11, 12]]), Group([13], [[14, 15, 16, 17]])]
@@ -41,6 +41,18 @@ def test_other_norms_stay_as_they_are() -> None:
     norms = torch.nn.Sequential(GemmaRMSNorm(32), Qwen2RMSNorm(32))
     use_fast_norms(norms)
     assert [type(norm) for norm in norms] == [GemmaRMSNorm, FastRMSNorm]
+
+
+def test_norms_are_told_apart_where_zero_3_has_divided_their_weights() -> None:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+    norms = torch.nn.Sequential(GemmaRMSNorm(32), Qwen2RMSNorm(32)).to(torch.bfloat16)
+    for weight in norms.parameters():  # as deepspeed.zero.Init leaves them
+        weight.ds_numel, weight.data = weight.numel(), torch.empty(0, dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    use_fused_norms(norms)
+    assert [type(norm) for norm in norms] == [GemmaRMSNorm, FusedRMSNorm]
+    assert all(len(weight) == 0 for weight in norms.parameters())
 
 
 def test_layers_with_one_input_are_one_product_and_equal_single_ones(network: Callable[..., Any]) -> None:

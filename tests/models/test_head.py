@@ -59,6 +59,17 @@ def test_without_targets_it_is_the_layer_that_it_was() -> None:
     assert torch.equal(linear(hidden), expected)
 
 
+def test_a_gpu_rounds_no_logit_that_is_sampled_from() -> None:
+    """The meta device stands for a GPU: a table of shapes and types."""
+    layer = torch.nn.Linear(D, V, dtype=torch.bfloat16, device="meta")
+    layer.__class__ = LogprobHead
+    hidden = torch.empty(1, 3, D, dtype=torch.bfloat16, device="meta")
+    with torch.no_grad():
+        sampled = layer(hidden)
+    assert sampled.dtype == torch.float32 and sampled.shape == (1, 3, V)
+    assert layer(hidden).dtype == torch.bfloat16  # autograd has no gradient of such a product
+
+
 def test_a_confident_token_keeps_its_small_gradient_in_bfloat16() -> None:
     """1 - p = 0.001 would be lost if p were rounded before the difference."""
     linear = torch.nn.Linear(1, 2, bias=False, dtype=torch.bfloat16)

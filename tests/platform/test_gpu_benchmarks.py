@@ -4,7 +4,9 @@ import json
 import runpy
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,51 @@ def test_the_page_holds_a_table_per_part(results: Path, tmp_path: Path) -> None:
     assert page.read_text() == text
 
 
+def test_goals_are_reached_by_figures_and_not_by_their_absence(tmp_path: Path) -> None:
+    def row(shape: str, length: int, mfu: float, peak: float = 50.0) -> dict[str, Any]:
+        return {"shape": shape, "row": length, "mfu": 0.9, "mfu_nominal": mfu, "peak_gib": peak}
+
+    goals = PAGE["goal_table"]
+    lines = goals({}).splitlines()[2:]
+    assert len(lines) == 4 and all(line.endswith("| not measured |") for line in lines)
+    found = {
+        "update-0.5B": {"rows": [row("0.5B", 2048, 0.19), row("0.5B", 8192, 0.5)]},
+        "update-1.5B": {"rows": [row("1.5B", 32768, 0.41, 70.0), {"shape": "1.5B", "row": 65536, "refused": "memory"}]},
+        "update-7B": {"rows": [], "skipped": "too large"},
+        "step-torch": {"engine": "torch", "seconds": {"step": 11.0, "sync": 2.0}},
+        "step-vllm": {"skipped": "step-vllm: vllm is not installed"},
+    }
+    lines = goals(found).splitlines()[2:]
+    assert [line.split("|")[2:4] for line in lines] == [
+        [" 19% ", " **no** "], [" 41% ", " yes "], [" 13.0 s ", " **no** "], [" 70 GiB ", " yes "],
+    ]  # fmt: skip
+
+
+def test_a_model_too_large_for_the_gpu_loses_layers_and_keeps_its_widths() -> None:
+    """Qwen2-7B has 7.6 billion weights in 28 layers, 1.09 of them outside: 18 bytes each with AdamW."""
+    from benchmarks.gpu.update import most_layers  # torch: seconds
+
+    assert most_layers("7B", 140e9) == 28
+    assert most_layers("7B", 0.62 * 85e9) == 7  # (52.7e9 / 18 - 1.09e9) / 0.233e9 = 7.9
+    assert most_layers("7B", 18e9) == 0
+
+
+def test_a_part_that_fails_leaves_what_it_measured_and_nothing_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import benchmarks.gpu.__main__ as command
+
+    ends = "import json, sys; open(sys.argv[1], 'w').write(json.dumps({'rows': [1]})); sys.exit(9)"
+    result = tmp_path / "machine.json"
+    result.write_text('{"rows": "of an earlier run"}')
+    monkeypatch.setattr(command, "command_of", lambda *_: [sys.executable, "-c", ends, str(result)])
+    assert not command.start("machine", Namespace(out=tmp_path, toy=True), on_gpu=False)
+    assert json.loads(result.read_text()) == {"rows": [1]}
+    result.write_text('{"rows": "of an earlier run"}')
+    monkeypatch.setattr(command, "command_of", lambda *_: [sys.executable, "-c", "raise SystemExit(9)"])
+    assert not command.start("machine", Namespace(out=tmp_path, toy=True), on_gpu=False) and not result.exists()
+
+
 def test_without_results_the_page_says_so(tmp_path: Path) -> None:
     assert tables(tmp_path) == NOTHING
     assert NOTHING in (ROOT / "docs/gpu.md").read_text() or "Measured on" in (ROOT / "docs/gpu.md").read_text()
@@ -61,7 +108,10 @@ def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         correctness, "response_logprobs", lambda *arguments: tuple(value * 1.05 for value in right(*arguments))
     )
-    rows = correctness.packed_against_plain(correctness.write_model(tmp_path, "toy", device), device, 12, 6)
+    source = correctness.write_model(tmp_path, "toy", device)
+    groups = correctness._groups(12, 6, 8192)
+    expected = 12, 6, *correctness.plain_logprobs(source, device, groups)
+    rows = correctness.packed_against_plain(source, device, expected)
     failed = {row["name"].partition(": ")[2] for row in rows if row["value"] > row["limit"]}
     assert "log-probs, largest difference" in failed
 
