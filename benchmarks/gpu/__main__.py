@@ -62,7 +62,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="RESULTS", help="only write docs/gpu.md's tables from a folder")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.path.append(str(CARRIED))  # only for what is not installed
+    # Only for what is not installed; but pydantic takes what was carried with it, and not an older typing_extensions.
+    sys.path.insert(len(sys.path) if importlib.util.find_spec("pydantic") else 0, str(CARRIED))
     if options.inside:
         run(options.inside, options.out, options.toy)
         return
@@ -146,12 +147,7 @@ def command_of(name: str, options: argparse.Namespace) -> list[str]:
 
 def environment(on_gpu: bool) -> dict[str, str]:
     """A part's variables: no look-ups on the hub, and the device that DeepSpeed takes; DeepSpeed compiles nothing."""
-    return {
-        "HF_HUB_OFFLINE": "1",
-        "DS_BUILD_OPS": "0",
-        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
-        **os.environ,
-    }
+    return {"HF_HUB_OFFLINE": "1", "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cuda" if on_gpu else "cpu", **os.environ}
 
 
 def run(name: str, out: Path, toy: bool) -> None:

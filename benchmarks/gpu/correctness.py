@@ -89,7 +89,7 @@ def packed_against_plain(source: Path, device: torch.device, expected: Expected)
         with exact_float32():
             logprobs, _ = response_logprobs(model, [group.group for group in groups])
             logprobs.mean().backward()
-        gap = (logprobs - expected_logprobs).abs().max()
+        gap = (logprobs.detach() - expected_logprobs).abs().max()
         rows += [
             check(f"{name}: packing refused (1 is yes)", float(not takes_packed(model)), 0.0),
             check(f"{name}: log-probs, largest difference", gap, LIMITS[precision]),

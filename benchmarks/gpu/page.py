@@ -69,7 +69,9 @@ def goal_table(found: Mapping[str, Any]) -> str:
     small = [mfu(row) for row in measured if row["shape"].startswith("0.5B") and row["row"] == 2048]
     large = [mfu(row) for row in measured if row["shape"].startswith(("1.5B", "7B")) and row["row"] >= LONG_ROW]
     peaks = [row["peak_gib"] for row in measured if row["shape"] == "1.5B" and row["row"] == 32768]
-    steps = [sum(result["seconds"][part] for part in ("step", "sync")) for result in found.values() if "engine" in result]
+    steps = [
+        sum(result["seconds"][part] for part in ("step", "sync")) for result in found.values() if "engine" in result
+    ]
     goals: tuple[tuple[str, list[float], Callable[[float], str], float, bool], ...] = (
         ("update of 0.5B, rows of 2k: MFU at least", small, "{:.0%}".format, 0.20, True),
         ("update of 1.5B and 7B, rows of 16k and more: MFU at least", large, "{:.0%}".format, 0.40, True),

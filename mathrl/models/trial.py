@@ -129,12 +129,7 @@ def run_trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
     """Try an architecture on a small copy of the model: 0.05 to 0.5 seconds on one core."""
     name = type(model).__name__
     devices = [model.device] if model.device.type == "cuda" else []
-    with (
-        torch.random.fork_rng(devices=devices),
-        torch.enable_grad(),
-        exact_float32(),
-        warnings.catch_warnings(),
-    ):
+    with torch.random.fork_rng(devices=devices), torch.enable_grad(), exact_float32(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         groups, reason = trial_groups(), ""
         for shrink in (small_config, two_layers):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from mathrl.cli.doctor import model_findings
 from mathrl.core.errors import UserError
@@ -104,28 +103,17 @@ def test_a_decoder_that_does_not_fit_is_found_out() -> None:
         assert not trial.decodes(model, "recomputed", groups, expected + 0.01)
 
 
-class TF32(TorchFunctionMode):
-    """Rounds what products take as a GPU does where TF32 is on: to ten bits of mantissa."""
+def test_a_trial_is_exact_where_the_trainer_lets_a_gpu_round_products() -> None:
+    seen: set[bool] = set()
 
-    PRODUCTS = (torch.nn.functional.linear, torch.matmul, torch.bmm, torch.nn.functional.scaled_dot_product_attention)
+    def alone(model: Any, groups: Any) -> torch.Tensor:
+        seen.add(torch.backends.cuda.matmul.allow_tf32)
+        return trial.alone(model, groups)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.PRODUCTS and torch.backends.cuda.matmul.allow_tf32:
-            args = [self._rounded(value) if isinstance(value, torch.Tensor) else value for value in args]
-        return func(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _rounded(value: torch.Tensor) -> torch.Tensor:
-        mantissa, exponent = torch.frexp(value.detach())
-        return value + (torch.ldexp((mantissa * 2048).round() / 2048, exponent) - value.detach())
-
-
-def test_a_trial_is_exact_where_the_trainer_lets_products_be_rounded() -> None:
-    model = tiny("llama")
-    with state_kept(), TF32():
+    with state_kept():
         torch.backends.cuda.matmul.allow_tf32 = True
-        assert architecture_trial(model) == trial.Trial("LlamaForCausalLM", "packed")
-        assert torch.backends.cuda.matmul.allow_tf32
+        trial.run_trial(tiny("llama"), alone, alone)
+        assert seen == {False} and torch.backends.cuda.matmul.allow_tf32
 
 
 def test_dropout_moves_log_probs_unless_it_is_off() -> None:
