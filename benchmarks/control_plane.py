@@ -48,7 +48,9 @@ from mathrl.core.types import Problem  # noqa: E402
 from mathrl.grading.verdict import Verdict  # noqa: E402
 from mathrl.learners.distributed import Ranks  # noqa: E402
 from mathrl.learners.micro_batches import own_micro_batches  # noqa: E402
+from mathrl.models.kernels import Kernel  # noqa: E402
 from mathrl.models.packing import pack  # noqa: E402
+from mathrl.params.rollout import Rollout  # noqa: E402
 from mathrl.params.run import Prompt  # noqa: E402
 from mathrl.params.train import Rl  # noqa: E402
 from mathrl.rewards.compose import RewardResult  # noqa: E402
@@ -68,6 +70,7 @@ def rollout_groups(problems: Any, prompts: Any, graded: Any) -> Any:
 
 
 VOCABULARY, PROMPT, GROUP = 151_936, 200, 16
+KERNEL: Kernel = "varlen"  # a GPU's
 PARTS = ("engine", "rewards", "send", "receive", "metrics", "batch", "partition", "packing")
 
 
@@ -101,14 +104,15 @@ class Packs:
     """A learner that packs its micro-batches and computes nothing."""
 
     def __init__(self, ranks: Ranks, clock: Clock) -> None:
-        self.ranks, self.clock, self.model, self.packed = ranks, clock, None, 0
+        self.ranks, self.clock, self.packed = ranks, clock, 0
+        self.model = SimpleNamespace(_kernel=KERNEL)
 
     def micro_batches(self, sizes: Any, tokens: int, chosen: Any = None) -> Iterator[tuple[list[int], float]]:
         yield from ((micro, 1.0) for micro in own_micro_batches(sizes, tokens, self.ranks, chosen))
 
     def forward(self, loss_of: Any, model: Any, part: Any, *args: Any) -> Any:
         with self.clock.part("packing"):
-            self.packed += len(pack([group.group for group in part.groups]).targets_N)
+            self.packed += len(pack([group.group for group in part.groups], "cpu", KERNEL).targets_N)
         return torch.zeros(()), {
             name: torch.zeros(())
             for name in ("loss", "kl", "entropy", "clipped", "ratio", "alignment", "responses", "tokens", "trained")
@@ -169,7 +173,8 @@ def rank_groups(rank: int, share: int, tokens: int, problems: list[Problem], clo
         completions = engine._completions(*tensors)
     groups = [completions[first : first + GROUP] for first in range(0, share, GROUP)]
     numbers = range(rank * len(groups), (rank + 1) * len(groups))
-    sampler = Sampler(SimpleNamespace(generate=lambda *_: groups), NoText(), Prompt())  # type: ignore[arg-type]
+    sampled_before = SimpleNamespace(generate=lambda *_: groups, rollout=Rollout())
+    sampler = Sampler(sampled_before, NoText(), Prompt())  # type: ignore[arg-type]
     prompt = [7] * PROMPT
     prompts = [prompt] * len(groups)
     with clock.part("rewards"):

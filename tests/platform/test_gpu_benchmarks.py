@@ -116,6 +116,16 @@ def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.Monke
     assert "log-probs, largest difference" in failed
 
 
+def test_the_control_plane_of_one_rank_runs_at_a_small_size() -> None:
+    command = [sys.executable, "benchmarks/control_plane.py", "--responses=64", "--tokens=200", "--ranks=4", "--json"]
+    done = subprocess.run(
+        [*command, "--minibatches=1", "--repeat=1"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["packed"] > 64 // 4 * 200 * 0.9 and all(seconds[0] > 0 for seconds in found["parts"].values())
+
+
 def test_a_misspelt_part_is_refused_by_name() -> None:
     done = run("updates")
     assert done.returncode == 2 and "no such part: updates; there are machine, correctness" in done.stderr
