@@ -4,11 +4,18 @@
 and pandas, 2 of 4.4 CPU-seconds of every process of every stage; accelerate would bring deepspeed into each export.
 transformers checks once whether a package can be found, so it is enough to hide the packages during its import. If
 transformers was imported before, nothing is hidden.
+
+Nor does it read the metadata of every installed distribution (see `Distributions`) or search the hundreds of thousands
+of objects that it makes for garbage: another second of five.
 """
 
+import gc
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 
@@ -27,7 +34,49 @@ def hidden(names: tuple[str, ...]) -> Iterator[None]:
                 del sys.modules[name]
 
 
-with hidden(HIDDEN if "transformers" not in sys.modules else ()):
+_every_distribution = cache(importlib.metadata.packages_distributions)
+
+
+class Distributions(dict[str, list[str]]):
+    """What `importlib.metadata.packages_distributions` returns, of which an entry is made when it is asked for.
+
+    A package whose distribution has its name, as torch's has, needs no search through the others. flash_attn has
+    several, and transformers asks for each.
+    """
+
+    def get(self, package: str, default: Any = None) -> Any:
+        try:
+            alone = not package.startswith("flash_attn") and importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            alone = False
+        return [alone.name] if alone else _every_distribution().get(package, default)
+
+
+@contextmanager
+def distributions_on_request() -> Iterator[None]:
+    """Within the block `importlib.metadata.packages_distributions` reads no distribution yet."""
+    read_all = importlib.metadata.packages_distributions
+    importlib.metadata.packages_distributions = Distributions  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = read_all
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Pause the garbage collector; afterwards it passes over what exists, which lives as long as the process."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
+
+
+with hidden(HIDDEN if "transformers" not in sys.modules else ()), distributions_on_request(), without_collections():
     import transformers
     from transformers import AutoConfig as AutoConfig
     from transformers import AutoModelForCausalLM as AutoModelForCausalLM

@@ -126,7 +126,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".dvc"))
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*", ".dvc"))
         elif source.exists():
             shutil.copy(source, target)
     for stage in replaced:
