@@ -5,17 +5,18 @@ and pandas, 2 of 4.4 CPU-seconds of every process of every stage; accelerate wou
 transformers checks once whether a package can be found, so it is enough to hide the packages during its import. If
 transformers was imported before, nothing is hidden.
 
-Nor does it read the metadata of every installed distribution (see `Distributions`) or search the hundreds of thousands
-of objects that it makes for garbage: another second of five.
+Nor does it read the metadata of every installed distribution (see `Distributions`), half a second more, or look for
+garbage among the objects that it makes.
 """
 
-import gc
 import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+from mathrl.core.imports import without_collections
 
 HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 
@@ -61,19 +62,6 @@ def distributions_on_request() -> Iterator[None]:
         yield
     finally:
         importlib.metadata.packages_distributions = read_all
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Pause the garbage collector; afterwards it passes over what exists, which lives as long as the process."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 with hidden(HIDDEN if "transformers" not in sys.modules else ()), distributions_on_request(), without_collections():

@@ -120,7 +120,7 @@ class Checkout:
 
 
 def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
-    """A checkout at `folder`; the stages named in `replaced` are stand-ins."""
+    """A checkout at `folder`, of stages with one process; those named in `replaced` are stand-ins."""
     folder.mkdir(parents=True)
     for part in PARTS:
         source, target = ROOT / part, folder / part
@@ -136,6 +136,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
             text = text.replace(f"{name}: list[str] = []", f"{name} = {value!r}")
         (folder / "mathrl" / "stages" / f"{stage}.py").write_text(text)
     checkout = Checkout(folder)
+    checkout.set_param("run.yaml", "processes: 2", "processes: 1")  # a stage that starts ranks imports torch
     checkout.git("init", "-q", "-b", "main")
     checkout.git("config", "user.email", "a@b.c")
     checkout.git("config", "user.name", "a")
