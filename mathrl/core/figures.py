@@ -62,7 +62,7 @@ def panels(
     once, not twice.
     """
     from matplotlib import rc_context
-    from matplotlib.figure import Figure  # without pyplot, which looks for a display and costs a further half of it
+    from matplotlib.figure import Figure  # not pyplot: it looks for a display
 
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout=layout)  # type: ignore[arg-type]

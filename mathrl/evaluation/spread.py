@@ -38,8 +38,6 @@ def half_width(parts: Sequence[Part], confidence: float) -> float:
 
 def two_sided_p(mean: float, parts: Sequence[Part]) -> float:
     """The p-value of a mean against 0: 1 minus the confidence at which its interval ends at 0, at least SMALLEST_P."""
-    from scipy.optimize import brentq  # 0.3 s, which only tests of a difference pay
-
     if len(parts) == 1:
         return max(SMALLEST_P, float(2 * stdtr(parts[0].freedom, -abs(mean) / math.sqrt(parts[0].variance))))
 
@@ -49,6 +47,8 @@ def two_sided_p(mean: float, parts: Sequence[Part]) -> float:
     log_smallest = math.log(SMALLEST_P)
     if outside(log_smallest) < 0:
         return SMALLEST_P
+    from scipy.optimize import brentq  # 0.3 s, which most processes that import this module do without
+
     return 1.0 if mean == 0 else math.exp(brentq(outside, log_smallest, 0.0, xtol=1e-12))
 
 
