@@ -3,18 +3,19 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 # They take a minute or more each: first, so that no worker is left alone with one at the end.
 LONG = (
-    "test_ui.py", "test_pipeline.py", "test_vllm.py", "test_stopping.py", "test_run.py", "test_vllm_servers.py",
-    "test_recipes.py", "test_resume.py", "test_deepspeed.py", "test_reproduce.py", "test_sharding.py",
-    "test_trl_engine.py", "test_ranks.py", "test_tracking.py", "test_resharding.py", "test_kills.py", "test_small.py",
-    "test_presets.py", "test_servers.py", "test_parallel.py", "test_engines.py", "test_families.py", "test_compare.py",
+    "test_ui.py", "test_vllm.py", "test_pipeline.py", "test_run.py", "test_deepspeed.py", "test_kills.py",
+    "test_stopping.py", "test_sharding.py", "test_vllm_servers.py", "test_reproduce.py", "test_recipes.py",
+    "test_trl_engine.py", "test_resharding.py", "test_tracking.py", "test_small.py", "test_presets.py",
+    "test_servers.py", "test_resume.py", "test_ranks.py", "test_parallel.py", "test_families.py", "test_compare.py",
     "test_curate_bytes.py", "test_promote.py",
 )  # fmt: skip
 
@@ -23,26 +24,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name`, filled by the first of the session's workers that asks for it."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, unfinished = root / name, root / f"{name}.unfinished"
+    with FileLock(root / f"{name}.lock"):
+        if not folder.exists():
+            unfinished.mkdir(exist_ok=True)
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow file with its tables and no experiment, to be copied: making one takes seconds."""
-    import mlflow
 
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{file}")
-    return file
+    def make(folder: Path) -> None:
+        import mlflow
+
+        mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+
+    return made_once(tmp_path_factory, "store", make) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")
 def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Prefect home with a database that has its tables, to be copied: making one takes seconds."""
-    folder = tmp_path_factory.mktemp("prefect")
     code = (
         "import asyncio; from prefect.server.database import provide_database_interface as database; "
         "asyncio.run(database().create_db())"
     )
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PREFECT_HOME": str(folder)}, check=True)
-    return folder
+
+    def make(folder: Path) -> None:
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PREFECT_HOME": str(folder)}, check=True)
+
+    return made_once(tmp_path_factory, "prefect", make)
 
 
 @pytest.fixture(scope="session")
@@ -77,18 +96,24 @@ def network() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[[Path, Path, int], None]:
-    """Run a script in several gloo processes on the CPU; each gets `folder`, which also holds their logs."""
+def run_ranks() -> Callable[..., None]:
+    """Call the `main(folder)` of a program in several gloo processes on the CPU: run_ranks(program, {folder: ranks}).
 
-    def run(script: Path, folder: Path, processes: int) -> None:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    All worlds of one call are forked, one after the other, from a process that has made the program's imports.
+    """
+
+    def run(program: Path, worlds: Mapping[Path, int]) -> None:
+        root = Path(__file__).parents[1]
+        module = ".".join(program.relative_to(root).with_suffix("").parts)
+        words = [str(word) for folder, ranks in worlds.items() for word in (folder, ranks)]
+        for folder in worlds:
+            folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [sys.executable, *launcher, "--log-dir", str(folder / "logs"), "--redirects", "3", script, folder],
-            env=os.environ
-            | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            [sys.executable, "-m", "tests.forked_ranks", module, *words],
+            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
             check=False,
         )
-        logs = sorted(folder.glob("logs/**/std*.log"))
+        logs = [log for folder in worlds for log in sorted(folder.glob("rank-*.log"))]
         assert done.returncode == 0, "\n".join(log.read_text()[-4000:] for log in logs)
 
     return run

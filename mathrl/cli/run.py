@@ -20,6 +20,7 @@ from mathrl.cli.ui import answering
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
+from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.data.registry import newer_than
@@ -123,9 +124,11 @@ def _flow(name: str) -> Any:
 
     It is imported only here, because Prefect reads its settings at the import.
     """
-    if importlib.util.find_spec(f"flows.{name}"):
-        return getattr(importlib.import_module(f"flows.{name}"), name)
-    return importlib.import_module("flows.factory").stage_flow(name, f"Bring {name} up to date.")
+    with without_collections():
+        if importlib.util.find_spec(f"flows.{name}"):
+            return getattr(importlib.import_module(f"flows.{name}"), name)
+        factory = importlib.import_module("flows.factory")
+    return factory.stage_flow(name, f"Bring {name} up to date.")
 
 
 def _print_plan(stage: str, params: Params) -> None:

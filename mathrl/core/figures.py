@@ -47,29 +47,32 @@ def marker(model: str, place: int = 0) -> str:
 
 
 @contextmanager
-def panels(file: Path | io.StringIO, count: int, width: float, height: float, **options: Any) -> Iterator[list[Any]]:
+def panels(
+    file: Path | io.StringIO,
+    count: int,
+    width: float,
+    height: float,
+    layout: str | None = "constrained",
+    **options: Any,
+) -> Iterator[list[Any]]:
     """`count` axes side by side in a figure of `width` x `height` inches, saved to `file` when the block ends.
 
     Without a time stamp, so that equal figures are equal bytes. A StringIO takes SVG, a path what it ends in. `options`
-    are matplotlib's; with `layout` None the margins are those of `gridspec_kw`, and a picture is drawn once, not twice.
+    are those of `Figure.subplots`; with `layout` None the margins are those of `gridspec_kw`, and a picture is drawn
+    once, not twice.
     """
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # not pyplot: it looks for a display
 
-    matplotlib.use("Agg")  # no display is needed, and none is opened
-    from matplotlib import pyplot
-
-    with pyplot.rc_context(STYLE):
-        laid_out = {"layout": "constrained"} | options
-        figure, axes = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, **laid_out)
-        try:
-            yield list(axes[0])
-            if isinstance(file, Path):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(file, dpi=140, metadata={"Software": None})
-            else:
-                figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-        finally:
-            pyplot.close(figure)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout=layout)  # type: ignore[arg-type]
+        axes = figure.subplots(1, count, squeeze=False, **options)
+        yield list(axes[0])
+        if isinstance(file, Path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(file, dpi=140, metadata={"Software": None})
+        else:
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import pyarrow as pa
 from mathrl.core.files import ESCAPE, written_aside
 from mathrl.core.types import Problem
 from mathrl.data.grams import exact_key, grams
+from mathrl.data.minhash import digest
 from mathrl.data.reading import Reader, Rejected
 from mathrl.data.row_files import Row
 from mathrl.data.shingles import Rows, hash_tokens
@@ -181,8 +182,6 @@ def _columns(
         solutions = [p.solution if p.split in digesting.solutions and p.solution else "" for p in problems]
         columns |= {"question_grams": _gram_hashes(questions), "solution_grams": _gram_hashes(solutions)}
     if digesting.near:
-        from mathrl.data.minhash import digest  # scipy; only near-duplicates need it
-
         digests = digest([problem.question for problem in problems], digesting.near)
         columns |= {"salt": digests.salt, "shingles": _lists(digests.shingles)}
         columns |= {f"band_{i}": digests.bands[:, i].copy() for i in range(digests.bands.shape[1])}

@@ -4,7 +4,6 @@ import math
 from functools import cache
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import ndtr
 
 MOST_LOOKS = 10
@@ -23,6 +22,8 @@ def look_levels(looks: int, level: float) -> tuple[float, ...]:
     """
     if looks == 1:
         return (level,)
+    from scipy.optimize import brentq  # 0.3 s, and --help needs the module
+
     bound = brentq(lambda c: crossing(looks, c) - level, 1.0, 5.0, xtol=1e-8)
     return tuple(float(2 * ndtr(-bound * math.sqrt(looks / look))) for look in range(1, looks + 1))
 

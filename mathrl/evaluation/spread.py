@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
 POWER = 0.8
@@ -48,6 +47,8 @@ def two_sided_p(mean: float, parts: Sequence[Part]) -> float:
     log_smallest = math.log(SMALLEST_P)
     if outside(log_smallest) < 0:
         return SMALLEST_P
+    from scipy.optimize import brentq  # 0.3 s, which most processes that import this module do without
+
     return 1.0 if mean == 0 else math.exp(brentq(outside, log_smallest, 0.0, xtol=1e-12))
 
 

@@ -4,11 +4,19 @@
 and pandas, 2 of 4.4 CPU-seconds of every process of every stage; accelerate would bring deepspeed into each export.
 transformers checks once whether a package can be found, so it is enough to hide the packages during its import. If
 transformers was imported before, nothing is hidden.
+
+Nor does it read the metadata of every installed distribution (see `Distributions`), half a second more, or look for
+garbage among the objects that it makes.
 """
 
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from mathrl.core.imports import without_collections
 
 HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 
@@ -27,7 +35,36 @@ def hidden(names: tuple[str, ...]) -> Iterator[None]:
                 del sys.modules[name]
 
 
-with hidden(HIDDEN if "transformers" not in sys.modules else ()):
+_every_distribution = cache(importlib.metadata.packages_distributions)
+
+
+class Distributions(dict[str, list[str]]):
+    """What `importlib.metadata.packages_distributions` returns, of which an entry is made when it is asked for.
+
+    A package whose distribution has its name, as torch's has, needs no search through the others. flash_attn has
+    several, and transformers asks for each.
+    """
+
+    def get(self, package: str, default: Any = None) -> Any:
+        try:
+            alone = not package.startswith("flash_attn") and importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            alone = False
+        return [alone.name] if alone else _every_distribution().get(package, default)
+
+
+@contextmanager
+def distributions_on_request() -> Iterator[None]:
+    """Within the block `importlib.metadata.packages_distributions` reads no distribution yet."""
+    read_all = importlib.metadata.packages_distributions
+    importlib.metadata.packages_distributions = Distributions  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = read_all
+
+
+with hidden(HIDDEN if "transformers" not in sys.modules else ()), distributions_on_request(), without_collections():
     import transformers
     from transformers import AutoConfig as AutoConfig
     from transformers import AutoModelForCausalLM as AutoModelForCausalLM

@@ -15,6 +15,7 @@ from mathrl.core.results import EvaluationSummary
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params.load import load_params, parse_yaml
 from mathrl.params.run import Prompt
+from mathrl.registry.flavour import Usage
 from mathrl.registry.versions import describe, find_version, register_version
 from mathrl.reports.html import pipeline_material, write_report
 from mathrl.reports.model_card import model_card
@@ -54,10 +55,8 @@ def work(run: StageRun) -> None:
     run.summary({"pass_at_1": accuracy, "version": float(version)})
 
 
-def _usage(run: StageRun) -> Any:
+def _usage(run: StageRun) -> Usage:
     """How the pipeline asks the model; its parameters, which the model's bytes depend on, are in the record."""
-    from mathrl.registry.flavour import Usage
-
     sections = run.record.pipeline_params
     prompt = Prompt.model_validate(sections["prompt"])
     examples = few_shot_examples(prompt, CURATED_SFT) if prompt.few_shot else ()

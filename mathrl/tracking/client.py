@@ -9,6 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.errors import UserError, without_logins
+from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, shown, tracking_uri
 from mathrl.tracking.views import views
 
@@ -32,7 +33,8 @@ def connect() -> Any:
     uri = _login_apart(tracking_uri())
     check_answers(uri)
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    import mlflow  # 1.4 s, which only the mirror, the registry and the doctor pay
+    with without_collections():
+        import mlflow  # 1.4 s, which only the mirror, the registry and the doctor pay
 
     mlflow.set_tracking_uri(uri)
     home().mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,10 @@
 """Run by test_deepspeed.py in two processes: some steps of every trainer, with torch and with ZeRO.
 
-torchrun --nproc-per-node 2 deepspeed_runs.py OUT; rank 0 writes OUT/results.pt
+Rank 0 writes OUT/results.pt.
 """
 
 import contextlib
 import resource
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from mathrl.trainers.sft import train_sft
 from mathrl.trainers.supervised import Item
 from tests.trainers import small
 
+BEFORE_FORKS = ("deepspeed",)
 # With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
 ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
 SFT = Sft(
@@ -262,7 +262,3 @@ def main(out: Path) -> None:
     results["full"] = without_room(MODES["zero 1"], out / "full")
     if rank == 0:
         torch.save(results, out / "results.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

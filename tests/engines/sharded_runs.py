@@ -1,9 +1,8 @@
 """Run by test_sharding.py in two processes: ZeRO 3 from a start that is sharded as it is loaded and from a whole one.
 
-torchrun --nproc-per-node 2 sharded_runs.py OUT; each rank writes OUT/RANK.pt
+Each rank writes OUT/RANK.pt.
 """
 
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,7 +200,3 @@ def main(out: Path) -> None:
     export_model(scorer, load_tokenizer(folder), out / "scorer", "# Test\n")
     results["count"] = count(folder, out, ranks)
     torch.save(results, out / f"{ranks.rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

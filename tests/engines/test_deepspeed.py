@@ -31,7 +31,7 @@ def test_what_a_gpu_would_be_given_is_accepted_and_steps() -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]) -> Path:
     folder = tmp_path_factory.mktemp("deepspeed")
-    run_ranks(Path(__file__).with_name("deepspeed_runs.py"), folder, 2)
+    run_ranks(Path(__file__).with_name("deepspeed_runs.py"), {folder: 2})
     return folder
 
 

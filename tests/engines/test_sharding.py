@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
-    run_ranks(Path(__file__).with_name("sharded_runs.py"), folder, 2)
+    run_ranks(Path(__file__).with_name("sharded_runs.py"), {folder: 2})
     return folder
 
 

@@ -1,24 +1,16 @@
-"""Run by test_engines.py in a process of its own: vLLM on a model folder, token ids in and out."""
+"""vLLM alone on a model folder, token ids in and out; for vllm_rl.py, whose process has opened engines before."""
 
-import json
-import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "OMP_NUM_THREADS": "1",
-}
-
-from vllm import LLM, SamplingParams
+from typing import Any
 
 
-def main(model: str, prompts: str, out: str) -> None:
+def greedy(model: Path, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """The most probable 24 tokens after each prompt, with their log-probs."""
+    from vllm import LLM, SamplingParams  # seconds, and mathrl sets what it reads at its import
+
     engine = LLM(
-        model=model,
+        model=str(model),
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
@@ -27,14 +19,10 @@ def main(model: str, prompts: str, out: str) -> None:
         logprobs_mode="processed_logprobs",
     )
     sampling = SamplingParams(temperature=0, max_tokens=24, logprobs=0)
-    requests = [{"prompt_token_ids": ids} for ids in json.loads(Path(prompts).read_text())]
     rows = []
-    for answer in engine.generate(requests, sampling):
+    requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
+    for prompt, answer in zip(prompts, engine.generate(requests, sampling), strict=True):
         best = answer.outputs[0]
         logprobs = [step[token].logprob for token, step in zip(best.token_ids, best.logprobs, strict=True)]
-        rows.append({"tokens": list(best.token_ids), "logprobs": logprobs, "finish_reason": best.finish_reason})
-    Path(out).write_text(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        rows.append({"prompt": prompt, "tokens": list(best.token_ids), "logprobs": logprobs})
+    return rows

@@ -1,6 +1,6 @@
 """Run by test_vllm.py: RL with vLLM, and syncs broken on purpose; writes its results as JSON.
 
-vllm_rl.py OUT in one process; with RANK and WORLD_SIZE=2 the torch backend and ZeRO 3, on two.
+vllm_rl.py OUT in one process; as one of two ranks (tests/forked_ranks.py) the torch backend and ZeRO 3.
 """
 
 import json
@@ -30,7 +30,7 @@ from mathrl.models.weights import full_weights, with_head
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Vllm
-from mathrl.params.run import Prompt
+from mathrl.params.run import Model, Prompt
 from mathrl.params.train import Importance, Optimizer, Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.rollout.engine import Sampling
@@ -39,9 +39,12 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
 from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.engines.vllm_greedy import greedy
+from tests.engines.vllm_turns import turns_in_process
 from tests.models.family_cells import result
 from tests.trainers.small import PROBLEMS
 
+BEFORE_FORKS = ("deepspeed",)
 torch.set_num_threads(1)
 ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # sleep has no effect on a CPU
 # With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
@@ -56,6 +59,7 @@ ZERO_STEPS = STEPS.model_copy(
 )
 ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
+PLAIN_PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [20]]
 
 
 class Trial:
@@ -192,7 +196,7 @@ def state() -> dict[str, str]:
     return variables | {name: str(value) for name, value in settings.items()}
 
 
-def main(where: Path) -> None:
+def in_one_process(where: Path) -> None:
     make_base(MODEL, where / "tied", seed=0)
     torch.backends.cuda.matmul.allow_tf32 = True  # vLLM's worker switches it off
     before = state()
@@ -226,9 +230,16 @@ def main(where: Path) -> None:
     except UserError as error:
         results["too long"] = str(error)
     results["untied"] = Trial(untied(where / "tied", where / "untied"), where / "second").train()
+    results["turns"] = turns_in_process(where / "tied")
+    make_base(Model(precision="float32"), where / "plain", seed=0)
+    results["greedy"] = greedy(where / "plain", PLAIN_PROMPTS)
     results["families"] = {family: result("vLLM", family) for family in ("qwen3", "olmo2")}
     (where / "results.json").write_text(json.dumps(results))
 
 
+def main(where: Path) -> None:
+    (in_one_process if world_size() == 1 else on_two_processes)(where)
+
+
 if __name__ == "__main__":
-    (main if world_size() == 1 else on_two_processes)(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -1,14 +1,12 @@
-"""Responses in turns with an engine of vLLM: run by test_vllm_turns.py in a process of its own, or with servers."""
+"""Responses in turns with an engine of vLLM, in vllm_rl.py's process or with servers."""
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mathrl.models.load import load_model, make_base
+from mathrl.models.load import load_model
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
@@ -61,13 +59,8 @@ def measured(engine: RolloutEngine, tokenizer: Any, network: Any) -> dict[str, A
     }
 
 
-def main(where: Path) -> None:
-    make_base(MODEL, where / "base", seed=0)
+def turns_in_process(folder: Path) -> dict[str, Any]:
+    """The same of an engine that is opened in this process."""
     rollout = Rollout(engine="vllm", max_sequences=32, tool=Bubblewrap())
-    engine, tokenizer = open_engine(where / "base", MODEL, rollout, "cpu")
-    results = measured(engine, tokenizer, load_model(where / "base", MODEL, "cpu"))
-    (where / "results.json").write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    engine, tokenizer = open_engine(folder, MODEL, rollout, "cpu")
+    return measured(engine, tokenizer, load_model(folder, MODEL, "cpu"))

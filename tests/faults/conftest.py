@@ -107,6 +107,16 @@ class Breakable:
         environment = {key: value for key, value in outside.items() if value}
         return self.server.start(self.workspace.folder, environment, words or [])
 
+    def start_until(self, stage: str, steps: int) -> StageProcess:
+        """Start the stage and wait until `steps` steps are logged."""
+        process = self.start(stage)
+        deadline = time.monotonic() + 600
+        while self.workspace.steps_logged(stage) < steps:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return process
+
     def run(
         self, stage: str, fault: str = "", words: list[str] | None = None, **environment: str
     ) -> tuple[int | None, str]:

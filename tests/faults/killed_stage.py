@@ -235,7 +235,8 @@ def drain(output: int, log: Path) -> None:
 
 def serve() -> dict[str, Any] | None:
     """Fork a process per request until stdin ends; its request in a forked process, None in the server."""
-    import matplotlib.pyplot  # noqa: F401
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
     import torch
 
     import mathrl.evaluation.evaluate_model

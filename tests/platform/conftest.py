@@ -120,13 +120,13 @@ class Checkout:
 
 
 def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
-    """A checkout at `folder`; the stages named in `replaced` are stand-ins."""
+    """A checkout at `folder`, of stages with one process; those named in `replaced` are stand-ins."""
     folder.mkdir(parents=True)
     for part in PARTS:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".dvc"))
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*", ".dvc"))
         elif source.exists():
             shutil.copy(source, target)
     for stage in replaced:
@@ -136,6 +136,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
             text = text.replace(f"{name}: list[str] = []", f"{name} = {value!r}")
         (folder / "mathrl" / "stages" / f"{stage}.py").write_text(text)
     checkout = Checkout(folder)
+    checkout.set_param("run.yaml", "processes: 2", "processes: 1")  # a stage that starts ranks imports torch
     checkout.git("init", "-q", "-b", "main")
     checkout.git("config", "user.email", "a@b.c")
     checkout.git("config", "user.name", "a")

@@ -1,6 +1,7 @@
 """What ends a run: cancellation, a kill, a server that is down. Nothing lives on, nothing is lost."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +36,8 @@ def alive(pid: int) -> bool:
 
 def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
-    env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids)}
+    checkout.set_param("run.yaml", "processes: 1", "processes: 2")  # the trainer is a rank, below torchrun's agent
+    env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids), "MATHRL_MIRROR": "none"}
     flow = subprocess.Popen(
         [sys.executable, "-c", RUN, "run", "sft"],
         cwd=checkout.folder,
@@ -54,6 +56,7 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
         flow.kill()
     (state,) = (checkout.home / "state").glob("sft-*/")
     assert (state / "checkpoint").read_text() == "step 7", "what it needs to go on is kept"
+    checkout.git("checkout", "-q", "--", "params")
 
 
 def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: Path) -> None:
@@ -73,12 +76,12 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
 
 def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(checkout: Checkout) -> None:
     (checkout.folder / ".dvc" / "tmp" / "rwlock").write_text("")  # as a kill in the middle of writing leaves it
-    checkout.mathrl("run", "sft")
+    checkout.mathrl("run", "sft", MATHRL_MIRROR="none")
     assert not list((checkout.home / "state").glob("sft-*/"))
 
 
 def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
-    env = checkout.env | {"STANDIN_SLOW": "difficulty"}
+    env = checkout.env | {"STANDIN_SLOW": "difficulty", "MATHRL_MIRROR": "none"}
     repro = subprocess.Popen(
         ["dvc", "repro", "difficulty"],
         cwd=checkout.folder,
@@ -100,13 +103,13 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
 def test_two_of_one_stage_at_once_is_refused(checkout: Checkout, tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.write_text("difficulty")
-    env = checkout.env | {"STANDIN_HELD": f"@{held}"}
+    env = checkout.env | {"STANDIN_HELD": f"@{held}", "MATHRL_MIRROR": "none"}
     command = [sys.executable, "-m", "mathrl.stages.difficulty"]
     first = subprocess.Popen(command, cwd=checkout.folder, env=env, stderr=subprocess.DEVNULL)
     try:
         states = checkout.home / "state"
         wait_for(lambda: any(states.glob("difficulty-*.lock")), 120, "its lock")
-        second = checkout.run(*command, ok=False)
+        second = checkout.run(*command, ok=False, MATHRL_MIRROR="none")
         assert second.returncode == 2
         assert "error: stage difficulty is already running with these parameters and inputs" in second.stderr
         assert first.poll() is None, "and the first goes on"
@@ -128,6 +131,7 @@ def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    checkout.mathrl("sync")  # the tests above
     before = {run["id"] for run in checkout.mlflow_runs()}
     done = checkout.repro("mix", MLFLOW_TRACKING_URI=nobody)
     output = done.stdout + done.stderr
@@ -152,8 +156,11 @@ def test_the_flow_says_at_once_that_the_tracking_server_is_down(checkout: Checko
 
 
 @pytest.fixture
-def prefect_server(tmp_path: Path, checkout: Checkout) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def prefect_server(
+    tmp_path: Path, checkout: Checkout, empty_prefect: Path
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """A server of its own, with its address."""
+    shutil.copytree(empty_prefect, tmp_path / "prefect")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -187,6 +194,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
     url, server = prefect_server
     checkout.set_param("difficulty.yaml", "samples: 8", "samples: 9")
     env = checkout.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
+    env |= {"MATHRL_MIRROR": "none"}
     flow = subprocess.Popen(
         [sys.executable, "-c", RUN, "run", "mix", "--allow-dirty"],
         cwd=checkout.folder,
@@ -210,7 +218,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
     assert flow.returncode == 0 or "error: Prefect's server stopped answering" in output
     assert "Traceback" not in output, output
     assert "difficulty stands in" in output and "mix stands in" in output, output
-    again = checkout.repro("mix")
+    again = checkout.repro("mix", MATHRL_MIRROR="none")
     assert "stands in" not in again.stdout + again.stderr, "what they made is kept"
 
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,43 +44,16 @@ class Workspace:
             **self.environment,
         }
 
-    def start(self, stage: str, fault: str = "") -> subprocess.Popen[str]:
-        """Start the stage; it kills itself at the moment `fault` (see tests/faults/killed_stage.py)."""
-        command = [str(ROOT / "tests/faults/killed_stage.py")] if fault else ["-m", f"mathrl.stages.{stage}"]
-        return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=self.folder,
-            env=self.variables() | {"STAGE": stage, "FAULT": fault},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+    def run(self, stage: str) -> None:
+        command = [sys.executable, "-m", f"mathrl.stages.{stage}"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.variables(), capture_output=True, text=True, check=False, timeout=800
         )
-
-    def run(self, stage: str, status: int = 0, fault: str = "") -> str:
-        process = self.start(stage, fault)
-        _, errors = process.communicate(timeout=800)
-        assert process.returncode == status, errors
-        return errors
+        assert done.returncode == 0, done.stderr
 
     def steps_logged(self, stage: str) -> int:
         files = sorted((self.folder / "home" / "records").glob(f"{stage}-*/metrics.jsonl"))
         return len(files[-1].read_text().splitlines()) if files else 0
-
-    def start_until(self, stage: str, steps: int) -> subprocess.Popen[str]:
-        """Start the stage and wait until `steps` steps are logged."""
-        process = self.start(stage)
-        deadline = time.monotonic() + 600
-        while self.steps_logged(stage) < steps:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        return process
-
-    def interrupt(self, stage: str, after: int, number: signal.Signals) -> subprocess.Popen[str]:
-        """Start the stage and send it the signal once `after` steps are logged."""
-        process = self.start_until(stage, after)
-        process.send_signal(number)
-        return process
 
     def record(self, stage: str) -> dict[str, Any]:
         """The run.json of the stage's only record."""

@@ -8,17 +8,20 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-Run = Callable[[Path, Path, int], None]
+Run = Callable[[Path, dict[Path, int]], None]
 
 
-def found(run_ranks: Run, out: Path, processes: int, script: str) -> list[dict[str, Any]]:
-    run_ranks(HERE / script, out, processes)
-    return [torch.load(out / f"rank-{rank}.pt", weights_only=True) for rank in range(processes)]
+def found(run_ranks: Run, out: Path, program: str, *worlds: int) -> list[list[dict[str, Any]]]:
+    """What each rank of each world wrote."""
+    run_ranks(HERE / program, {out / str(ranks): ranks for ranks in worlds})
+    return [
+        [torch.load(out / str(ranks) / f"rank-{rank}.pt", weights_only=True) for rank in range(ranks)]
+        for ranks in worlds
+    ]
 
 
 def test_two_and_four_processes_compute_what_one_does(tmp_path: Path, run_ranks: Run) -> None:
-    (alone,) = found(run_ranks, tmp_path / "one", 1, "two_ranks.py")
-    two, four = (found(run_ranks, tmp_path / str(processes), processes, "two_ranks.py") for processes in (2, 4))
+    (alone,), two, four = found(run_ranks, tmp_path, "two_ranks.py", 1, 2, 4)
     many = [*two, *four]
     metrics = alone.pop("metrics")
     assert 0 < metrics["rollout/repetition"] < 1 and 0 < metrics["reward/overall"] < 1
@@ -37,8 +40,7 @@ def test_two_and_four_processes_compute_what_one_does(tmp_path: Path, run_ranks:
 
 
 def test_two_processes_train_preferences_as_one_does(tmp_path: Path, run_ranks: Run) -> None:
-    (alone,) = found(run_ranks, tmp_path / "one", 1, "two_ranks_fit.py")
-    first, second = found(run_ranks, tmp_path / "two", 2, "two_ranks_fit.py")
+    (alone,), (first, second) = found(run_ranks, tmp_path, "two_ranks_fit.py", 1, 2)
     assert list(alone) == ["dpo", "dpo adapters", "pairs", "steps"]
     for name, (weights, figures) in alone.items():
         assert torch.allclose(first[name][0], weights, atol=1e-5), name

@@ -3,7 +3,6 @@
 Each process has a share of the groups, and the others' from them.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +69,3 @@ def main(out: Path) -> None:
     found["metrics"] = rollout_metrics(groups, groups)
     torch.save(found, out / f"rank-{ranks.rank}.pt")
     ranks.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,6 +1,5 @@
 """DPO, a reward model and one of steps trained a little, by as many processes as WORLD_SIZE says."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,3 @@ def main(out: Path) -> None:
         found[name] = (torch.cat(weights), figures)
     torch.save(found, out / f"rank-{ranks.rank}.pt")
     ranks.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,0 +1,97 @@
+"""A run that is stopped or killed and resumed ends in the same bits; a dead rank ends all.
+
+Kills at random moments: test_kills.py; cuts between any two steps of RL: tests/trainers/test_rl_resume.py, on two
+processes tests/engines/test_deepspeed.py.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.exit_status import EXIT_KILLED
+
+Make = Callable[..., Any]
+
+
+def finish(broken: Any, stage: str) -> None:
+    status, errors = broken.run(stage)
+    assert status == 0, errors
+
+
+def test_stopped_run_ends_soon_with_status_75_and_resumes(breakable: Make) -> None:
+    whole, stopped = (breakable("run.processes=2", server=server) for server in (0, 1))
+    finish(whole, "rl")
+    shutil.rmtree(stopped.workspace.folder / "models" / "rl")
+    process = stopped.start_until("rl", 4)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)  # tests/learners/test_preemption.py has its seconds
+    assert process.returncode == 75, errors
+    assert not (stopped.workspace.folder / "models" / "rl").exists()
+    finish(stopped, "rl")
+    assert stopped.output("rl") == whole.output("rl")
+    assert not list((stopped.workspace.folder / "home" / "state").glob("rl-*/")), "state is removed on success"
+    # The runs have something to differ in: weights that moved, rewards that vary.
+    weights, rows = whole.output("rl")
+    assert weights != (whole.workspace.folder / "models" / "sft" / "model.safetensors").read_bytes()
+    assert max(row["grad_norm"] for row in rows) > 0 and max(row["reward/overall_std"] for row in rows) > 0
+
+
+def test_fine_tuning_killed_while_its_model_is_exported_ends_as_if_it_was_not(breakable: Make) -> None:
+    whole, killed = (breakable("sft.steps=3", server=server) for server in (0, 1))
+    finish(whole, "sft")
+    shutil.rmtree(killed.workspace.folder / "models")
+    status, errors = killed.run("sft", fault="export:1")
+    assert status in (-signal.SIGKILL, EXIT_KILLED), errors
+    assert killed.workspace.steps_logged("sft") == 3 and not (killed.workspace.folder / "models" / "sft").exists()
+    finish(killed, "sft")
+    assert killed.output("sft") == whole.output("sft")
+    cards = [(broken.workspace.folder / "models/sft/README.md").read_text() for broken in (whole, killed)]
+    assert cards[0] == cards[1]
+    summary = killed.workspace.record("sft")["summary"]
+    assert summary == whole.workspace.record("sft")["summary"] and set(summary) == {"loss", "dev/loss", "tokens"}
+    assert all(value > 0 for value in summary.values())
+
+
+def test_dead_rank_ends_the_stage_with_a_sentence(breakable: Make) -> None:
+    broken = breakable("run.processes=2", "sft.steps=5000")
+    process = broken.start_until("sft", 2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    sent = time.monotonic()
+    os.kill(int(children[1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == EXIT_KILLED and time.monotonic() - sent < 12
+    # Rank 0 may have told of its broken connection before.
+    message = [line for line in errors.splitlines() if line.startswith("error: ")][-1]
+    assert message.startswith("error: rank 1 of 2 ended with signal 9; its output is in ")
+    assert Path(message.split()[-1]).exists()
+    record = broken.workspace.record("sft")
+    assert record["status"] == "failed" and f"error: {record['error']}" == message
+
+
+def test_ranks_die_with_their_launcher(breakable: Make) -> None:
+    broken = breakable("run.processes=2", "sft.steps=5000")
+    process = broken.start_until("sft", 2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    files = [Path(f"/proc/{pid}/cmdline") for pid in children]
+    assert len(files) == 2 and all(b"killed_stage.py" in file.read_bytes() for file in files)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while alive := [file for file in files if file.exists() and b"killed_stage.py" in file.read_bytes()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def test_too_low_pass_rate_stops_rl_with_one_sentence(breakable: Make) -> None:
+    broken = breakable("run.processes=2", "rl.min_pass_at_8=0.9", "sft.steps=0")
+    shutil.rmtree(broken.workspace.folder / "models")
+    finish(broken, "sft")
+    status, errors = broken.run("rl")
+    said = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert status == 2 and len(said) == 1 and "rl.min_pass_at_8" in said[0]
+    assert not (broken.workspace.folder / "models" / "rl").exists()

@@ -1,0 +1,63 @@
+"""Worlds of gloo ranks on the CPU, forked from a process that has imported torch, for programs of tests.
+
+`python -m tests.forked_ranks MODULE FOLDER RANKS [FOLDER RANKS …]` imports the module once and calls its `main(folder)`
+at every rank of each world, one world after the other. The packages that the module names in BEFORE_FORKS are imported
+too. What rank N prints goes to FOLDER/rank-N.log.
+"""
+
+import importlib
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from mathrl.core.parent import die_with_parent
+
+
+def in_ranks(world: int, work: Callable[[], None], logs: Path | None = None) -> None:
+    """Call `work` at every rank of a world of forked processes; the first that fails ends the others."""
+    assert threading.active_count() == 1, "a process with threads must not fork"
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_rank, args=(number, world, port, work, logs)) for number in range(world)]
+    for process in ranks:
+        process.start()
+    running = {process.sentinel: process for process in ranks}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)  # type: ignore[call-overload]
+            process.join()
+            if process.exitcode:
+                for other in running.values():
+                    other.kill()
+    assert [process.exitcode for process in ranks] == [0] * world
+
+
+def _rank(number: int, world: int, port: int, work: Callable[[], None], logs: Path | None) -> None:
+    die_with_parent()
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if logs is not None:
+        log = os.open(logs / f"rank-{number}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    work()
+
+
+def main(name: str, *worlds: str) -> None:
+    module = importlib.import_module(name)
+    for package in getattr(module, "BEFORE_FORKS", ()):
+        importlib.import_module(package)
+    for folder, world in zip(worlds[::2], worlds[1::2], strict=True):
+        in_ranks(int(world), partial(module.main, Path(folder)), Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
