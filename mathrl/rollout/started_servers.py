@@ -98,6 +98,8 @@ def start_servers(folder: Path | str, model: Model, rollout: Rollout, lora: Lora
     close_servers()
     where = Path(Variable.RECORD.get() or tempfile.mkdtemp(prefix="mathrl-")) / "servers"
     where.mkdir(exist_ok=True)
+    kept = where.resolve() / "kept.json"
+    kept.unlink(missing_ok=True)  # of an earlier attempt at the run
     ports = [hold_port() for _ in range(rollout.servers.start)]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     environments = server_environments(rollout, os.environ, gpus, world_size())
@@ -106,7 +108,8 @@ def start_servers(folder: Path | str, model: Model, rollout: Rollout, lora: Lora
         address: int = port.getsockname()[1]
         command = serve_command(folder, model, rollout, HOST, address, lora)
         commands.append(ServerCommand(command, environment, address, str((where / f"{number}.log").resolve())))
-    _running.append(StartedServers(key, commands, ports, where.resolve() / "kept.json"))
+    _running.append(StartedServers(key, commands, ports, kept))
+    multiprocessing.util.Finalize(None, close_servers, exitpriority=1)  # at the end of this process, or forked rank
     return _running[0]
 
 
@@ -114,10 +117,6 @@ def close_servers() -> None:
     """End the servers that this process has started."""
     while _running:
         _running.pop().close()
-
-
-# At the end of this process, also of a rank, which is forked.
-multiprocessing.util.Finalize(None, close_servers, exitpriority=1)
 
 
 def server_environments(

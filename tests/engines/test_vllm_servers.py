@@ -223,7 +223,7 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     assert [server.alive for server in engine.pool.servers] == [False, True]
     add_lora(network, LORA, seed=0)
     changed_adapter(network, 0)
-    message = engine.sync(full_weights(network))
+    engine.sync(full_weights(network))
     two.signal(0, signal.SIGCONT)
     within(60, lambda: engine.pool.revive() or engine.pool.servers[0].alive)
     assert [largest_gap(network, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
@@ -231,7 +231,7 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     # Another rank, which uses the servers that this stage started: the same ones.
     idle = opened(Rollout(engine="vllm_server", max_sequences=32, servers=Servers(start=2)))
     assert [server.url for server in idle.pool.servers] == two.started.urls
-    idle.follow(message)
+    idle.follow(engine.pool.sync_message())
 
     # A server killed during requests: nothing is lost.
     many = [[5 + n % 90] for n in range(200)]
