@@ -173,7 +173,7 @@ class Pool:
     def _return(self, server: Server) -> None:
         """Use a dead server again if it answers, and takes the newest weights unless it has them."""
         with self.lock:
-            if server.alive or server.returning:
+            if server.alive or server.returning or server.client.is_closed:
                 return
             server.returning, last_failure = True, server.failure
         back = False

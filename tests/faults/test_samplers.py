@@ -29,7 +29,7 @@ from tests.trainers.conftest import OVERRIDES
 
 ROOT, TIMES = Path(__file__).parents[2], int(os.environ.get("FAULTS", "0"))
 YEAR = 365 * 86_400.0
-STEPS = 5
+STEPS = 4
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Samplers:
             "rollout.servers.wait_seconds=200",
             f"rl.steps={STEPS}",
             "rl.checkpoint_every=2",
+            "rl.eval_every=0",
         ]
 
     def signal(self, number: int, kind: signal.Signals) -> None:
