@@ -42,6 +42,7 @@ class Pool:
         self.weights: SentWeights | None = None  # what was sent last
         self.replaced: SentWeights | None = None  # while it is sent: the weights before it
         self.none_since: float | None = None  # when the last server alive was lost
+        self.starting = params.start > 0  # until the first of the stage's own servers answers
         self.revive(wait=True)
 
     def hang_up(self) -> None:
@@ -159,12 +160,13 @@ class Pool:
                     list(workers.map(self._return, dead))
             with self.lock:
                 if self.alive():
-                    self.none_since = None
+                    self.none_since, self.starting = None, False
                 if self.alive() or not wait:
                     return
                 if self.none_since is None:
                     self.none_since = time.monotonic()
-                    print("rollout: no server is left; waiting for one", file=sys.stderr, flush=True)
+                    why = f"{len(self.servers)} vLLM server(s) start" if self.starting else "no server is left"
+                    print(f"rollout: {why}; waiting for one", file=sys.stderr, flush=True)
                 if time.monotonic() > self.none_since + self.params.wait_seconds:
                     raise self._no_server()
             self.check_started()
@@ -187,7 +189,7 @@ class Pool:
                     server.alive = back
                     if back:
                         server.failure, server.stuck = "", False
-                    elif server.failure != last_failure:
+                    elif server.failure != last_failure and not self.starting:
                         print(f"rollout: {server.failure}", file=sys.stderr, flush=True)
                     self._note_states()
                     return
