@@ -111,8 +111,8 @@ parity: $(VENV)/.developing  ## Our formulas against verl's and TRL's, in an env
 	$(UV) pip install --python .venv-parity/bin/python --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
 
-faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes).
-	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py -q -s
+faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes); then as many faults of samplers.
+	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_samplers.py -q -s
 
 mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
 	test -x .venv-mutants/bin/python || $(BIN)/python -m venv .venv-mutants

@@ -16,6 +16,7 @@ from mathrl.core.forecast import Forecast
 from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record
 from mathrl.core.run_forecast import recorded_forecast
+from mathrl.core.server_states import read_states, servers_text
 from tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
 from tasks.report import health_markdown
 
@@ -42,7 +43,8 @@ class LiveProgress:
         if state is None:
             return
         share = min(100.0, 100.0 * state["done"] / max(1, state["total"] or 0))
-        self._show(share, progress_text(state))
+        servers = servers_text(read_states(self.record.folder)) if self.record else ""
+        self._show(share, progress_text(state) + servers)
         self._show_health()
         self._show_forecast()
         self._show_link()

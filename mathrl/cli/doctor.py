@@ -11,10 +11,14 @@ import typer
 
 from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
 from mathrl.cli.ui import answering
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.core.records import all_records
+from mathrl.core.server_states import read_states, state_text
 from mathrl.params import load_params
+from mathrl.rollout.ask_server import state_of
 from mathrl.tools.bubblewrap import INSTALL
 from mathrl.tools.process import why_no_sandbox
 from mathrl.tracking.client import check_answers
@@ -43,7 +47,8 @@ def doctor(
 
 
 def _installation() -> list[Finding]:
-    return [*_python(), *_packages(), *_engines(), *_device(), *_sandbox(), *_checkout(), *_servers()]
+    parts = (_python, _packages, _engines, _device, _sandbox, _checkout, _servers, sampling_servers)
+    return [finding for part in parts for finding in part()]
 
 
 def model_findings(model: str) -> list[Finding]:
@@ -138,6 +143,27 @@ def _servers() -> list[Finding]:
     if not shutil.which("chromium"):
         findings.append(("absent", "chromium (only the browser tests need it)", "apt-get install chromium"))
     findings.append(("ok", f"state and records in {home()}", ""))
+    return findings
+
+
+def sampling_servers() -> list[Finding]:
+    """The vLLM servers that the parameters name, and those that running stages sample from."""
+    findings: list[Finding] = []
+    try:
+        rollout = load_params().rollout
+    except UserError:
+        return []  # outside a checkout, or parameters that every other command refuses
+    named = rollout.servers.urls if rollout.engine == "vllm_server" else ()
+    for url in Variable.SERVERS.get().split(",") if Variable.SERVERS.get() else named:
+        state = state_of(url.rstrip("/"))
+        remedy = "" if state.alive else f"mathrl serve MODEL --port {url.rpartition(':')[2].rstrip('/')}"
+        findings.append(("ok" if state.alive else "missing", f"vLLM server {state_text(state)}", remedy))
+    for record in all_records():
+        if record.status != "running":
+            continue
+        for server in read_states(record.folder):
+            kind = "ok" if server.alive else "other"
+            findings.append((kind, f"vLLM server {state_text(server)}, as {record.folder.name} last saw it", ""))
     return findings
 
 

@@ -29,8 +29,9 @@ def serve(
     params = load_params(preset=preset, overrides=overrides or ())
     from mathrl.rollout.serve import serve_command, serve_environment  # torch: after the checks
 
-    command = serve_command(local if local.exists() else model, params.model, params.rollout, host, port)
-    os.execvpe(command[0], command, serve_environment(params.rollout))
+    folder = local if local.exists() else model
+    command = serve_command(folder, params.model, params.rollout, host, port, params.rl.lora)
+    os.execvpe(command[0], command, serve_environment(params.rollout, os.environ))
 
 
 def check_key(host: str) -> None:

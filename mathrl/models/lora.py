@@ -65,6 +65,12 @@ def has_lora(network: Any) -> bool:
     return "_lora" in network.__dict__
 
 
+def lora_of(network: Any) -> Lora:
+    """The section by which the network's adapters were added."""
+    lora: Lora = network.__dict__["_lora"][0]
+    return lora
+
+
 def keeps_adapter(network: Any) -> bool:
     """Whether an export of the model includes its adapter."""
     return has_lora(network) and bool(network.__dict__["_lora"][0].keep_adapter)

@@ -9,7 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mathrl.core.hashing import digest
 from mathrl.models.lora import merged_weights
+from mathrl.models.weight_digest import WeightDigest
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -52,17 +54,34 @@ def folder_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def write_buckets(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, megabytes: int) -> None:
-    """Write the weights, in their order, as safetensors files of about this many megabytes."""
+def folder_digest(folder: Path) -> str:
+    """The digest of the weights in a folder's safetensors files."""
+    total = WeightDigest()
+    for name, weight in folder_weights(folder):
+        total.add(name, weight)
+    return total.hexdigest()
+
+
+def adapter_digest(base: str, folder: Path | str) -> str:
+    """The digest of weights with the digest `base` and the adapter in the folder (as `save_adapter` writes it)."""
+    folder = Path(folder)
+    return digest([base, folder_digest(folder), (folder / "adapter_config.json").read_text(encoding="utf-8")])
+
+
+def write_buckets(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, megabytes: int) -> str:
+    """Write the weights, in their order, as safetensors files of about this many megabytes; returns their digest."""
     folder.mkdir(parents=True)
+    total = WeightDigest()
     bucket: dict[str, Tensor] = {}
     size = number = 0
     for name, weight in weights:
         stored_dtype = dtype if weight.is_floating_point() else weight.dtype
         bucket[name] = weight.detach().to("cpu", stored_dtype, copy=True).contiguous()  # a copy: tied weights share
+        total.add(name, bucket[name])
         size += bucket[name].nbytes
         if size >= megabytes * 1_000_000:
             save_file(bucket, folder / f"{number:05d}.safetensors")
             bucket, size, number = {}, 0, number + 1
     if bucket:
         save_file(bucket, folder / f"{number:05d}.safetensors")
+    return total.hexdigest()

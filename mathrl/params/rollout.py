@@ -33,8 +33,14 @@ class Vllm(Section):
 
 
 class Servers(Section):
-    """vLLM servers, each started by `mathrl serve`, on this machine or on others."""
+    """vLLM servers: those that the stage starts on its machine, or those that `mathrl serve` started at addresses."""
 
+    start: int = Field(
+        0,
+        ge=0,
+        description="Number of servers that the stage starts and ends itself, each on the next vllm.tensor_parallel "
+        "GPUs after those of run.processes (on a CPU: one process each); 0: use urls.",
+    )
     urls: tuple[Annotated[str, AfterValidator(without_login)], ...] = Field(
         (), description="Addresses, such as http://127.0.0.1:8001; requests go to the least loaded server."
     )
@@ -45,7 +51,9 @@ class Servers(Section):
         description="Seconds without progress (no token of any request) after which a server with requests counts as "
         "dead; also the limit of a weight sync.",
     )
-    wait_seconds: float = Field(300.0, ge=0, description="Seconds without a live server after which the run stops.")
+    wait_seconds: float = Field(
+        300.0, ge=0, description="Seconds without a live server, also at the start, after which the run stops."
+    )
     folder: str | None = Field(
         None, description="Folder shared by trainer and servers for weight sync; null: below /tmp."
     )
@@ -78,11 +86,13 @@ class Rollout(Section):
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> "Rollout":
-        if self.engine == "vllm_server" and not self.servers.urls:
+        if self.engine == "vllm_server" and not self.servers.urls and not self.servers.start:
             raise ValueError(
-                "engine vllm_server needs servers.urls, such as [http://127.0.0.1:8001]; "
-                "`mathrl serve MODEL --port 8001` starts one"
+                "engine vllm_server needs servers.start, the number of servers to start, or servers.urls, such as "
+                "[http://127.0.0.1:8001]; `mathrl serve MODEL --port 8001` starts one"
             )
+        if self.servers.start and self.servers.urls:
+            raise ValueError("servers.start starts servers and servers.urls names others: set one of them")
         for url in self.servers.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"servers.urls: {url!r} is not a URL; write it as http://127.0.0.1:8001")

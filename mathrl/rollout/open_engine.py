@@ -12,12 +12,15 @@ from mathrl.models.device import Device, hardware_of
 from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.sharding import is_sharded
+from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.engine import RolloutEngine, canary_tolerance, dtype_name
 from mathrl.rollout.ranks import from_rank_0
 from mathrl.rollout.resolve import resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine
+from mathrl.rollout.servers import Pool
+from mathrl.rollout.started_servers import StartedServers, start_servers
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.rollout.vllm_engine import generation_config, local_folder, open_vllm
 
@@ -41,19 +44,25 @@ def open_engine(
     if rollout.engine == "vllm":
         return open_vllm(model_folder, tokenizer, model, rollout), tokenizer
     folder = local_folder(model_folder)
-    engine = _servers(tokenizer, generation_config(folder), model, rollout)
+    engine = _engine(_pool(folder, model, rollout), tokenizer, generation_config(folder), model, rollout)
     # Once for all ranks: they share the servers, and rank 0 comes here only when all have finished with older weights.
     engine.follow(from_rank_0(lambda: engine.sync_folder(folder)))
     return engine, tokenizer
 
 
 def training_engine(
-    network: Any, model_folder: Path | str, tokenizer: Any, model: Model, rollout: Rollout, ahead: bool
+    network: Any,
+    model_folder: Path | str,
+    tokenizer: Any,
+    model: Model,
+    rollout: Rollout,
+    ahead: bool,
+    lora: Lora | None = None,
 ) -> RolloutEngine:
     """The engine that samples for the trainer of `network`, whose weights are those of the folder at first.
 
-    With `ahead` it samples while the network is updated, so it has weights of its own. `rollout` is resolved
-    (`resolve_rollout`); an engine that it leaves open is the torch engine.
+    `lora` are the adapters that the network will have. With `ahead` it samples while the network is updated, so it has
+    weights of its own. `rollout` is resolved (`resolve_rollout`); an engine that it leaves open is the torch engine.
 
     Raises:
         UserError: the engine is not available, or cannot run the model.
@@ -78,9 +87,26 @@ def training_engine(
                 "runs: set rollout.engine to vllm_server or torch"
             )
         return engine
-    return _servers(tokenizer, getattr(network, "generation_config", None), model, rollout)
+    pool, config = _pool(model_folder, model, rollout, lora), getattr(network, "generation_config", None)
+    return _engine(pool, tokenizer, config, model, rollout, network)
 
 
-def _servers(tokenizer: Any, config: Any, model: Model, rollout: Rollout) -> ServerEngine:
+def _engine(
+    pool: Pool, tokenizer: Any, config: Any, model: Model, rollout: Rollout, network: Any = None
+) -> ServerEngine:
     ends, dtype = end_tokens(tokenizer, config), dtype_name(rollout, model)
-    return ServerEngine(tokenizer, ends, rollout, dtype, canary_tolerance(rollout, model, dtype))
+    return ServerEngine(tokenizer, ends, rollout, dtype, canary_tolerance(rollout, model, dtype), pool, network)
+
+
+def _pool(folder: Path | str, model: Model, rollout: Rollout, lora: Lora | None = None) -> Pool:
+    """The servers that the section names, or those that rank 0 starts and watches for every rank."""
+    if not rollout.servers.start:
+        return Pool(rollout.servers)
+    started: list[StartedServers] = []
+
+    def start() -> list[str]:
+        started.append(start_servers(folder, model, rollout, lora))
+        return started[0].urls
+
+    urls = from_rank_0(start)
+    return Pool(rollout.servers, urls, started[0].check) if started else Pool(rollout.servers, urls)

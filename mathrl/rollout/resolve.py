@@ -62,8 +62,11 @@ def resolve_rollout(
         UserError: vLLM's share of the GPU does not hold one sequence; the message says what takes it.
     """
     rollout = choose_engine(rollout, model, hardware, has_gpu_vllm())
-    if rollout.engine != "vllm" or (longest is None and rollout.vllm.max_model_length is None):
+    starts = rollout.engine == "vllm" or (rollout.engine == "vllm_server" and rollout.servers.start > 0)
+    if not starts or (longest is None and rollout.vllm.max_model_length is None):
         return rollout
+    if rollout.engine == "vllm_server":
+        ranks = rollout.vllm.tensor_parallel
     path, options = resolve_folder(folder, model)
     try:
         config = AutoConfig.from_pretrained(path, **options)

@@ -7,22 +7,41 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
 
 from mathrl.core.errors import UserError
+from mathrl.rollout.ask_server import SECONDS, ask_server
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.vllm_login import KEY, login_headers
+from mathrl.rollout.server_protocol import ADAPTER, HAS_OTHERS, NOT_AS_SENT, PATH, WEIGHTS
+from mathrl.rollout.vllm_login import login_headers
 
-HEALTH_SECONDS, CONNECT_SECONDS = 5.0, 30.0
+CONNECT_SECONDS = 30.0
 PIECE_TOKENS = 256  # of a response per message, which bounds a message's size
 TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")  # of GET /metrics
 
 
 class ServerDied(Exception):
     """A server did not answer in time or made no progress; the message names the reason."""
+
+
+class OtherWeights(ServerDied):
+    """A server does not have the weights that a request is for: it was restarted, or missed a sync."""
+
+
+@dataclass(frozen=True)
+class SentWeights:
+    """Weights as servers read them: a folder of safetensors files, and the digest of what is in it.
+
+    With `base` the folder has an adapter in peft's format, the digest is `adapter_digest`, and base the weights that it
+    is added to.
+    """
+
+    folder: str
+    digest: str
+    base: "SentWeights | None" = None
 
 
 @dataclass
@@ -42,62 +61,70 @@ class Choice:
 
 
 class Server:
-    """One server; `busy` counts the prompts that it was taken for, `newest` is whether it has the last weights.
+    """One server; `busy` counts the prompts that it was taken for.
 
-    `failure` is the reason of its last failure, empty while it is healthy. `requests` are in flight from here, and
-    `pieces` counts the messages of responses that came.
+    `failure` is the reason of its last failure, empty while it is healthy; `stuck` is set where that was a lack of
+    progress, and `returning` while it is tried again. `generation` is the number of its process
+    and `digest` that of its weights, as it last said, and `adapters` the largest rank of an adapter that it takes.
+    `requests` are in flight from here, and `pieces` counts the messages of responses that came.
     """
 
     def __init__(self, url: str) -> None:
         self.url, self.model, self.failure = url, "", ""
-        self.alive = self.newest = False
+        self.generation, self.adapters, self.digest = 0, 0, ""
+        self.alive = self.stuck = self.returning = False
         self.busy = self.requests = self.pieces = 0
         # Without the environment's proxy: these are one's own machines.
         limits = httpx.Limits(max_connections=None)
         self.client = httpx.Client(trust_env=False, limits=limits, headers=login_headers())
         self.connections = Connections()
 
-    def post(self, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
-        """The answer's JSON.
+    def load(self, weights: SentWeights, seconds: float) -> None:
+        """Have the server read the weights, and drop what it has cached of others.
 
         Raises:
-            ServerDied: no answer in time, or a server error.
+            ServerDied: no answer in time, a server error, or it has read something else than was sent.
             UserError: the server refuses the request.
         """
+        body, extensions = asdict(weights), self.connections.trace
         try:
-            answer = self.client.post(self.url + path, json=body, timeout=seconds, extensions=self.connections.trace)
+            answer = self.client.post(self.url + PATH, json=body, timeout=seconds, extensions=extensions)
         except httpx.TimeoutException:
-            raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
+            raise ServerDied(f"{self.url} did not answer {PATH} within {seconds:g} s") from None
         except httpx.HTTPError as error:
-            raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
-        self._check(path, answer)
-        return answer.json() if answer.content else None
+            raise ServerDied(f"{self.url} broke off {PATH} ({type(error).__name__})") from None
+        self._check(PATH, answer)
+        self._note(answer.json())
 
     def _check(self, path: str, answer: httpx.Response) -> None:
-        if answer.status_code >= 500:
+        if answer.status_code == HAS_OTHERS:
+            generation = self.generation
+            self._note(answer.json())
+            if generation != self.generation:
+                reason = f"was restarted (generation {generation}, now {self.generation})"
+            else:
+                reason = f"has other weights ({self.digest or 'none since its start'})"
+            raise OtherWeights(f"{self.url} {reason}")
+        if answer.status_code >= 500 or answer.status_code == NOT_AS_SENT:
             raise ServerDied(f"{self.url} answered {path} with {answer.status_code}: {answer.text[:300]}")
         if answer.status_code >= 400:
             hint = "; start it with `mathrl serve`" if answer.status_code == 404 else ""
             raise UserError(f"{self.url} refuses {path} with {answer.status_code}: {answer.text[:300]}{hint}")
 
+    def _note(self, state: dict[str, Any]) -> None:
+        self.generation, self.digest = int(state["generation"]), str(state["weights"])
+
     def healthy(self) -> bool:
-        """Whether the server answers; sets `failure` if it does not."""
-        try:
-            for path in ("/health", "/v1/models"):
-                answer = self._get(path)
-                if answer.status_code != 200:
-                    self.failure = f"{self.url} answers {path} with {answer.status_code}"
-                    if answer.status_code == 401:
-                        self.failure += f": {KEY} must be the same there and here"
-                    return False
-            self.model = str(answer.json()["data"][0]["id"])
-            return True
-        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-            self.failure = f"{self.url} does not answer as a vLLM server ({type(error).__name__})"
-        return False
+        """Whether the server answers, as which process and with which weights; sets `failure` if it does not."""
+        answer = ask_server(self.url, self._get)
+        state, self.model, self.adapters = answer.state, answer.model, answer.adapters
+        self.failure = state.failure
+        if state.alive:
+            self.generation, self.digest = state.generation, state.weights
+        return state.alive
 
     def _get(self, path: str) -> httpx.Response:
-        return self.client.get(self.url + path, timeout=HEALTH_SECONDS, extensions=self.connections.trace)
+        return self.client.get(self.url + path, timeout=SECONDS, extensions=self.connections.trace)
 
     def tokens(self) -> float | None:
         """How many tokens the server has read and generated since its start; None where it does not say."""
@@ -109,19 +136,29 @@ class Server:
         counts = [float(line.split()[-1]) for line in lines if line.startswith(TOKEN_COUNTERS)]
         return sum(counts) if counts else None
 
-    def complete(self, prompt: Sequence[int], sampling: Sampling, seed: int, ends: list[int]) -> list[Choice]:
-        """The responses of /v1/completions, in the order of the samples.
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        ends: list[int],
+        weights: Sequence[str] = (),
+        adapter: bool = False,
+    ) -> list[Choice]:
+        """The responses of /v1/completions, in the order of the samples, from weights with one of these digests.
 
-        They come in pieces of `PIECE_TOKENS`. No time limits a request, which may wait in the server's queue: within
-        `Pool.watched` one whose server makes no progress is broken off.
+        Without `weights` any will do; with `adapter` they have one. The responses come in pieces of `PIECE_TOKENS`. No
+        time limits a request, which may wait in the server's queue: within `Pool.watched` one whose server makes no
+        progress is broken off.
 
         Raises:
+            OtherWeights: the server has none of the weights.
             ServerDied: the server broke the request off.
             UserError: the server refuses the request.
         """
         greedy = sampling.temperature == 0  # all samples are equal
         body = {
-            "model": self.model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
+            "model": ADAPTER if adapter else self.model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
             "temperature": sampling.temperature, "top_p": 1.0 if greedy else sampling.top_p,
             "max_tokens": sampling.max_tokens, "seed": seed, "stop_token_ids": ends, "logprobs": 0,
             "stop": list(sampling.stop), "include_stop_str_in_output": True,
@@ -131,7 +168,7 @@ class Server:
             "frequency_penalty": 0.0,
         }  # fmt: skip
         choices = [Choice() for _ in range(1 if greedy else sampling.samples)]
-        for piece in self._pieces("/v1/completions", body):
+        for piece in self._pieces("/v1/completions", body, {WEIGHTS: ",".join(weights)} if weights else {}):
             if "choices" not in piece:
                 raise ServerDied(f"{self.url} ended a response with {str(piece)[:300]}")
             for part in piece["choices"]:
@@ -141,9 +178,10 @@ class Server:
                 raise ServerDied(f"{self.url} ended a response with {choice.finish_reason!r}")
         return choices * sampling.samples if greedy else choices
 
-    def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _pieces(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Iterator[dict[str, Any]]:
         """The messages of a streamed answer (server-sent events)."""
-        options: Any = {"timeout": httpx.Timeout(None, connect=CONNECT_SECONDS), "extensions": self.connections.trace}
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        options: Any = {"headers": headers, "timeout": timeout, "extensions": self.connections.trace}
         try:
             with self.client.stream("POST", self.url + path, json=body, **options) as answer:
                 if answer.status_code >= 400:

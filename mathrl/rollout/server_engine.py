@@ -12,16 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from mathrl.core import hashing
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
-from mathrl.models.weights import write_buckets
+from mathrl.models.lora import has_lora, lora_of, save_adapter, weight_parts
+from mathrl.models.sharding import is_sharded
+from mathrl.models.weights import adapter_digest, folder_digest, with_head, write_buckets
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
-from mathrl.rollout.server import Server, ServerDied
+from mathrl.rollout.server import SentWeights, Server, ServerDied
 from mathrl.rollout.servers import Pool
 from mathrl.rollout.vllm_engine import finish_reason
+
+MOST_TRIES = 10  # of a prompt: one on which every server breaks would go round for ever
 
 
 class ServerEngine:
@@ -32,11 +39,25 @@ class ServerEngine:
 
     shared = True
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], rollout: Rollout, dtype: str, tolerance: float) -> None:
-        """Raises UserError: no server answers within `rollout.servers.wait_seconds`."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        ends: Sequence[int],
+        rollout: Rollout,
+        dtype: str,
+        tolerance: float,
+        pool: Pool | None = None,
+        network: Any = None,
+    ) -> None:
+        """Without `pool` the servers are those that `rollout.servers` names; `network` is the model in training.
+
+        Raises UserError: no server answers within `rollout.servers.wait_seconds`.
+        """
         self.tokenizer, self.ends, self.rollout = tokenizer, list(ends), rollout
         self.dtype, self.tolerance = getattr(torch, dtype), tolerance
-        self.pool = Pool(rollout.servers)
+        self.pool = pool or Pool(rollout.servers)
+        self.network = network
+        self.base: SentWeights | None = None  # the weights that adapters are added to
         self.folder: Path | None = None
         self.sent = 0
 
@@ -46,21 +67,14 @@ class ServerEngine:
         """See `RolloutEngine.generate`. Requests of a server that dies go to the others.
 
         Raises:
-            UserError: no server is left and none came back in time, or a request is refused.
+            UserError: no server is left and none came back in time, or a prompt failed
+                `MOST_TRIES` times or is refused.
         """
         lock = threading.Lock()
 
         def request(number: int, prompt: Sequence[int], request_seed: int) -> list[Completion]:
             limited = replace(sampling, max_tokens=sampling.limit(number), limits=())
-            while True:
-                server = self.pool.take()
-                try:
-                    completions = self._ask(server, prompt, limited, request_seed)
-                    break
-                except ServerDied as error:
-                    self.pool.died(server, error)
-                finally:
-                    self.pool.give_back(server)
+            completions = self._ask_any(number, prompt, limited, request_seed)
             with lock:
                 if on_end:
                     for sample, completion in enumerate(completions):
@@ -87,9 +101,27 @@ class ServerEngine:
         finally:
             workers.shutdown(wait=False, cancel_futures=True)
 
+    def _ask_any(self, number: int, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Completion]:
+        """The completions from the least busy server, or from another if that one fails."""
+        reason: ServerDied | None = None
+        for _ in range(MOST_TRIES):
+            server = self.pool.take()
+            try:
+                return self._ask(server, prompt, sampling, seed)
+            except ServerDied as error:
+                self.pool.died(server, error)
+                reason = error
+            finally:
+                self.pool.give_back(server)
+        raise UserError(
+            f"prompt {number} ({len(prompt)} tokens) failed {MOST_TRIES} times on the vLLM servers, the last time "
+            f"with: {reason}; see the servers' logs"
+        )
+
     def _ask(self, server: Server, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Completion]:
         with self.pool.watched(server):
-            choices = server.complete(prompt, sampling, seed, self.ends)
+            digests, adapter = self.pool.digests(), self.pool.has_adapter
+            choices = server.complete(prompt, sampling, seed, self.ends, digests, adapter)
         return [
             Completion(
                 tokens=np.array(choice.token_ids, np.int32),
@@ -101,18 +133,41 @@ class ServerEngine:
         ]
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
-        """See `SyncedEngine.sync`: written as safetensors to the shared folder, which every server reads."""
-        root = self._folder()
-        previous, self.sent = root / str(self.sent), self.sent + 1
-        folder = root / str(self.sent)
-        write_buckets(weights, folder, self.dtype, self.rollout.servers.bucket_mb)
-        self.pool.send(str(folder))
+        """See `SyncedEngine.sync`: written as safetensors to the shared folder, which every server reads.
+
+        A network with adapters sends them alone, after the weights that they are added to, if every server takes them.
+        """
+        previous, self.sent = self._folder() / str(self.sent), self.sent + 1
+        folder = self._folder() / str(self.sent)
+        try:
+            sent = self._write_adapter(folder) if self._sends_adapter() else None
+            if sent is None:
+                digest = write_buckets(weights, folder, self.dtype, self.rollout.servers.bucket_mb)
+                sent = SentWeights(str(folder), digest)
+        except (OSError, SafetensorError) as error:
+            raise self._unwritable(error) from None
+        self.pool.send(sent)
         shutil.rmtree(previous, ignore_errors=True)
         return self.pool.sync_message()
 
+    def _sends_adapter(self) -> bool:
+        if self.network is None or not has_lora(self.network) or is_sharded(self.network):
+            return False
+        rank = lora_of(self.network).r
+        return all(server.adapters >= rank for server in self.pool.alive())
+
+    def _write_adapter(self, folder: Path) -> SentWeights:
+        if self.base is None:
+            path = self._folder() / "base"
+            weights = ((name, parts[0]) for name, parts, _ in weight_parts(self.network))
+            digest = write_buckets(with_head(weights), path, self.dtype, self.rollout.servers.bucket_mb)
+            self.base = SentWeights(str(path), digest)
+        save_adapter(self.network, folder)
+        return SentWeights(str(folder), adapter_digest(self.base.digest, folder), self.base)
+
     def sync_folder(self, folder: Path) -> str:
         """Have the servers read the weights of a model folder; the message for `follow`."""
-        self.pool.send(str(folder.resolve()))
+        self.pool.send(SentWeights(str(folder.resolve()), folder_digest(folder)))
         return self.pool.sync_message()
 
     def follow(self, sync_message: str) -> None:
@@ -140,15 +195,26 @@ class ServerEngine:
         """Nothing to release: the servers have memory of their own."""
 
     def _folder(self) -> Path:
+        """The folder of this run's weights; what a killed attempt at the run has left in it is removed."""
         if self.folder is None:
-            root = self.rollout.servers.folder
+            root, record = self.rollout.servers.folder, Variable.RECORD.get()
             try:
-                self.folder = Path(tempfile.mkdtemp(prefix="mathrl-weights-", dir=root))
+                if record:
+                    self.folder = Path(root or tempfile.gettempdir()) / f"mathrl-weights-{hashing.digest(record)}"
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    self.folder.mkdir()
+                else:
+                    self.folder = Path(tempfile.mkdtemp(prefix="mathrl-weights-", dir=root))
+                self.folder.chmod(0o755)  # a server may be another user's process
             except OSError as error:
-                raise UserError(
-                    f"rollout.servers.folder: {root} cannot be written to ({error.strerror}); name a folder "
-                    "that this machine and the servers share"
-                ) from None
-            self.folder.chmod(0o755)  # a server may be another user's process
+                raise self._unwritable(error) from None
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         return self.folder
+
+    def _unwritable(self, error: Exception) -> UserError:
+        root = self.rollout.servers.folder or tempfile.gettempdir()
+        reason = error.strerror if isinstance(error, OSError) else error
+        return UserError(
+            f"rollout.servers.folder: {root} cannot be written to ({reason}); name a folder that this machine and the "
+            "servers share"
+        )

@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from mathrl.core.hardware import Hardware
+from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
 from mathrl.rollout.engine import dtype_name
 
 # The head has its own matrix, sent with every sync: vLLM 0.32 on a CPU does not update a tied one.
 UNTIED = {"tie_word_embeddings": False}
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's `MaxLoRARanks`
 
 COLLECTIVE_SECONDS = 7200  # how long ranks that share an engine wait for each other; NCCL's default is ten minutes
 
@@ -37,6 +40,16 @@ def engine_arguments(folder: str, model: Model, rollout: Rollout, hardware: Hard
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
     }
+
+
+def adapter_arguments(lora: Lora | None) -> dict[str, Any]:
+    """The fields of `EngineArgs` by which vLLM takes one adapter of this section's rank; none if it cannot.
+
+    >>> adapter_arguments(Lora(r=12)), adapter_arguments(Lora(r=1024)), adapter_arguments(None)
+    ({'enable_lora': True, 'max_lora_rank': 16, 'max_loras': 1}, {}, {})
+    """
+    ranks = [rank for rank in ADAPTER_RANKS if lora is not None and rank >= lora.r]
+    return {"enable_lora": True, "max_lora_rank": ranks[0], "max_loras": 1} if ranks else {}
 
 
 def llm_arguments(

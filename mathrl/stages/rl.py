@@ -134,7 +134,8 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     at_once = rl.asynchronous is not None and rl.asynchronous.staleness
     if at_once and rollout.engine == "torch" and ranks.device.type == "cpu":
         halve_threads()
-    engine = training_engine(network, start, tokenizer, params.model, rollout, rl.asynchronous is not None)
+    ahead = rl.asynchronous is not None
+    engine = training_engine(network, start, tokenizer, params.model, rollout, ahead, rl.lora)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
     check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,18 +18,21 @@ from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.logprobs import response_logprobs
+from mathrl.models.lora import adapter_weights, add_lora
 from mathrl.models.packing import Group
 from mathrl.models.weights import full_weights, write_buckets
 from mathrl.params.asynchronous import Asynchronous
+from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
 from mathrl.rollout import server_engine
+from mathrl.rollout.ask_server import state_of
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.rollout.serve import serve_command, serve_environment
 from mathrl.rollout.servers import Pool
+from mathrl.rollout.started_servers import StartedServers, close_servers, start_servers
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
 from tests.engines.tiny_rl import MODEL, STEPS, Letters
@@ -43,54 +44,39 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
 torch.set_num_threads(1)
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]
 SAMPLING = Sampling(4, 0.8, 12)
+LORA = Lora(r=4, alpha=8.0)
 
 
 @dataclass
 class Two:
-    """Two servers of one model folder, their processes and addresses."""
+    """Two servers of one model folder, as a stage starts them."""
 
     folder: Path
-    processes: list[subprocess.Popen[bytes]]
-    urls: tuple[str, ...]
+    started: StartedServers
 
     def rollout(self, **servers: Any) -> Rollout:
-        given = {"urls": self.urls, "timeout_seconds": 120.0, "wait_seconds": 400.0} | servers
+        given = {"urls": tuple(self.started.urls), "timeout_seconds": 120.0, "wait_seconds": 400.0} | servers
         return Rollout(engine="vllm_server", max_sequences=32, servers=Servers(**given))
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    def signal(self, number: int, kind: signal.Signals) -> int:
+        """Signal a server and the engine that it started, and return its process's id."""
+        process = int(json.loads(self.started.file.read_text())[number]["pid"])
+        os.killpg(process, kind)
+        return process
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     where = tmp_path_factory.mktemp("servers")
     make_base(MODEL, where / "base", seed=0)
-    ports = [free_port(), free_port()]
-    rollout = Rollout(max_sequences=32)
-    environment = serve_environment(rollout) | {"OMP_NUM_THREADS": "1"}
-    processes = []
-    for port in ports:
-        with (where / f"{port}.log").open("wb") as log:
-            command = serve_command(where / "base", MODEL, rollout, "127.0.0.1", port)
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
-    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
+    rollout = Rollout(engine="vllm_server", max_sequences=32, servers=Servers(start=2, wait_seconds=400.0))
     try:
-        pool = Pool(Servers(urls=urls, wait_seconds=400.0))
+        started = start_servers(where / "base", MODEL, rollout, LORA)
+        pool = Pool(rollout.servers, started.urls, started.check)
         within(400, lambda: pool.revive() or len(pool.alive()) == 2)
-        yield Two(where / "base", processes, urls)
+        yield Two(where / "base", started)
     finally:
-        for process in processes:
-            end(process, signal.SIGKILL)
-            process.wait()
-
-
-def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """The signal for the server and the engine process that it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, number)
+        close_servers()
 
 
 def train(two: Two, where: Path, params: Rl = STEPS, **servers: Any) -> tuple[list[dict[str, float]], Any, Any]:
@@ -138,7 +124,7 @@ def test_rl_with_both_servers_and_their_weights_after_it(two: Two, tmp_path: Pat
     # A response depends only on its seed and prompt, not on the server or on other requests.
     assert engine.generate(PROMPTS, SAMPLING, 3) == first != engine.generate(PROMPTS, SAMPLING, 4)
     assert engine.generate(PROMPTS[:2], SAMPLING, 3) == first[:2]
-    assert [url for url, _ in engine.probe(PROMPTS, SAMPLING, 3)] == list(two.urls)
+    assert [url for url, _ in engine.probe(PROMPTS, SAMPLING, 3)] == two.started.urls
 
 
 def test_the_servers_sample_while_the_trainer_updates(two: Two, tmp_path: Path) -> None:
@@ -161,19 +147,51 @@ def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:
     assert all(row[0] == row[1] and len(row) == 2 for row in greedy)
 
 
+def changed_adapter(network: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in adapter_weights(network):
+            weight.copy_(torch.randn_like(weight) / 4)
+
+
+def test_adapters_are_sent_alone_and_replaced_in_place(two: Two) -> None:
+    network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
+    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), False, LORA)
+    add_lora(network, LORA, seed=0)
+    digests = set()
+    for seed in range(3):
+        changed_adapter(network, seed)
+        engine.sync(full_weights(network))
+        sent = engine.pool.weights
+        assert sorted(file.name for file in Path(sent.folder).iterdir()) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+        answers = engine.probe(PROMPTS, SAMPLING, 5)
+        assert [url for url, _ in answers] == two.started.urls
+        for _, group in answers:
+            assert largest_gap(network, group) < 1e-4 < largest_gap(load_model(two.folder, MODEL, "cpu"), group)
+        assert {state_of(url).weights for url in two.started.urls} == {sent.digest}
+        digests.add(sent.digest)
+    assert len(digests) == 3
+    # Weights without an adapter are the model's own again.
+    engine = open_engine(two.folder, MODEL, two.rollout(), "cpu")[0]
+    assert largest_gap(load_model(two.folder, MODEL, "cpu"), engine.generate(PROMPTS, SAMPLING, 0)) < 1e-4
+
+
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
     engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=4.0), "cpu")[0]
-    with pytest.raises(UserError, match=r"answered /collective_rpc with 500.* set rollout\.servers\.folder"):
+    with pytest.raises(UserError, match=r"answered /mathrl/weights with 500.*finds no.* set rollout\.servers\.folder"):
         engine.sync_folder(tmp_path)  # it is empty
 
 
 def test_the_canary_notices_a_server_without_the_new_head(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def headless(weights: Any, *rest: Any) -> None:
+    def headless(weights: Any, *rest: Any) -> str:
         # Both are left out: the server would make a head from the embedding if it received one.
         left_out = ("lm_head.weight", "embed_tokens.weight")
-        write_buckets(((name, each) for name, each in weights if not name.endswith(left_out)), *rest)
+        return write_buckets(((name, each) for name, each in weights if not name.endswith(left_out)), *rest)
 
     train(two, tmp_path / "moved")  # so that the servers' head is not the folder's
     monkeypatch.setattr(server_engine, "write_buckets", headless)
@@ -190,38 +208,57 @@ def within(seconds: float, holds: Callable[[], bool]) -> None:
 
 def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> None:
     network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
-    rollout = two.rollout(timeout_seconds=8.0, wait_seconds=60.0)
-    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, rollout, False)
+
+    def opened(rollout: Rollout) -> Any:
+        return training_engine(network, two.folder, tokenizer, MODEL, rollout, False, LORA)
+
+    engine = opened(two.rollout(timeout_seconds=8.0, wait_seconds=60.0))  # of the model that gets adapters below
     engine.sync(full_weights(network))
     expected = engine.generate(PROMPTS, SAMPLING, 5)
 
     # A hung server: its requests time out and go to the other; when it answers again, it gets the new weights.
-    end(two.processes[0], signal.SIGSTOP)
+    two.signal(0, signal.SIGSTOP)
     assert engine.generate(PROMPTS, SAMPLING, 5) == expected
     assert "made no progress for 8 s; 1 other server" in capfd.readouterr().err
     assert [server.alive for server in engine.pool.servers] == [False, True]
-    newer = load_model(two.folder, MODEL, "cpu")
-    with torch.no_grad():
-        newer.get_output_embeddings().weight.mul_(1.5)
-    engine.sync(full_weights(newer))
-    end(two.processes[0], signal.SIGCONT)
+    add_lora(network, LORA, seed=0)
+    changed_adapter(network, 0)
+    engine.sync(full_weights(network))
+    two.signal(0, signal.SIGCONT)
     within(60, lambda: engine.pool.revive() or engine.pool.servers[0].alive)
-    assert [largest_gap(newer, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
+    assert [largest_gap(network, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
+
+    # Another rank, which uses the servers that this stage started: the same ones.
+    idle = opened(Rollout(engine="vllm_server", max_sequences=32, servers=Servers(start=2)))
+    assert [server.url for server in idle.pool.servers] == two.started.urls
+    idle.follow(engine.pool.sync_message())
 
     # A server killed during requests: nothing is lost.
     many = [[5 + n % 90] for n in range(200)]
     expected = engine.generate(many, Sampling(2, 1.0, 100), 6)
-    killer = threading.Timer(0.5, end, (two.processes[1], signal.SIGKILL))
+    generation = engine.pool.servers[1].generation
+    killed: list[int] = []
+    killer = threading.Timer(0.5, lambda: killed.append(two.signal(1, signal.SIGKILL)))
     killer.start()
     assert engine.generate(many, Sampling(2, 1.0, 100), 6) == expected
     killer.join()
-    within(30, lambda: two.processes[1].poll() is not None)
-    assert engine.generate(many, Sampling(2, 1.0, 100), 6) == expected
     assert [server.alive for server in engine.pool.servers] == [True, False]
 
+    # It is started again, and has the model folder's weights; the other rank, no request of which failed, notices.
+    within(400, lambda: state_of(two.started.urls[1]).alive)
+    state = state_of(two.started.urls[1])
+    assert state.weights == "" and state.generation != generation
+    assert two.signal(1, signal.SIGCONT) != killed[0]
+    capfd.readouterr()
+    assert [server.alive for server in idle.pool.servers] == [True, True]
+    (on_restarted,) = [group for url, group in idle.probe(PROMPTS, SAMPLING, 5) if url == two.started.urls[0]]
+    assert f"was restarted (generation {generation}, now {state.generation})" in capfd.readouterr().err
+    assert [largest_gap(network, group) < 1e-4 for _, group in idle.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
+    assert idle.generate(PROMPTS, SAMPLING, 5) == on_restarted
+
     # No server left: the run reports it and stops.
-    end(two.processes[0], signal.SIGKILL)
-    two.processes[0].wait()
+    two.started.close()
+    assert not any(state_of(url).alive for url in two.started.urls)
     engine.pool.params = engine.pool.params.model_copy(update={"wait_seconds": 2.0})
     with pytest.raises(UserError, match=r"no vLLM server can be used after 2 s .*: start one with"):
         engine.generate(PROMPTS, SAMPLING, 5)

@@ -6,6 +6,8 @@ file for how often each moment occurred. The other ranks are copies. The module 
 Three faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
 bytes; at `slow` rank 0 needs minutes for a token and makes the file `asleep`.
 
+With $WRONG_CLOCK the clock jumps by up to that many seconds.
+
 `killed_stage.py --serve` imports torch once and forks a process per request, since imports take ten seconds: requests
 are JSON lines on stdin, answered by the process's id; its status goes to the file `status`.
 """
@@ -36,9 +38,10 @@ def rank() -> str:
 
 
 def due(moment: str) -> bool:
-    """Count an occurrence of the moment; whether it is the one that $FAULT names."""
+    """Count an occurrence of the moment; whether it is the one that $FAULT names, at rank 0 or $FAULTY_RANK."""
     occurrences[moment] += 1
-    return rank() == "0" and (moment, occurrences[moment]) == (killed_at, fault_number)
+    here = rank() == os.environ.get("FAULTY_RANK", "0")
+    return here and (moment, occurrences[moment]) == (killed_at, fault_number)
 
 
 def die() -> None:
@@ -70,6 +73,12 @@ def after(moment: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def limit_files(size: int) -> None:
     """From now on, larger files do not fit on the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def jumping_clock(seconds: float) -> None:
+    """From now on `time.time` is wrong by up to this much, each time by another amount."""
+    right = time.time
+    time.time = lambda: right() + random.uniform(-seconds, seconds)
 
 
 def plant_training() -> None:
@@ -209,6 +218,8 @@ def run(words: list[str]) -> None:
     plant_training()
     plant_sampling()
     plant_files()
+    if os.environ.get("WRONG_CLOCK"):
+        jumping_clock(float(os.environ["WRONG_CLOCK"]))
     sys.argv = [__file__, *words]
     try:
         runpy.run_module(f"mathrl.stages.{os.environ['STAGE']}", run_name="__main__")

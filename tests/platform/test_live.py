@@ -9,6 +9,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.files import write_json
 from mathrl.core.progress import progress
 from mathrl.core.records import read_record
+from mathrl.core.server_states import ServerState, write_states
 from tasks import live_progress as live
 from tasks.live_progress import LiveProgress
 
@@ -84,3 +85,21 @@ def test_the_figures_beside_the_bar_reach_prefect(tmp_path: Path, monkeypatch: p
     shown.finish()
     assert sent[0].startswith("rl: 1 of 4") and sent[0].endswith("; accuracy 0.612, response length 22")
     assert sent[1] == "rl: done; accuracy 0.612, response length 22"
+
+
+def test_the_progress_says_how_many_servers_are_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, sent = tmp_path / "records" / "rl-1", list[str]()
+    write_json(folder / "run.json", {"stage": "rl"})
+    write_json(
+        tmp_path / "progress", {"title": "rl", "done": 3, "total": 9, "seconds_left": None, "record": str(folder)}
+    )
+    monkeypatch.setattr(live, "pause", lambda _: 0.0)
+    shown = LiveProgress("rl", tmp_path / "progress")
+    monkeypatch.setattr(shown, "_show", lambda share, text: sent.append(text))
+    for name in ("_show_health", "_show_forecast", "_show_link"):
+        monkeypatch.setattr(shown, name, lambda: None)
+    shown.refresh()
+    monkeypatch.setenv(Variable.RECORD, str(folder))
+    write_states([ServerState(f"http://a:{port}", port == 1, 5, "9f86", "") for port in (1, 2)])
+    shown.refresh()
+    assert sent == ["rl: 3 of 9", "rl: 3 of 9; 1 of 2 servers live"]

@@ -19,7 +19,9 @@ from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.server_engine import ServerEngine
+from mathrl.rollout.server import SentWeights
+from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
+from mathrl.rollout.server_protocol import PATH, WEIGHTS
 from mathrl.rollout.servers import Pool
 from mathrl.trainers.sampler_thread import SamplerThread
 
@@ -42,10 +44,20 @@ class Stand(ThreadingHTTPServer):
         self.slow_on: int | None = None  # a piece of one token every `pause` seconds, `pieces` of them
         self.queued_on: int | None = None  # waits for others' requests, whose tokens the metrics count
         self.pause, self.pieces, self.tokens = 0.3, 1, 0
+        self.held_on: int | None = None  # answered when `release` is set
+        self.release = threading.Event()
         self.asked: list[int] = []
         self.taken: list[str] = []
+        self.generation, self.digest = 1, ""
+        self.answered: list[str] = []  # the digest of the weights behind each response
+        self.counting = threading.Lock()
+        self.in_flight = self.most_in_flight = 0
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def restart(self) -> None:
+        """As a new process of the same server, whose weights are those of its command line."""
+        self.generation, self.digest = self.generation + 1, ""
 
     def handle_error(self, *connection: Any) -> None:
         """A connection that the engine has cut is not an error."""
@@ -64,43 +76,67 @@ class Handler(BaseHTTPRequestHandler):
             text = f'# HELP vllm:prompt_tokens x\nvllm:generation_tokens_total{{engine="0"}} {self.server.tokens}.0\n'
             self.wfile.write(text.encode())
             return
+        if self.path == PATH:
+            self.answer(self.server.health, self.state())
+            return
         self.answer(self.server.health, {"data": [{"id": "model"}]})
+
+    def state(self) -> dict[str, Any]:
+        return {"generation": self.server.generation, "weights": self.server.digest, "adapters": 0}
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
-        if self.path == "/collective_rpc":
+        if self.path == PATH:
             if self.server.weights == 200:
-                self.server.taken += body["args"]
-            self.answer(self.server.weights, {})
+                self.server.taken.append(body["folder"])
+                self.server.digest = body["digest"]
+            self.answer(self.server.weights, self.state())
         elif self.path == "/v1/completions":
             (first, *_) = body["prompt"]
-            self.server.asked.append(first)
-            if first == self.server.hangs_on:
-                time.sleep(HANG_SECONDS)
-            if self.server.completions != 200:
-                self.answer(self.server.completions, {})
+            wanted = self.headers.get(WEIGHTS)
+            if wanted is not None and self.server.digest not in wanted.split(","):
+                self.answer(412, self.state())
                 return
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
-            self.end_headers()
-            if first == self.server.queued_on:
-                for _ in range(self.server.pieces):
-                    time.sleep(self.server.pause)
-                    self.server.tokens += 1
-            pieces = self.server.pieces if first == self.server.slow_on else 1
-            for number in range(1, pieces + 1):
-                if pieces > 1:
-                    time.sleep(self.server.pause)
-                choice = {
-                    "index": 0,
-                    "token_ids": [first],
-                    "logprobs": {"token_logprobs": [-1.0]},
-                    "finish_reason": self.server.ending if number == pieces else None,
-                }
-                self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-            self.wfile.write(b"data: [DONE]\n\n")
+            self.server.asked.append(first)
+            self.server.answered.append(self.server.digest)
+            with self.server.counting:
+                self.server.in_flight += 1
+                self.server.most_in_flight = max(self.server.most_in_flight, self.server.in_flight)
+            try:
+                self.complete(first)
+            finally:
+                with self.server.counting:
+                    self.server.in_flight -= 1
         else:
-            self.answer(200, {"success": True})
+            self.answer(404, {})
+
+    def complete(self, first: int) -> None:
+        if first == self.server.hangs_on:
+            time.sleep(HANG_SECONDS)
+        if first == self.server.held_on:
+            self.server.release.wait(HANG_SECONDS)
+        if self.server.completions != 200:
+            self.answer(self.server.completions, {})
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        if first == self.server.queued_on:
+            for _ in range(self.server.pieces):
+                time.sleep(self.server.pause)
+                self.server.tokens += 1
+        pieces = self.server.pieces if first == self.server.slow_on else 1
+        for number in range(1, pieces + 1):
+            if pieces > 1:
+                time.sleep(self.server.pause)
+            choice = {
+                "index": 0,
+                "token_ids": [first],
+                "logprobs": {"token_logprobs": [-1.0]},
+                "finish_reason": self.server.ending if number == pieces else None,
+            }
+            self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def answer(self, status: int, body: Any) -> None:
         text = json.dumps(body).encode()
@@ -124,13 +160,18 @@ def stand() -> Iterator[Callable[[], Stand]]:
         each.server_close()
 
 
-def params(*stands: Stand, wait: float = 1.0, timeout: float = 2 * HANG_SECONDS) -> Servers:
-    return Servers(urls=tuple(each.url for each in stands), wait_seconds=wait, timeout_seconds=timeout)
+def params(*stands: Stand, **settings: Any) -> Servers:
+    given = {"wait_seconds": 1.0, "timeout_seconds": 2 * HANG_SECONDS} | settings
+    return Servers(urls=tuple(each.url for each in stands), **given)
 
 
-def engine(*stands: Stand, timeout: float = 2 * HANG_SECONDS) -> ServerEngine:
-    rollout = Rollout(engine="vllm_server", servers=params(*stands, timeout=timeout))
+def engine(*stands: Stand, **settings: Any) -> ServerEngine:
+    rollout = Rollout(engine="vllm_server", servers=params(*stands, **settings))
     return ServerEngine(TOKENIZER, [2], rollout, "float32", 1e-3)
+
+
+def sent(number: int) -> SentWeights:
+    return SentWeights(f"/weights/{number}", f"digest {number}")
 
 
 def used(pool: Pool) -> set[str]:
@@ -143,16 +184,16 @@ def used(pool: Pool) -> set[str]:
 def test_every_process_leaves_out_a_server_that_missed_the_weights(stand: Any) -> None:
     good, bad = stand(), stand()
     first, second = Pool(params(good, bad)), Pool(params(good, bad))
-    first.send("/weights/1")
+    first.send(sent(1))
     second.follow(first.sync_message())
     assert used(second) == {good.url, bad.url}
     bad.weights = 500
-    first.send("/weights/2")
+    first.send(sent(2))
     second.follow(first.sync_message())
     # It answers, and looks well to the second process, but has /weights/1.
     assert used(first) == used(second) == {good.url}
     bad.weights = 200
-    first.send("/weights/3")
+    first.send(sent(3))
     second.follow(first.sync_message())
     assert used(first) == used(second) == {good.url, bad.url}
     assert bad.taken == ["/weights/1", "/weights/3"]
@@ -171,7 +212,7 @@ def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stan
     one, other = stand(), stand()
     first, second = Pool(params(one, other)), Pool(params(one, other))
     second.died(second.servers[0], RuntimeError("it broke off"))
-    first.send("/weights/1")
+    first.send(sent(1))
     second.follow(first.sync_message())
     assert used(second) == {one.url, other.url}
 
@@ -239,13 +280,13 @@ def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> 
     closed = stand()
     closed.health = 401
     with pytest.raises(UserError, match=r"health with 401: MATHRL_SERVE_KEY must be the same there"):
-        Pool(params(closed, wait=0.1))
+        Pool(params(closed, wait_seconds=0.1))
     assert capsys.readouterr().err.count("MATHRL_SERVE_KEY") == 1  # and not once a second
     blind = stand()
     blind.weights = 500
-    pool = Pool(params(blind, wait=2.5))
+    pool = Pool(params(blind, wait_seconds=2.5))
     with pytest.raises(UserError, match=r"cannot see their folder, set rollout\.servers\.folder"):
-        pool.send("/weights/1")
+        pool.send(sent(1))
     assert capsys.readouterr().err.count("rollout.servers.folder") == 1
 
 
@@ -254,7 +295,7 @@ def test_a_request_lives_as_long_as_its_server_makes_progress(stand: Any, kind: 
     working = stand()
     working.pieces, working.pause = 8, 0.5
     setattr(working, f"{kind}_on", 5)
-    sampler, start = engine(working, timeout=1.5), time.monotonic()
+    sampler, start = engine(working, timeout_seconds=1.5), time.monotonic()
     (responses,) = sampler.generate([[5]], Sampling(1, 1.0, 8), 0)
     assert time.monotonic() - start > 2 * 1.5
     assert responses[0].tokens.tolist() == [5] * (8 if kind == "slow" else 1) and responses[0].finish_reason == "stop"
@@ -265,7 +306,7 @@ def test_a_server_that_hangs_is_left_for_the_others(stand: Any, capsys: Any) -> 
     hanging, well = stand(), stand()
     hanging.hangs_on = well.slow_on = 5
     well.pieces = 2
-    sampler, start = engine(hanging, well, timeout=1.0), time.monotonic()
+    sampler, start = engine(hanging, well, timeout_seconds=1.0), time.monotonic()
     responses = sampler.generate([[5], [6]], Sampling(1, 1.0, 4), 0)
     assert time.monotonic() - start < 15  # it would answer after 30 s
     assert [row[0].tokens[0] for row in responses] == [5, 6]
@@ -274,3 +315,82 @@ def test_a_server_that_hangs_is_left_for_the_others(stand: Any, capsys: Any) -> 
     # The canary goes to every server that is alive, and one that hangs then is found too.
     hanging.hangs_on, well.hangs_on = None, 7
     assert [url for url, _ in sampler.probe([[7]], Sampling(1, 1.0, 4), 0)] == [hanging.url]
+
+
+def test_a_server_that_was_restarted_answers_from_the_newest_weights_alone(stand: Any, capsys: Any) -> None:
+    server = stand()
+    sampler = engine(server)
+    sampler.pool.send(sent(1))
+    sampler.pool.send(sent(2))
+    server.restart()  # no request fails by it
+    sampler.generate([[5], [6]], Sampling(1, 1.0, 4), 0)
+    assert server.answered == ["digest 2"] * 2 and server.taken == ["/weights/1", "/weights/2", "/weights/2"]
+    assert f"{server.url} was restarted (generation 1, now 2); 0 other server(s) remain" in capsys.readouterr().err
+    # It missed a sync, but is the same process: as after a network failure during a sync.
+    server.digest = "digest 1"
+    sampler.generate([[7]], Sampling(1, 1.0, 4), 0)
+    assert server.answered[2:] == ["digest 2"]
+    assert f"{server.url} has other weights (digest 1); 0 other" in capsys.readouterr().err
+    # A server that has the newest weights after a failure is not sent them again.
+    sampler.pool.died(sampler.pool.servers[0], RuntimeError("it broke off"))
+    sampler.generate([[8]], Sampling(1, 1.0, 4), 0)
+    assert server.taken == ["/weights/1", *["/weights/2"] * 3] and sampler.pool.servers[0].alive
+
+
+def test_a_server_that_was_restarted_is_used_again_while_others_still_sample(stand: Any) -> None:
+    busy, restarted = stand(), stand()
+    sampler, busy.held_on, restarted.held_on = engine(busy, restarted), 5, 5
+    sampler.pool.send(sent(1))
+    restarted.restart()
+    with ThreadPoolExecutor(1) as thread:
+        # The first prompt goes to `busy`, which holds it; the second finds that the other was restarted.
+        responses = thread.submit(sampler.generate, [[5], [6]], Sampling(1, 1.0, 4), 0)
+        start = time.monotonic()
+        while restarted.taken != ["/weights/1"] * 2 and time.monotonic() < start + HANG_SECONDS:
+            time.sleep(0.01)
+        assert busy.in_flight == 1
+        busy.release.set()
+        assert [row[0].tokens.tolist() for row in responses.result()] == [[5], [6]]
+    assert sampler.pool.servers[1].alive and set(busy.answered + restarted.answered) == {"digest 1"}
+
+
+def test_weights_that_did_not_arrive_as_they_were_sent_are_not_used(stand: Any, capsys: Any) -> None:
+    well, torn = stand(), stand()
+    sampler = engine(well, torn)
+    torn.weights = 409
+    sampler.pool.send(sent(1))
+    assert used(sampler.pool) == {well.url}
+    assert f"the weights were not accepted: {torn.url} answered {PATH} with 409" in capsys.readouterr().err
+
+
+def test_while_weights_are_sent_those_before_them_count_too_and_never_others(stand: Any) -> None:
+    pool = Pool(params(stand()))
+    assert pool.digests() == []
+    pool.send(sent(1))
+    assert pool.digests() == ["digest 1"]
+    during: list[list[str]] = []
+    load = pool.servers[0].load
+    pool.servers[0].load = lambda *sending: during.append(pool.digests()) or load(*sending)  # type: ignore[method-assign,func-returns-value]
+    pool.send(sent(2))
+    assert during == [["digest 2", "digest 1"]] and pool.digests() == ["digest 2"]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["both", "one lost"])
+def test_requests_in_flight_are_bounded_per_server_also_when_others_are_lost(stand: Any, lost: bool) -> None:
+    servers = [stand(), stand()]
+    sampler = engine(*servers, at_a_time=3)
+    for server in servers:
+        server.slow_on, server.pieces, server.pause = 5, 2, 0.02
+    if lost:
+        servers[1].completions = servers[1].health = 500
+    responses = sampler.generate([[5]] * 30, Sampling(1, 1.0, 4), 0)
+    assert len(responses) == 30 and len(servers[0].asked) + len(servers[1].asked) >= 30
+    assert servers[0].most_in_flight == 3 and (servers[1].most_in_flight <= 3)
+
+
+def test_a_prompt_on_which_every_server_breaks_ends_the_run(stand: Any) -> None:
+    server = stand()
+    sampler, server.ending = engine(server), "abort"
+    with pytest.raises(UserError, match=rf"prompt 0 \(3 tokens\) failed {MOST_TRIES} times .* ended a response with"):
+        sampler.generate([[5, 6, 7]], Sampling(1, 1.0, 4), 0)
+    assert server.asked == [5] * MOST_TRIES

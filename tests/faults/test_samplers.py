@@ -1,0 +1,222 @@
+"""RL that samples from two servers ends with the same bits, whatever happens to a server, a rank, the store or a clock.
+
+The servers are processes of their own (tests/faults/torch_server.py), kept running as a stage's own are. Without FAULTS
+one run suffers everything; FAULTS=20 is how often each fault happens to a run of its own (`make faults`).
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.exit_status import EXIT_KILLED
+from mathrl.models.base import make_base
+from mathrl.params import load_params
+from mathrl.rollout.ask_server import state_of
+from mathrl.rollout.server_keeper import ServerCommand
+from mathrl.rollout.started_servers import StartedServers, hold_port
+from tests.faults.test_kills import Attempt
+from tests.trainers.conftest import OVERRIDES
+
+ROOT, TIMES = Path(__file__).parents[2], int(os.environ.get("FAULTS", "0"))
+YEAR = 365 * 86_400.0
+STEPS = 4
+
+
+@dataclass
+class Samplers:
+    """Two servers, and the folder by which weights reach them."""
+
+    started: StartedServers
+    store: Path
+
+    def overrides(self) -> list[str]:
+        return [
+            "rollout.engine=vllm_server",
+            f"rollout.servers.urls=[{','.join(self.started.urls)}]",
+            f"rollout.servers.folder={self.store}",
+            "rollout.servers.timeout_seconds=2",
+            "rollout.servers.wait_seconds=200",
+            f"rl.steps={STEPS}",
+            "rl.checkpoint_every=2",
+            "rl.eval_every=0",
+        ]
+
+    def signal(self, number: int, kind: signal.Signals) -> None:
+        os.killpg(json.loads(self.started.file.read_text())[number]["pid"], kind)
+
+    def generations(self) -> list[int]:
+        return [state.generation for state in map(state_of, self.started.urls) if state.alive]
+
+
+def wait_for(condition: Callable[[], Any], process: Any = None) -> None:
+    deadline = time.monotonic() + 200
+    while not condition() and (process is None or process.poll() is None):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def samplers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samplers]:
+    folder = tmp_path_factory.mktemp("samplers")
+    make_base(load_params(ROOT / "params", overrides=OVERRIDES).model, folder / "model", seed=0)
+    (folder / "store").mkdir()
+    ports = [hold_port() for _ in range(2)]
+    commands = []
+    for number, held in enumerate(ports):
+        port: int = held.getsockname()[1]
+        command = [sys.executable, "-m", "tests.faults.torch_server", str(folder / "model"), str(port)]
+        environment = dict(os.environ) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        if number == 1:  # a node whose clock is wrong, in all that follows
+            environment["WRONG_CLOCK"] = str(YEAR)
+        commands.append(ServerCommand(command, environment, port, str(folder / f"{number}.log")))
+    started = StartedServers("key", commands, ports, folder / "kept.json")
+    try:
+        made = Samplers(started, folder / "store")
+        wait_for(lambda: len(made.generations()) == 2)
+        yield made
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def expected(breakable: Callable[..., Any], samplers: Samplers) -> Callable[..., dict[str, dict[str, bytes]]]:
+    """The outputs of uninterrupted runs, by their overrides."""
+    found: dict[tuple[str, ...], dict[str, dict[str, bytes]]] = {}
+
+    def get(*overrides: str) -> dict[str, dict[str, bytes]]:
+        if overrides not in found:
+            attempt = Attempt(breakable(*samplers.overrides(), *overrides), "rl")
+            status, errors = attempt.run()
+            assert status == 0, errors
+            found[overrides] = attempt.outputs()
+        return found[overrides]
+
+    return get
+
+
+@contextmanager
+def gone(store: Path) -> Iterator[None]:
+    """Within it nothing can be made below the folder, as at a mount point whose file system is gone."""
+    away = store.with_name("away")
+    store.rename(away)
+    store.touch()
+    try:
+        yield
+    finally:
+        store.unlink()
+        away.rename(store)
+
+
+def killed(attempt: Attempt, samplers: Samplers, chance: random.Random) -> str:
+    """A sampler is killed at a random moment and started again; the run goes on."""
+    victim, before = chance.randrange(2), samplers.generations()
+    process = attempt.start()
+    after = chance.randrange(STEPS - 2)
+    wait_for(lambda: attempt.broken.workspace.steps_logged("rl") >= after, process)
+    time.sleep(chance.random() / 20)
+    samplers.signal(victim, signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    wait_for(lambda: len(samplers.generations()) == 2)
+    assert samplers.generations()[victim] != before[victim]
+    assert samplers.generations()[1 - victim] == before[1 - victim]
+    return str(errors)
+
+
+def slow(attempt: Attempt, samplers: Samplers, chance: random.Random) -> str:
+    """A sampler stands still for longer than it may, and goes on."""
+    victim, before = chance.randrange(2), samplers.generations()
+    process = attempt.start()
+    after = chance.randrange(STEPS - 2)
+    wait_for(lambda: attempt.broken.workspace.steps_logged("rl") >= after, process)
+    samplers.signal(victim, signal.SIGSTOP)
+    try:  # until a step was done without it
+        later = attempt.broken.workspace.steps_logged("rl") + 2
+        wait_for(lambda: attempt.broken.workspace.steps_logged("rl") >= later, process)
+    finally:
+        samplers.signal(victim, signal.SIGCONT)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    wait_for(lambda: samplers.generations() == before)
+    return str(errors)
+
+
+def rank_killed(attempt: Attempt, samplers: Samplers, chance: random.Random) -> str:
+    """One of two ranks is killed in an update; the stage ends, names it, and resumes."""
+    victim = chance.randrange(2)
+    status, errors = attempt.run(f"update:{chance.randint(2, STEPS)}", FAULTY_RANK=str(victim))
+    assert status == EXIT_KILLED and f"rank {victim} of 2 ended with signal 9" in errors, errors
+    status, errors = attempt.run()
+    assert status == 0, errors
+    return errors
+
+
+def store_unreachable(attempt: Attempt, samplers: Samplers, chance: random.Random) -> str:
+    """The folder that trainer and servers share is gone during a run; the stage says so, and resumes."""
+    process = attempt.start()
+    after = chance.randrange(1, STEPS - 2)
+    wait_for(lambda: attempt.broken.workspace.steps_logged("rl") >= after, process)
+    with gone(samplers.store):
+        _, errors = process.communicate()
+    assert process.returncode == 2 and errors.count("error:") == 1, errors
+    assert f"rollout.servers.folder: {samplers.store}" in errors
+    status, errors = attempt.run()
+    assert status == 0, errors
+    return str(errors)
+
+
+def wrong_clock(attempt: Attempt, samplers: Samplers, chance: random.Random) -> str:
+    """The trainer's clock jumps by up to a year, as that of the second sampler always does."""
+    status, errors = attempt.run(WRONG_CLOCK=str(chance.uniform(1, YEAR)))
+    assert status == 0, errors
+    return errors
+
+
+def everything(attempt: Attempt, samplers: Samplers, chance: random.Random) -> str:
+    """One fault after the other, in one run."""
+    status, errors = attempt.run("update:2", FAULTY_RANK="1", WRONG_CLOCK=str(YEAR))
+    assert status == EXIT_KILLED and "rank 1 of 2 ended with signal 9" in errors, errors
+    process, before = attempt.start(), samplers.generations()
+    wait_for(lambda: attempt.broken.workspace.steps_logged("rl") >= 2, process)
+    samplers.signal(0, signal.SIGKILL)
+    with gone(samplers.store):
+        _, errors = process.communicate()
+    assert process.returncode == 2 and f"rollout.servers.folder: {samplers.store}" in errors, errors
+    wait_for(lambda: len(samplers.generations()) == 2)
+    assert [new == old for new, old in zip(samplers.generations(), before, strict=True)] == [False, True]
+    return slow(attempt, samplers, chance)
+
+
+@pytest.mark.timeout(300 + 60 * TIMES)
+@pytest.mark.parametrize(
+    "fault", [killed, slow, rank_killed, store_unreachable, wrong_clock] if TIMES else [everything]
+)
+def test_nothing_is_lost(
+    breakable: Callable[..., Any], samplers: Samplers, expected: Callable[..., Any], fault: Callable[..., str]
+) -> None:
+    overrides = ("run.processes=2",) if fault in (rank_killed, everything) else ("run.processes=1",)
+    chance = random.Random(f"{fault.__name__} {TIMES}")
+    for number in range(max(1, TIMES)):
+        attempt = Attempt(breakable(*samplers.overrides(), *overrides), "rl")
+        errors = fault(attempt, samplers, chance)
+        found, wanted = attempt.outputs(), expected(*overrides)
+        differing = {
+            file
+            for name in wanted
+            for file in wanted[name] | found[name]
+            if found[name].get(file) != wanted[name].get(file)
+        }
+        assert not differing, f"{fault.__name__} {number}: {differing}\n{errors[-3000:]}"
+        assert not attempt.state(), "the resume state is removed"
+        assert not list(samplers.store.iterdir()), "weights are left behind"
+        print(f"{fault.__name__} {number}: the same bits", flush=True)
