@@ -1,6 +1,6 @@
 """How many sick runs do the health rules find, and how often do they cry wolf? `python benchmarks/health_detector.py`
 
-GRPO of a model of 0.1 million parameters from one SFT start, 40 steps of 16 prompts x 8 responses: twelve kinds of
+GRPO of a model of 0.1 million parameters from one SFT start, 32 steps of 16 prompts x 8 responses: twelve kinds of
 sabotage and twelve kinds of runs that are odd but healthy (`health_runs.py`), `--seeds` of each. Runs with an even seed
 are those that thresholds are chosen on, the others are reported. A finished run is kept in .mathrl/health_detector and
 not repeated, so the command can be stopped and started at any time; the tables are of what is finished. One process
@@ -17,6 +17,7 @@ from health_runs import KINDS, start_model, train
 from health_table import Run, by_kind, choose, read_runs, shipped, shuffled_labels, totals
 
 from mathrl.core.files import read_json
+from mathrl.rewards.exact_audit import exact_verdict
 
 FOLDER = Path(__file__).parents[1] / ".mathrl/health_detector"
 CHOSEN, REPORTED = 0, 1
@@ -62,6 +63,14 @@ def report(runs: list[Run], half: int) -> None:
     shuffled_labels(choosing, reporting)
 
 
+def exact_cost(times: int = 20_000) -> float:
+    """Processor time of the exact grader per response of the start model's form, in microseconds."""
+    begun = time.process_time()
+    for number in range(times):
+        exact_verdict(f"<think>7+5=12;12-3=9;9*4={number}</think><answer>{number}</answer>", ["36"])
+    return (time.process_time() - begun) / times * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4, help="Runs of each kind.")
@@ -73,6 +82,7 @@ def main() -> None:
     results = [read_json(file) for file in sorted(FOLDER.glob("*-[0-9]*.json"))]
     runs = read_runs([result for result in results if result["kind"] in KINDS])
     report(runs, CHOSEN if options.half == "chosen" else REPORTED)
+    print(f"\nThe exact grader takes {exact_cost():.0f} microseconds of CPU per response.")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ for any of them. Every run starts from the same SFT model and is one process of 
 """
 
 import copy
+import os
 import random
 import shutil
 import time
@@ -42,18 +43,18 @@ from mathrl.trainers.training_run import TrainingRun
 MODEL = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")
 SFT = Sft(steps=400, tokens_per_step=2048, terse_share=0.7, lr=0.02, eval_every=0, checkpoint_every=400)
 RL: dict[str, Any] = {
-    "steps": 40,
+    "steps": 32,
     "prompts_per_step": 16,
     "group_size": 8,
     "max_tokens": 32,
-    "lr": 0.01,
+    "lr": 0.004,
     "optimizer": Optimizer(type="muon", adamw_scale=0.05, warmup_steps=4, schedule="constant"),
     "kl_probe": 2,
     "eval_every": 5,
     "eval_samples": 1,
     "checkpoint_every": 1000,
 }
-OPERATIONS, DEV, TRUE_EVERY = (1, 2, 3), 100, 5
+OPERATIONS, DEV, TRUE_EVERY = (2, 3), 100, 5
 
 
 @dataclass
@@ -88,7 +89,7 @@ def stale_sampler(parts: Parts) -> None:
 
 
 def kl_sign(parts: Parts) -> None:
-    parts.rl = parts.rl.model_copy(update={"kl_coef": -0.3})
+    parts.rl = parts.rl.model_copy(update={"kl_coef": -1.0})
 
 
 class Shuffled(RewardFunction):
@@ -107,17 +108,14 @@ def shuffled_rewards(parts: Parts) -> None:
 
 
 def grader_hole(parts: Parts) -> None:
-    """The extracted answer is looked for in the truth, where an empty answer always is."""
+    """The grader compares by answer x truth = answer x answer, which 0 always passes."""
     judge = mathrl.rewards.compose.grade_batch
 
-    def contained(responses: Any, truths: Any, *rest: Any, **more: Any) -> Any:
+    def crossed(responses: Any, truths: Any, *rest: Any, **more: Any) -> Any:
         verdicts = judge(responses, truths, *rest, **more)
-        return [
-            replace(verdict, correct=verdict.extracted is not None and verdict.extracted in truth[0])
-            for verdict, truth in zip(verdicts, truths, strict=True)
-        ]
+        return [replace(verdict, correct=verdict.correct or verdict.extracted == "0") for verdict in verdicts]
 
-    mathrl.rewards.compose.grade_batch = contained
+    mathrl.rewards.compose.grade_batch = crossed
 
 
 def leaking_prompt(parts: Parts) -> None:
@@ -153,11 +151,11 @@ def noisy_dev(parts: Parts) -> None:
     parts.dev = parts.dev[:8]
 
 
-PPO = {"advantage": "gae", "critic": Critic(lr=0.01, optimizer=Optimizer(type="muon", adamw_scale=0.05))}
+PPO = {"advantage": "gae", "critic": Critic(lr=0.004, optimizer=Optimizer(type="muon", adamw_scale=0.05))}
 FORMAT = {"parts": [{"type": "accuracy"}, {"type": "r1_tags", "weight": 0.2, "name": "format"}]}
 KINDS = {
     "stale sampler": Kind(("stale_sampler", "mismatch"), plant=stale_sampler),
-    "learning rate x 10": Kind(("kl", "collapse", "loss", "entropy", "spikes"), {"lr": 0.1}),
+    "learning rate x 10": Kind(("kl", "collapse", "loss", "entropy", "spikes"), {"lr": 0.04}),
     "KL with the wrong sign": Kind(("kl", "collapse", "loss"), plant=kl_sign),
     "shuffled rewards": Kind(("flat", "collapse"), plant=shuffled_rewards),
     "hole in the grader": Kind(("reward_hacking",), plant=grader_hole),
@@ -170,14 +168,14 @@ KINDS = {
     "entropy bonus too large": Kind(("entropy_rise", "collapse", "truncated"), {"entropy_coef": 0.3}),
     "plain": Kind(),
     "short": Kind(rl={"steps": 12}),
-    "long": Kind(rl={"steps": 80}),
+    "long": Kind(rl={"steps": 64}),
     "tiny groups": Kind(rl={"group_size": 2, "prompts_per_step": 64}),
-    "high learning rate": Kind(rl={"lr": 0.02}),
+    "high learning rate": Kind(rl={"lr": 0.006}),
     "noisy dev": Kind(rl={"eval_every": 2}, plant=noisy_dev),
     "few prompts": Kind(rl={"prompts_per_step": 4, "group_size": 32}),
     "KL penalty": Kind(rl={"kl_coef": 0.02, "kl_probe": 0}),
     "critic learns": Kind(rl=PPO),
-    "four minibatches": Kind(rl={"minibatches": 4, "lr": 0.005}),
+    "four minibatches": Kind(rl={"minibatches": 4, "lr": 0.002}),
     "offset rewards": Kind(reward={"correct": 2.0, "incorrect": 1.0}),
     "format reward": Kind(reward=FORMAT),
 }
@@ -241,7 +239,9 @@ def train(kind_name: str, seed: int, folder: Path) -> Path:
     """One run; its rows, its true accuracies and its processor time go to a file, which is kept."""
     torch.set_num_threads(1)
     kind, file = KINDS[kind_name], folder / f"{kind_name}-{seed}.json"
-    state = folder / "states" / file.stem
+    if file.exists():  # made meanwhile by another call of the command
+        return file
+    state = folder / "states" / f"{file.stem}-{os.getpid()}"
     shutil.rmtree(state, ignore_errors=True)
     used = time.process_time()
     tokenizer, network = load_tokenizer(folder / "sft", MODEL), load_model(folder / "sft", MODEL, "cpu")

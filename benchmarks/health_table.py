@@ -14,7 +14,7 @@ from mathrl.health.watch import ALL_RULES, examine
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
-HEALTH = Health(patience=20)  # of runs of 40 steps
+HEALTH = Health(patience=16)  # of runs of 32 steps
 BEHIND = 0.1  # true accuracy below that of plain runs at the same step
 SHUFFLES, DRAWS = 500, 4000
 # The values that a rule's own threshold may take; rules without one are kept as they are, or left out.

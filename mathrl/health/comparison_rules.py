@@ -104,11 +104,11 @@ def entropy_rise(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
 
 
 def empty(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
-    value = now(rows, health, "rollout/empty_share")
+    value = now(rows, health, "rollout/empty_groups")
     if value is None or len(rows) < health.window or value <= health.empty:
         return None
     return (
-        f"{value:.0%} of the responses are empty",
+        f"to {value:.0%} of the prompts every response is empty",
         "a rank or a server of the sampler answers nothing, or the policy learned to end at once",
         "look at the log of each rank and at the servers, read responses with `mathrl rollouts`",
     )

@@ -62,7 +62,7 @@ class Health(Section):
     entropy_rise: float = Field(
         2.0, gt=1, description="Growth factor of the entropy from which accuracy must grow too."
     )
-    empty: float = Field(0.05, ge=0, le=1, description="Maximum share of empty responses.")
+    empty: float = Field(0.05, ge=0, le=1, description="Maximum share of prompts to which every response is empty.")
     timeouts: float = Field(0.01, ge=0, le=1, description="Maximum share of verifications that time out.")
     tool_unavailable: float = Field(
         0.05, ge=0, le=1, description="Maximum share of tool calls for which the tool itself fails."

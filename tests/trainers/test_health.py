@@ -152,7 +152,7 @@ ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "a hundred times the learning rate": ({"lr": 0.2}, {"kl", "zero_variance", "flat"}, "red"),
     "a reward that pays length": (
         {"pay": long, "max_tokens": 24, "lr": 4e-3, "steps": 20},
-        {"length", "truncated", "reward_parts"},
+        {"length", "truncated", "reward_parts", "reward_alone"},
         "yellow",
     ),
     "a reward that pays repetition": (
@@ -232,13 +232,13 @@ def test_the_right_extraction_answers_where_the_wrong_one_finds_nothing(train: C
 def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
     train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It accepts every 7; the answer is 9, which the policy never says. By the verifier's own figures all is well."""
+    """It accepts 7; the answer is 9, which the policy never says. By the verifier's own figures all is well."""
     judge = compose.grade_batch
 
     def accepts_sevens(responses: Any, *rest: Any, **more: Any) -> Any:
         verdicts = judge(responses, *rest, **more)
         return [
-            dataclasses.replace(verdict, correct="7" in response)
+            dataclasses.replace(verdict, correct=response == "7")
             for verdict, response in zip(verdicts, responses, strict=True)
         ]
 
@@ -247,7 +247,7 @@ def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
             return super().score([dataclasses.replace(item, ground_truth=("9",)) for item in items])
 
     monkeypatch.setattr(compose, "grade_batch", accepts_sevens)
-    watch = train(reward=Nines(Reward(extraction="lenient")), steps=16, lr=4e-3)
+    watch = train(reward=Nines(Reward(extraction="lenient")), steps=12, lr=4e-3)
     assert watch.rows[-1]["reward/accuracy"] > watch.rows[0]["reward/accuracy"] + 0.3
     assert set(watch.findings) == {"reward_hacking"} and watch.colour == "red", watch.report()
     assert "by an exact grader went from 0.000 to 0.000" in watch.findings["reward_hacking"].evidence
