@@ -73,7 +73,7 @@ def exact_cost(times: int = 20_000) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=4, help="Runs of each kind.")
+    parser.add_argument("--seeds", type=int, default=4, help="Runs of each kind; 0: tables of the finished ones.")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time.")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--half", choices=["chosen", "reported"], default="reported", help="Half that the tables show.")

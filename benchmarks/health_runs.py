@@ -108,14 +108,14 @@ def shuffled_rewards(parts: Parts) -> None:
 
 
 def grader_hole(parts: Parts) -> None:
-    """The grader compares by answer x truth = answer x answer, which 0 always passes."""
+    """The grader takes the first character of the answer for a flag: 1 is right."""
     judge = mathrl.rewards.compose.grade_batch
 
-    def crossed(responses: Any, truths: Any, *rest: Any, **more: Any) -> Any:
+    def flagged(responses: Any, truths: Any, *rest: Any, **more: Any) -> Any:
         verdicts = judge(responses, truths, *rest, **more)
-        return [replace(verdict, correct=verdict.correct or verdict.extracted == "0") for verdict in verdicts]
+        return [replace(v, correct=v.correct or (v.extracted or "").startswith("1")) for v in verdicts]
 
-    mathrl.rewards.compose.grade_batch = crossed
+    mathrl.rewards.compose.grade_batch = flagged
 
 
 def leaking_prompt(parts: Parts) -> None:
@@ -165,7 +165,7 @@ KINDS = {
     "truncated responses": Kind(("truncated",), {"max_tokens": 14}),
     "critic does not learn": Kind(("critic",), {"advantage": "gae", "critic": Critic(lr=0.0)}),
     "dead rank's share": Kind(("empty",), plant=dead_rank),
-    "entropy bonus too large": Kind(("entropy_rise", "collapse", "truncated"), {"entropy_coef": 0.3}),
+    "entropy bonus too large": Kind(("entropy_rise", "collapse", "truncated"), {"entropy_coef": 3.0}),
     "plain": Kind(),
     "short": Kind(rl={"steps": 12}),
     "long": Kind(rl={"steps": 64}),

@@ -92,7 +92,7 @@ def centring(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 def entropy_rise(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value, first = now(rows, health, "entropy"), mean(rows[: health.window], "entropy")
-    if value is None or first is None or len(rows) < 2 * health.window:
+    if value is None or first is None or len(rows) < 2 * health.window or accuracy(rows, health) >= health.solved:
         return None
     if value <= health.entropy_rise * first or gain(rows, health) >= health.progress:
         return None

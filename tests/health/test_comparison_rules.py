@@ -64,6 +64,7 @@ def test_every_rule_can_be_switched_off_by_its_name() -> None:
         ({"advantage__mean": [0.0, 0.0, 0.02]}, {"centring"}),
         ({"entropy": [0.3, 0.3, 0.5, 0.7, 0.8]}, {"entropy_rise"}),
         ({"entropy": [0.3, 0.3, 0.4, 0.5]}, set()),
+        ({"entropy": [0.01, 0.01, 0.05], "reward__accuracy": [0.95]}, set()),
         ({"entropy": [0.3, 0.3, 0.5, 0.7, 0.8], "reward__accuracy": RISE, "reward__overall": RISE}, set()),
         ({"rollout__empty_groups": [0.04]}, set()),
         ({"rollout__empty_groups": [0.0, 0.0, 0.5]}, {"empty"}),
