@@ -16,10 +16,13 @@ from typing import Any
 from tqdm import tqdm
 
 from mathrl.core.errors import UserError
+from mathrl.health.comparison_rules import COMPARISON_RULES
 from mathrl.health.rules import RULES, Row
 from mathrl.health.tool_rules import TOOL_RULES
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
+
+ALL_RULES = (*RULES, *COMPARISON_RULES, *TOOL_RULES)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Watch:
         """The findings that are new, or that return after more than a window."""
         self.rows.append(row)
         step, new = int(row["step"]), []
-        for rule in (*RULES, *TOOL_RULES):
+        for rule in ALL_RULES:
             if rule.name in self.health.without or (rule.needs_rl and self.rl is None):
                 continue
             diagnosis = rule.diagnose(self.rows, self.health, self.rl)  # type: ignore[arg-type]

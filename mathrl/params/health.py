@@ -9,6 +9,7 @@ from mathrl.params.section import Section
 RuleName = Literal[
     "loss", "collapse", "kl", "mismatch", "stale_sampler", "importance", "entropy", "length", "repetition",
     "no_success", "flat", "spikes", "zero_variance", "truncated", "critic", "reward_parts", "timeouts",
+    "reward_hacking", "reward_alone", "centring", "dev_gap", "entropy_rise", "empty",
     "tool_down", "tool_calls", "told_answers", "dropped_groups",
 ]  # fmt: skip
 
@@ -50,6 +51,18 @@ class Health(Section):
     dropped_groups: float = Field(
         0.1, ge=0, le=1, description="Maximum share of groups that asynchronous RL drops as too old."
     )
+    hacking: float = Field(
+        0.3,
+        gt=0,
+        description="Maximum rise of what is paid above that of what is right, in standard deviations of a response.",
+    )
+    dev_gap: float = Field(
+        0.2, ge=0, le=1, description="Maximum accuracy of the rollouts above that on dev, beyond what chance explains."
+    )
+    entropy_rise: float = Field(
+        2.0, gt=1, description="Growth factor of the entropy from which accuracy must grow too."
+    )
+    empty: float = Field(0.05, ge=0, le=1, description="Maximum share of prompts to which every response is empty.")
     timeouts: float = Field(0.01, ge=0, le=1, description="Maximum share of verifications that time out.")
     tool_unavailable: float = Field(
         0.05, ge=0, le=1, description="Maximum share of tool calls for which the tool itself fails."

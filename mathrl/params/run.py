@@ -183,6 +183,13 @@ class Reward(Section):
     second_grader: SecondGrader | None = Field(
         None, description="A second grader on a sample of responses, for the disagreement rate; null: none."
     )
+    exact_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Share of the responses that an exact grader of numbers grades too, for the health rule "
+        "reward_hacking; 0: none.",
+    )
     steps: Literal["semicolon", "line", "sentence"] = Field(
         "semicolon",
         description="Separator of reasoning steps; the end of the reasoning and of the response end a step too.",

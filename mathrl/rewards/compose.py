@@ -37,6 +37,7 @@ from mathrl.params.reward_parts import (
 from mathrl.params.run import Reward
 from mathrl.rewards.cascade import Cascade
 from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
+from mathrl.rewards.exact_audit import ExactAudit
 from mathrl.rewards.format import format_lines, r1_tags
 from mathrl.rewards.language import language_share
 from mathrl.rewards.length import soft_overlong
@@ -221,6 +222,7 @@ class RewardFunction:
             is_llm = second.type == "llm"
             llm = LLMJudge(second.endpoint or "", second.model or "", params.extraction) if is_llm else None
             self.second = Disagreement(llm or MathVerifyJudge(), second.share)
+        self.exact = ExactAudit(params.exact_share)
         self.cascade = Cascade(params.model_verifier) if params.model_verifier else None
         self._rules: Counter[str] = Counter()
         self._timeouts, self._seconds = 0, 0.0
@@ -241,7 +243,7 @@ class RewardFunction:
         return [self._reward(item, verdict) for item, verdict in zip(items, verdicts, strict=True)]
 
     def counters(self) -> dict[str, float]:
-        """Metrics of the verifier since the last call: timeouts, seconds, rule shares, disagreement."""
+        """Metrics of the verifier since the last call: timeouts, seconds, rule shares, what other graders say."""
         graded = self._rules.total()
         metrics = {
             "verifier/graded": float(graded),
@@ -255,7 +257,11 @@ class RewardFunction:
             metrics["verifier/disagreement"] = self.second.rate
             metrics["verifier/second_graded"] = float(self.second.judged)
             metrics["verifier/second_abstained"] = float(self.second.abstained)
-            self.second.judged = self.second.differed = self.second.abstained = 0
+            if self.second.judged:
+                metrics["verifier/second_accuracy"] = self.second.right / self.second.judged
+                metrics["verifier/second_passed"] = self.second.passed / self.second.judged
+            self.second.reset()
+        metrics |= self.exact.counters()
         self._rules.clear()
         self._timeouts, self._seconds = 0, 0.0
         return metrics
@@ -268,6 +274,7 @@ class RewardFunction:
         self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
         self._timeouts += verdict.reason == "timeout"
         self._seconds += verdict.seconds
+        self.exact.see(item.prompt, item.response, item.ground_truth, verdict.correct)
         disagrees = None
         if self.second is not None:
             disagrees = self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)

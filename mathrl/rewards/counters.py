@@ -5,14 +5,21 @@ from collections.abc import Mapping, Sequence
 from mathrl.core.statistics import sum_in_order
 
 # Shares of another count than what was graded.
-SHARES_OF = {"verifier/disagreement": "verifier/second_graded", "verifier/model_disagreement": "verifier/model_judged"}
+SHARES_OF = {
+    "verifier/disagreement": "verifier/second_graded",
+    "verifier/second_accuracy": "verifier/second_graded",
+    "verifier/second_passed": "verifier/second_graded",
+    "verifier/exact_accuracy": "verifier/exact_graded",
+    "verifier/exact_passed": "verifier/exact_graded",
+    "verifier/model_disagreement": "verifier/model_judged",
+}
 
 
 def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The verifier's counters of all ranks: counts summed, shares and means weighted by what they are of.
 
-    A disagreement is a share of what the second grader or the judge model judged, the other shares are of what was
-    graded. Seconds go under time/, since they differ from run to run.
+    What the second grader, the exact one or the judge model says is a share of what it judged, the other shares are of
+    what was graded. Seconds go under time/, since they differ from run to run.
 
     >>> ranks = [{"verifier/second_graded": 1.0, "verifier/disagreement": 1.0}, {"verifier/second_graded": 0.0}]
     >>> merged_counters(ranks)["verifier/disagreement"]

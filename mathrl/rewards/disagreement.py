@@ -69,11 +69,16 @@ class Disagreement:
     def __init__(self, judge: SecondGrader, share: float) -> None:
         self._judge = judge
         self.share = share
-        self.judged = self.differed = self.abstained = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was judged so far."""
+        self.judged = self.differed = self.abstained = self.right = self.passed = 0
 
     def see(self, prompt: str, response: str, truths: Sequence[str], correct: bool) -> bool | None:
         """Judge the response if it falls into the sample (chosen by its hash, so a rerun samples the same).
 
+        `right` counts what the second grader takes for right, `passed` what the first does of the same responses.
         Returns whether the graders differ; None where the second one was not asked or abstained.
         """
         if hash_text(prompt + "\x00" + response) / 2**64 >= self.share:
@@ -84,6 +89,8 @@ class Disagreement:
             return None
         self.judged += 1
         self.differed += verdict != correct
+        self.right += verdict
+        self.passed += correct
         return verdict != correct
 
     @property

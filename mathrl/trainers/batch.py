@@ -173,6 +173,8 @@ def make_batch(
         advantages, returns_N = gae_advantages(groups, lengths_S, values_N, penalty_N, params)
     else:
         advantages = outcome_advantages(groups, lengths_S, penalty_N, params)
+        if len(advantages) == len(lengths_S):
+            figures["advantage/mean"] = float(advantages.mean())
     if params.kl_in != "loss":
         reference_N = None
     batch = Batch(groups, lengths_S, old_N, advantages, kept, importance_N, reference_N, values_N, returns_N)

@@ -45,6 +45,7 @@ def dev_figures(
     if not rows:
         return {}
     return {
+        "dev/problems": len(rows) / params.eval_samples,
         "dev/accuracy": sum(correct for correct, _ in rows) / len(rows),
         "dev/response_length": sum(length for _, length in rows) / len(rows),
     }

@@ -153,6 +153,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         "response_length_max": float(max(lengths)),
         "rollout/length_reward_correlation": correlation(lengths, rewards.tolist()),
         "rollout/repetition": sum_in_order(share for group in groups for share in group.repeated) / count,
+        "rollout/empty_groups": sum(max(group.lengths) <= 1 for group in groups) / len(groups),
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
         "rollout/zero_variance_share": uniform / len(trained),
     }

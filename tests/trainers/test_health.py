@@ -23,8 +23,10 @@ from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
 from mathrl.params.train import Critic, Curriculum, Rl
+from mathrl.rewards import compose
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
+from mathrl.trainers import advantages
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import correlation, repeated_shares
 from mathrl.trainers.training_run import TrainingLog
@@ -123,6 +125,8 @@ def test_a_healthy_run_raises_nothing(train: Callable[..., Any]) -> None:
     # As the field names them (features.md P7), whatever the algorithm: MLflow's compare page needs no more.
     assert {"reward/accuracy", "reward/overall", "kl", "actor_loss", "response_length", "entropy",
             "clip_fraction", "grad_norm", "throughput/tokens_per_second"} <= set(watch.rows[-1])  # fmt: skip
+    # What the rules need that compare two measures: a group's advantages sum to zero, up to rounding.
+    assert all(abs(row["advantage/mean"]) < 1e-5 for row in watch.rows)
 
 
 def long(item: Any, right: bool) -> tuple[float, dict[str, float]]:
@@ -148,7 +152,7 @@ ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "a hundred times the learning rate": ({"lr": 0.2}, {"kl", "zero_variance", "flat"}, "red"),
     "a reward that pays length": (
         {"pay": long, "max_tokens": 24, "lr": 4e-3, "steps": 20},
-        {"length", "truncated", "reward_parts"},
+        {"length", "truncated", "reward_parts", "reward_alone"},
         "yellow",
     ),
     "a reward that pays repetition": (
@@ -223,6 +227,43 @@ def test_the_right_extraction_answers_where_the_wrong_one_finds_nothing(train: C
         watch = train(reward=Ones(Reward(extraction=extraction)), steps=12, lr=1e-3)
         assert ("no_success" in watch.findings) == ill
     assert "reward.extraction" in watch.findings["no_success"].remedy
+
+
+def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts 7; the answer is 9, which the policy never says. By the verifier's own figures all is well."""
+    judge = compose.grade_batch
+
+    def accepts_sevens(responses: Any, *rest: Any, **more: Any) -> Any:
+        verdicts = judge(responses, *rest, **more)
+        return [
+            dataclasses.replace(verdict, correct=response == "7")
+            for verdict, response in zip(verdicts, responses, strict=True)
+        ]
+
+    class Nines(compose.RewardFunction):
+        def score(self, items: Any) -> Any:
+            return super().score([dataclasses.replace(item, ground_truth=("9",)) for item in items])
+
+    monkeypatch.setattr(compose, "grade_batch", accepts_sevens)
+    watch = train(reward=Nines(Reward(extraction="lenient")), steps=12, lr=4e-3)
+    assert watch.rows[-1]["reward/accuracy"] > watch.rows[0]["reward/accuracy"] + 0.3
+    assert set(watch.findings) == {"reward_hacking"} and watch.colour == "red", watch.report()
+    assert "by an exact grader went from 0.000 to 0.000" in watch.findings["reward_hacking"].evidence
+
+
+def test_an_advantage_that_is_not_centred_is_found_at_once(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advantages, "group_advantages", lambda rewards_PG, kind, **more: rewards_PG.clone())
+    watch = train(steps=1)
+    assert set(watch.findings) == {"centring"} and watch.findings["centring"].first == 1
+
+
+def test_the_dev_accuracy_comes_with_its_number_of_problems(small: Any, tmp_path: Path) -> None:
+    _, rows, _ = small.run(Rl(**{**SETTINGS, "steps": 1}), tmp_path, dev=small.PROBLEMS[:5])
+    assert rows[0]["dev/problems"] == 5
 
 
 def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Callable[..., Any]) -> None:
