@@ -34,7 +34,7 @@ def tables(results: Path) -> str:
     if "machine" not in found:
         return NOTHING
     sections = [machine_line(found["machine"])]
-    for title, name in (("Correctness", "correctness"), ("ZeRO on one GPU", "zero")):
+    for title, name in (("Correctness", "correctness"), ("ZeRO on one GPU", "zero"), ("verl", "verl")):
         if name in found:
             sections.append(f"### {title}\n\n" + check_table(found[name]["checks"]))
     updates = [row for name, result in found.items() if name.startswith("update-") for row in result["rows"]]

