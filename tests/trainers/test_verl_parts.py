@@ -279,7 +279,7 @@ def test_a_training_that_fails_shows_its_last_lines(tmp_path: Path, capfd: pytes
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # finds no package, so the driver fails
     bare.chmod(0o755)
-    told = r"the training of verl ended with exit status 1: ModuleNotFoundError: .*; its output is in .*verl.log"
+    told = r"the training of verl ended with exit status 1; its output is in .*verl.log"
     with VerlTraining(str(bare), ["a=1"], metrics, log) as training, pytest.raises(UserError, match=told):
         list(training.rows())
     assert "No module named" in capfd.readouterr().err
