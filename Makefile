@@ -28,7 +28,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test smoke lint docs generate ui engines doctor parity mutants faults lock gpu gpu-packages
+.PHONY: help install demo study test smoke lint docs generate ui engines doctor parity verl mutants faults lock gpu gpu-packages
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -110,6 +110,10 @@ parity: $(VENV)/.developing  ## Our formulas against verl's and TRL's, in an env
 	@$(BIN)/python -c $(SITE) > $$(.venv-parity/bin/python -c $(SITE))/mathrl.pth
 	$(UV) pip install --python .venv-parity/bin/python --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
+
+verl: install  ## verl with vLLM in an environment of its own (.venv-verl), for rl.engine verl on GPUs.
+	test -x .venv-verl/bin/python || $(BIN)/python -m venv .venv-verl
+	$(UV) pip install --python .venv-verl/bin/python 'verl[vllm]==0.9.1' pydantic ruamel.yaml rich httpx -e .
 
 faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes); then as many faults of samplers.
 	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_samplers.py -q -s

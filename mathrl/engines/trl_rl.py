@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data.prompt_leaks import check_prompts
+from mathrl.engines.problem_rows import ordered_problems
+from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
 from mathrl.engines.trl_callback import Steps, train_steps
 from mathrl.engines.trl_checkpoints import latest_checkpoint
-from mathrl.engines.trl_rollouts import GradedRollouts, PromptTexts
+from mathrl.engines.trl_rollouts import GradedRollouts
 from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, load_for_trl
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights
@@ -29,7 +30,6 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.resolve import stage_longest
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
-from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.dev_evaluation import dev_figures
 from mathrl.trainers.rl import RlResult
 from mathrl.trainers.training_run import TrainingRun
@@ -116,12 +116,7 @@ def _rows(
     Raises:
         UserError: no prompt fits, or TRL would read one as other tokens.
     """
-    rl = params.rl
-    usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
-    if not usable:
-        raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
-    order = ProblemOrder(rl.curriculum, problems, usable, rl.steps * rl.prompts_per_step, params.run.seed)
-    taken = [number for _ in range(rl.steps) for number in order.take(rl.prompts_per_step)]
-    texts = PromptTexts(sampler)
+    taken = ordered_problems(problems, prompts, params)
+    texts = PromptTexts(sampler, "TRL", adds_start=True)
     text_of = {number: texts.text(problems[number], prompts[number] or ()) for number in sorted(set(taken))}
     return Dataset.from_dict({"prompt": [text_of[number] for number in taken], "problem": taken})

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, Graded, Problem
-from mathrl.data.templates import prompt_text
 from mathrl.learners.distributed import Ranks
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
@@ -20,36 +18,6 @@ from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rollouts import metrics_by_source, rollout_groups, rollout_metrics
-
-
-class PromptTexts:
-    """Problems as the texts that TRL's tokenizer call turns into exactly mathrl's prompt tokens."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.tokenizer = sampler, sampler.tokenizer
-        starts = list(self.tokenizer("")["input_ids"])
-        self.start = self.tokenizer.bos_token if starts[:1] == [self.tokenizer.bos_token_id] else None
-
-    def text(self, problem: Problem, tokens: Sequence[int]) -> str:
-        """The problem's prompt with `prompt.response_prefix`; `tokens` are mathrl's of it.
-
-        A start token that the template spells and the tokenizer adds is left to the tokenizer.
-
-        Raises:
-            UserError: TRL would train on other tokens.
-        """
-        prompt = self.sampler.prompt
-        text = prompt_text(problem, prompt, self.tokenizer, self.sampler.few_shot) + prompt.response_prefix
-        text = text.removeprefix(self.start) if self.start else text
-        theirs = list(self.tokenizer(text=[text])["input_ids"][0])
-        if theirs != list(tokens):
-            place = next((n for n, (a, b) in enumerate(zip(theirs, tokens, strict=False)) if a != b), len(theirs))
-            raise UserError(
-                f"problem {problem.id}: TRL reads its prompt as other tokens than mathrl ({len(theirs)} and "
-                f"{len(tokens)}, the first difference at token {place}): set prompt.response_prefix to text that "
-                "begins a token of its own, or rl.engine to mathrl"
-            )
-        return text
 
 
 @dataclass

@@ -98,6 +98,8 @@ def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
     if rl.importance is not None and rl.importance.kind == "truncated":
         reason = "rl.importance.kind truncated has only an upper bound"
         yield from _set(rl.importance, "rl.importance", reason, "low")
+    if rl.engine != "verl":
+        yield from _set(rl.verl, "rl.verl", f"rl.engine is {rl.engine}")
     if not rl.eval_every:
         yield from idle("rl.eval_every is 0: the only dev evaluation is the last", "export")
 

@@ -92,6 +92,11 @@ def trains(stage: str, params: Params) -> bool:
     return "training" in READS[stage] and not (stage == "sft" and params.sft.steps == 0)
 
 
+def hands_over(stage: str, params: Params) -> bool:
+    """Whether the stage trains in processes that it does not start as its ranks: verl has its own, on Ray."""
+    return stage == "rl" and params.rl.engine == "verl"
+
+
 def sections_read(stages: Iterable[str]) -> list[str]:
     """The sections that the stages read, in the order of `Params`.
 

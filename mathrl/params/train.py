@@ -9,6 +9,7 @@ from mathrl.params.curriculum import Curriculum
 from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.lora import Lora
 from mathrl.params.section import Section
+from mathrl.params.verl import Verl
 
 OptimizerType = Literal["adamw", "muon"]
 Schedule = Literal["constant", "linear", "flat_linear", "cosine"]
@@ -16,7 +17,7 @@ OPTIMIZER = "adamw: AdamW on every weight; muon: Muon on the hidden matrices, Ad
 ADAMW_SCALE = "With type muon: AdamW's learning rate (embeddings, norms, biases, adapters) as a multiple of lr."
 SCHEDULE = "Decay of the learning rate after warm-up; flat_linear: constant for the first half, then linear to zero."
 WARMUP = "Optimizer steps of linear warm-up."
-ENGINE = "Engine that trains: mathrl's own loop, or trl: TRL's {} (docs/engines.md has what it can do)."
+ENGINE = "Engine that trains: mathrl's own loop, or {} (docs/engines.md has what each can do)."
 LEARNING_RATE = "Peak learning rate of every weight; with optimizer.type muon AdamW's is this times adamw_scale."
 
 GradientCheckpointing = Annotated[bool, Field(description="Recompute activations in the backward pass to save memory.")]
@@ -45,7 +46,7 @@ class Optimizer(Section):
 class Sft(Section):
     """Supervised fine-tuning on worked solutions of the sft split."""
 
-    engine: Literal["mathrl", "trl"] = Field("mathrl", description=ENGINE.format("SFTTrainer"))
+    engine: Literal["mathrl", "trl"] = Field("mathrl", description=ENGINE.format("trl: TRL's SFTTrainer"))
     steps: int = Field(900, ge=0, description="Optimizer steps; 0 keeps the base model.")
     tokens_per_step: int = Field(2048, ge=16, description="Tokens per global batch.")
     terse_share: float = Field(
@@ -143,7 +144,10 @@ OUTCOME_FREE = ("correct", "process", "distillation")
 class Rl(Section):
     """Reinforcement learning with verifiable rewards: GRPO and its relatives, REINFORCE, PPO."""
 
-    engine: Literal["mathrl", "trl"] = Field("mathrl", description=ENGINE.format("GRPOTrainer"))
+    engine: Literal["mathrl", "trl", "verl"] = Field(
+        "mathrl", description=ENGINE.format("trl: TRL's GRPOTrainer, or verl: verl's trainer on Ray")
+    )
+    verl: Verl = Verl()
     steps: int = Field(60, ge=1, description="Number of training steps, each a rollout and an update.")
     prompts_per_step: int = Field(32, ge=1, description="Prompts per step.")
     group_size: int = Field(16, ge=1, description="Responses per prompt (group size).")

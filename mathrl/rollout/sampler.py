@@ -91,7 +91,7 @@ class Sampler:
         self, pairs: Sequence[tuple[Problem, Completion]], sampling: Sampling, reward: RewardFunction
     ) -> list[Graded]:
         """Each completion with its reward; whoever sampled it, it continues its problem's `prompt_tokens`."""
-        rewards = reward.score([self._reward_input(problem, completion, sampling) for problem, completion in pairs])
+        rewards = reward.score([self.reward_input(problem, completion, sampling) for problem, completion in pairs])
         return [
             Graded(
                 problem_id=problem.id,
@@ -106,7 +106,8 @@ class Sampler:
             for (problem, completion), scored in zip(pairs, rewards, strict=True)
         ]
 
-    def _reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
+    def reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
+        """What the reward is given of a completion, whoever sampled it."""
         text, begun = completion.text, problem.control.begun
         if begun:  # decoded as one: a character, or a space between words, may lie across the two
             text = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)

@@ -90,7 +90,7 @@ def work(
     few_shot = few_shot_examples(params.prompt, examples)
     health = HealthMonitor(params.health, rl, run.health)
     inputs = _Inputs(start, problems, read_problems(dev), few_shot, health, others)
-    train = _train_with_trl if rl.engine == "trl" else _train
+    train = {"mathrl": _train, "trl": _train_with_trl, "verl": _train_with_verl}[rl.engine]
     network, tokenizer, result = train(run, inputs)
     from mathrl.models.load import export_model  # torch
 
@@ -155,11 +155,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
 def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     """As `_train`, by TRL's GRPOTrainer."""
     check_installed("trl", "rl.engine")
-    if models := sorted(inputs.others.keys() - {"difficulty"}):
-        raise UserError(
-            f"rl.engine is trl, which takes part in no run with another model ({', '.join(models)}): set rl.engine to "
-            "mathrl, or leave the model out of the recipe's step"
-        )
+    _refuse_other_models(inputs, "trl")
     # accelerate before transformers, and torch not before the inputs have been checked.
     from mathrl.engines.trl_rl import train_rl_with_trl
 
@@ -168,6 +164,37 @@ def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]
         params.rollout.model_copy(update={"engine": "torch"}), params.rl.model_copy(update={"importance": None})
     )
     return train_rl_with_trl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training)
+
+
+def _train_with_verl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
+    """As `_train`, by verl in a process of its own; this one needs no GPU."""
+    from mathrl.engines.verl_process import verl_python
+
+    python = verl_python()
+    _refuse_other_models(inputs, "verl")
+    # torch: not before the inputs have been checked.
+    import torch
+
+    from mathrl.engines.verl_rl import train_rl_with_verl
+    from mathrl.learners.distributed import Ranks
+    from mathrl.trainers.training_run import TrainingRun
+
+    params = run.params
+    training = TrainingRun(
+        Ranks(torch.device("cpu"), params.training), run.state, params.run.seed, run.open_metrics, inputs.health
+    )
+    run.resolved(params.rollout.model_copy(update={"engine": "vllm"}), params.rl)
+    log = run.record.folder / "verl.log"
+    return train_rl_with_verl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training, python, log)
+
+
+def _refuse_other_models(inputs: _Inputs, engine: str) -> None:
+    """Raises UserError: the run has another model beside the policy."""
+    if models := sorted(inputs.others.keys() - {"difficulty"}):
+        raise UserError(
+            f"rl.engine is {engine}, which takes part in no run with another model ({', '.join(models)}): set "
+            "rl.engine to mathrl, or leave the model out of the recipe's step"
+        )
 
 
 def finish_rollouts(run: StageRun, rl: Rl) -> Path | None:

@@ -33,7 +33,7 @@ from mathrl.params import Params, load_params, stage_params
 from mathrl.params.changes import changed_since_commit
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.rollout import Rollout
-from mathrl.params.schema import READS, STAGES, trains
+from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
 from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
 
@@ -164,7 +164,7 @@ def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
     check_learning_rates(params, [stage.name])
-    if trains(stage.name, params) and params.run.device != "cpu" and gpu_count():
+    if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
     stage.before(params)
     inputs = {str(path): digest_path(_present(path, stage.name)) for path in stage.inputs}
@@ -199,7 +199,8 @@ def resume_key(title: str, sections: Mapping[str, dict[str, Any]], inputs: Mappi
 def _work(stage: _Stage, run: StageRun) -> None:
     """Do the stage's work, in ranks if it has several, and finish its record."""
     learns, samples = trains(stage.name, run.params), "rollout" in READS[stage.name]
-    processes = process_count(run.params.run, fewer=not learns) if learns or samples else 1
+    ranks = (learns or samples) and not hands_over(stage.name, run.params)
+    processes = process_count(run.params.run, fewer=not learns) if ranks else 1
     if processes > 1:
         try:
             run_ranks(processes, lambda: exit_on_user_error(lambda: _recorded(stage, run)), run.record.folder / "ranks")

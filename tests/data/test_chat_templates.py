@@ -196,4 +196,4 @@ def test_a_continued_response_is_read_as_one_text(tokenizer_of: Callable[[str], 
             completion = Completion(rest, np.zeros(len(rest), np.float32), tokenizer.decode(rest), "stop")
             sampler = Sampler(NO_ENGINE, tokenizer, Prompt())
             problem = PROBLEM.with_(control=Control(begun=tuple(begun)))
-            assert sampler._reward_input(problem, completion, Sampling(1, 1.0, 64)).response == text
+            assert sampler.reward_input(problem, completion, Sampling(1, 1.0, 64)).response == text

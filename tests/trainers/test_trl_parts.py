@@ -11,10 +11,10 @@ from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion, Graded, Problem
+from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.trl_arguments import grpo_arguments
 from mathrl.engines.trl_batches import BatchPlan, Collator, plan_batches
 from mathrl.engines.trl_checkpoints import latest_checkpoint, seal
-from mathrl.engines.trl_rollouts import PromptTexts
 from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.transformers_import import PreTrainedTokenizerFast
@@ -50,7 +50,7 @@ def test_the_text_that_trl_gets_has_mathrls_tokens(start: bool) -> None:
     own, asked = sampler("b", start=start), problem("ab=")
     tokens = own.prompt_tokens(asked)
     assert tokens == [0, 5, 4, 3][not start :]
-    text = PromptTexts(own).text(asked, tokens)
+    text = PromptTexts(own, "TRL", adds_start=True).text(asked, tokens)
     assert text == "ab=b" and own.tokenizer(text=[text])["input_ids"] == [tokens]
 
 
@@ -59,7 +59,7 @@ def test_a_start_token_that_the_prompt_spells_is_not_doubled() -> None:
     templated = problem("<s>ab").with_(control=Control(templated=True))
     tokens = own.prompt_tokens(templated)
     assert tokens == [0, 5]
-    assert PromptTexts(own).text(templated, tokens) == "ab"
+    assert PromptTexts(own, "TRL", adds_start=True).text(templated, tokens) == "ab"
 
 
 def test_a_prompt_that_trl_would_read_otherwise_is_refused() -> None:
@@ -69,7 +69,7 @@ def test_a_prompt_that_trl_would_read_otherwise_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"problem p: TRL reads its prompt as other tokens .* first difference at token 1"
     ):
-        PromptTexts(own).text(asked, tokens)
+        PromptTexts(own, "TRL", adds_start=True).text(asked, tokens)
 
 
 def write(folder: Path, step: int) -> Path:

@@ -1,0 +1,295 @@
+"""The parameters of a run as verl's configuration: one value, made by one function (docs/engines.md has the table)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.params import Params
+from mathrl.params.train import Rl
+
+AGGREGATION = {
+    "token_mean": "token-mean",
+    "sequence_mean": "seq-mean-token-mean",
+    "sequence_sum": "seq-mean-token-sum-norm",
+}
+LOSSES = {"clip": "vanilla", "reinforce": "gpg"}
+ESTIMATORS = {"group_std": "grpo", "group_mean": "grpo", "leave_one_out": "rloo"}
+UNBOUNDED = 1e9
+# A row's prompt is the text that mathrl has rendered: verl puts nothing around it.
+AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+REWARD_MODULE, REWARD_FUNCTION, REWARD_MANAGER = "pkg://mathrl.engines.verl_reward", "compute_score", "WithTokens"
+MANAGER_MODULE = "pkg://mathrl.engines.verl_reward_manager"
+CHECKPOINTS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class VerlFiles:
+    """Where verl finds a run's model and rows, and writes its checkpoints; folders that all its machines see.
+
+    Example: VerlFiles(Path("models/sft"), Path("state/rl-3f/rows"), Path("state/rl-3f/checkpoints"))
+    """
+
+    model: Path
+    rows: Path
+    checkpoints: Path
+
+    @property
+    def train(self) -> Path:
+        return self.rows / "train.parquet"
+
+    @property
+    def dev(self) -> Path:
+        return self.rows / "dev.parquet"
+
+    @property
+    def reward(self) -> Path:
+        """What the reward needs in verl's processes."""
+        return self.rows / "reward.json"
+
+    @property
+    def graded(self) -> Path:
+        """Folder into which verl's processes write what they graded."""
+        return self.rows / "graded"
+
+    @property
+    def metrics(self) -> Path:
+        """verl's own metrics, a line per step."""
+        return self.rows / "metrics.jsonl"
+
+
+def verl_settings(params: Params, files: VerlFiles, *, longest_prompt: int, resume: Path | None) -> dict[str, Any]:
+    """verl's settings by their dotted names; those that are not in it have a default of verl's.
+
+    `longest_prompt` is in tokens; `resume` is the checkpoint to go on from. What verl cannot do has been refused
+    (`mathrl.params.engines`), and verl's own loader checks the value before anything starts.
+
+    Raises:
+        UserError: responses cannot be shared out evenly, or an override sets what mathrl sets.
+    """
+    rl = params.rl
+    settings: dict[str, Any] = {
+        **_data(params, files, longest_prompt),
+        **_prefixed("actor_rollout_ref.model", _model(params, files)),
+        **_prefixed("actor_rollout_ref.actor", _actor(params, longest_prompt)),
+        **_prefixed("actor_rollout_ref.rollout", _rollout(params, longest_prompt)),
+        "actor_rollout_ref.ref.fsdp_config.dtype": params.model.precision,
+        "actor_rollout_ref.nccl_timeout": round(60 * params.training.collective_timeout_minutes),
+        **_prefixed("algorithm", _algorithm(rl)),
+        **_reward(files),
+        **_prefixed("trainer", _trainer(params, files, resume)),
+    }
+    if rl.verl.ray_address is not None:
+        settings["+ray_kwargs.ray_init.address"] = rl.verl.ray_address
+    else:
+        settings["+ray_kwargs.ray_init.include_dashboard"] = False
+    _check_shares(params)
+    made = {name.lstrip("+") for name in settings}
+    for override in rl.verl.overrides:
+        name = override.partition("=")[0].lstrip("+")
+        if name in made:
+            raise UserError(
+                f"rl.verl.overrides: {override}: mathrl sets {name} from its own parameters; set the parameter that "
+                "docs/engines.md names, and leave the override out"
+            )
+    return settings
+
+
+def hydra_overrides(settings: Mapping[str, Any], own: Sequence[str] = ()) -> list[str]:
+    """The settings as Hydra's overrides, and then the user's `own`.
+
+    >>> hydra_overrides({"trainer.nnodes": 1, "data.seed": None, "a.b": ["x", "it's"]}, ["c=2"])
+    ['trainer.nnodes=1', 'data.seed=null', "a.b=['x','it\\\\'s']", 'c=2']
+    """
+    return [*(f"{name}={_hydra_value(value)}" for name, value in settings.items()), *own]
+
+
+def _hydra_value(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_hydra_value(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, str | Path):
+        quoted = str(value).replace("'", "\\'")
+        return f"'{quoted}'"
+    return repr(value)
+
+
+def _prefixed(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in settings.items()}
+
+
+def _data(params: Params, files: VerlFiles, longest_prompt: int) -> dict[str, Any]:
+    return _prefixed(
+        "data",
+        {
+            "train_files": [str(files.train)],
+            "val_files": [str(files.dev)],
+            "train_batch_size": params.rl.prompts_per_step,
+            "max_prompt_length": longest_prompt,
+            "max_response_length": params.rl.max_tokens,
+            "shuffle": False,
+            "validation_shuffle": False,
+            "filter_overlong_prompts": False,
+            "dataloader_num_workers": 0,
+            "seed": params.run.seed,
+        },
+    )
+
+
+def _model(params: Params, files: VerlFiles) -> dict[str, Any]:
+    base = params.model.base
+    return {
+        "path": str(files.model),
+        "trust_remote_code": base.type == "pretrained" and base.trust_remote_code,
+        "custom_chat_template": AS_IT_IS,
+        "enable_gradient_checkpointing": params.rl.gradient_checkpointing,
+    }
+
+
+def _actor(params: Params, longest_prompt: int) -> dict[str, Any]:
+    rl, seed = params.rl, params.run.seed
+    in_loss = bool(rl.kl_coef) and rl.kl_in == "loss"
+    positive, other = rl.sapo_temperatures
+    return {
+        **_prefixed("optim", _optimizer(rl)),
+        "fsdp_config.dtype": params.model.precision,
+        "fsdp_config.seed": seed,
+        "data_loader_seed": seed,
+        "ppo_mini_batch_size": rl.prompts_per_step // rl.minibatches,
+        "ppo_epochs": rl.epochs,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": max(rl.tokens_per_microbatch, longest_prompt + rl.max_tokens),
+        "policy_loss.loss_mode": LOSSES.get(rl.policy_loss, rl.policy_loss),
+        "clip_ratio_low": rl.clip_low,
+        "clip_ratio_high": rl.clip_high,
+        "clip_ratio_c": rl.dual_clip or UNBOUNDED,
+        "tau_pos": positive,
+        "tau_neg": other,
+        "loss_agg_mode": AGGREGATION[rl.aggregation],
+        "loss_scale_factor": rl.max_tokens if rl.aggregation == "sequence_sum" else None,
+        "entropy_coeff": rl.entropy_coef,
+        "use_kl_loss": in_loss,
+        "kl_loss_coef": rl.kl_coef,
+        "kl_loss_type": rl.kl_estimator,
+    }
+
+
+def _optimizer(rl: Rl) -> dict[str, Any]:
+    optimizer, updates = rl.optimizer, rl.epochs * rl.minibatches
+    return {
+        "optimizer": "AdamW",
+        "optimizer_impl": "torch.optim",
+        "lr": rl.lr,
+        "betas": [optimizer.beta1, optimizer.beta2],
+        "weight_decay": optimizer.weight_decay,
+        "clip_grad": optimizer.clip_norm or UNBOUNDED,
+        "override_optimizer_config": {"eps": optimizer.eps},
+        "lr_scheduler_type": optimizer.schedule,
+        "lr_warmup_steps": -(-optimizer.warmup_steps // updates),
+        "zero_indexed_step": False,
+    }
+
+
+def _rollout(params: Params, longest_prompt: int) -> dict[str, Any]:
+    rl, rollout = params.rl, params.rollout
+    vllm = rollout.vllm
+    return {
+        "name": "vllm",
+        "n": rl.group_size,
+        "temperature": rl.temperature,
+        "top_k": -1,
+        "top_p": 1.0,
+        "seed": params.run.seed,
+        "dtype": params.model.precision if vllm.dtype == "auto" else vllm.dtype,
+        "tensor_model_parallel_size": vllm.tensor_parallel,
+        "gpu_memory_utilization": vllm.memory_share,
+        "max_num_seqs": rollout.max_sequences,
+        "max_model_len": vllm.max_model_length or longest_prompt + rl.max_tokens,
+        "enforce_eager": bool(vllm.eager),
+        "calculate_log_probs": True,
+        "val_kwargs.n": rl.eval_samples,
+        "val_kwargs.temperature": rl.eval_temperature,
+        "val_kwargs.do_sample": rl.eval_temperature > 0,
+    }
+
+
+def _algorithm(rl: Rl) -> dict[str, Any]:
+    in_reward = bool(rl.kl_coef) and rl.kl_in == "reward"
+    return {
+        "adv_estimator": ESTIMATORS[rl.advantage],
+        "norm_adv_by_std_in_grpo": rl.advantage == "group_std",
+        "use_kl_in_reward": in_reward,
+        "kl_penalty": "kl",
+        "kl_ctrl.kl_coef": rl.kl_coef,
+        **_prefixed("rollout_correction", _correction(rl)),
+    }
+
+
+def _correction(rl: Rl) -> dict[str, Any]:
+    """Weights for the mismatch of vLLM and the trainer; a masked token has no loss (rejection sampling)."""
+    importance = rl.importance
+    if importance is None:
+        return {"rollout_is": None, "rollout_rs": None}
+    if importance.kind == "truncated":
+        return {"rollout_is": importance.level, "rollout_is_threshold": importance.high, "rollout_rs": None}
+    bounds = f"{importance.low}_{importance.high}"
+    return {
+        "rollout_is": importance.level,
+        "rollout_is_threshold": bounds,
+        "rollout_rs": "token_k1" if importance.level == "token" else "seq_sum_k1",
+        "rollout_rs_threshold": bounds,
+    }
+
+
+def _reward(files: VerlFiles) -> dict[str, Any]:
+    return {
+        "reward.custom_reward_function.path": REWARD_MODULE,
+        "reward.custom_reward_function.name": REWARD_FUNCTION,
+        "+reward.custom_reward_function.reward_kwargs": {"settings": str(files.reward)},
+        "reward.reward_manager.source": "importlib",
+        "reward.reward_manager.name": REWARD_MANAGER,
+        "reward.reward_manager.module.path": MANAGER_MODULE,
+    }
+
+
+def _trainer(params: Params, files: VerlFiles, resume: Path | None) -> dict[str, Any]:
+    rl = params.rl
+    return {
+        "nnodes": rl.verl.nodes,
+        "n_gpus_per_node": params.run.processes,
+        "total_epochs": 1,
+        "total_training_steps": rl.steps,
+        "project_name": "mathrl",
+        "experiment_name": "rl",
+        "logger": ["file"],
+        "val_before_train": False,
+        "test_freq": rl.eval_every or rl.steps,
+        "save_freq": rl.checkpoint_every,
+        "default_local_dir": str(files.checkpoints),
+        "max_actor_ckpt_to_keep": CHECKPOINTS_KEPT,
+        "resume_mode": "disable" if resume is None else "resume_path",
+        "resume_from_path": None if resume is None else str(resume),
+        "use_v1": True,
+        "v1.trainer_mode": "sync",
+    }
+
+
+def _check_shares(params: Params) -> None:
+    rl = params.rl
+    responses, gpus = rl.prompts_per_step * rl.group_size // rl.minibatches, params.run.processes * rl.verl.nodes
+    if responses % gpus:
+        raise UserError(
+            f"rl.engine is verl, which gives every GPU as many responses: prompts_per_step x group_size / minibatches "
+            f"= {responses} must be a multiple of run.processes x rl.verl.nodes = {gpus}"
+        )
+    if gpus % params.rollout.vllm.tensor_parallel:
+        raise UserError(
+            f"run.processes x rl.verl.nodes = {gpus} must be a multiple of rollout.vllm.tensor_parallel = "
+            f"{params.rollout.vllm.tensor_parallel}"
+        )

@@ -1,0 +1,161 @@
+"""Reinforcement learning by verl (rl.engine: verl), in a process of verl's own Python, on Ray.
+
+mathrl gives it the problems in its own order as rows, its prompts as text, its reward as verl's custom reward function,
+and the configuration as one value. It follows verl's metrics while they grow, writes them under the field's names,
+judges the run's health, ends verl on a signal, and brings the model of the last checkpoint back. verl samples, computes
+the loss and its gradient, and writes the checkpoints.
+"""
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from huggingface_hub import snapshot_download
+
+from mathrl.core.errors import UserError
+from mathrl.core.metrics import JsonlSink
+from mathrl.core.progress import progress
+from mathrl.core.types import Problem
+from mathrl.data.prompt_leaks import check_prompts
+from mathrl.engines.verl_checkpoints import latest_checkpoint
+from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
+from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
+from mathrl.engines.verl_process import VerlTraining, merge_checkpoint
+from mathrl.engines.verl_reward import DEV
+from mathrl.engines.verl_rows import write_reward_settings, write_rows
+from mathrl.models.load import load_model, load_tokenizer, resolve_folder
+from mathrl.models.transformers_import import GenerationConfig
+from mathrl.params import Params
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers.rl import RlResult
+from mathrl.trainers.training_run import TrainingLog, TrainingRun
+
+SHOWN = {"accuracy": "reward/accuracy", "length": "response_length", "loss": "actor_loss"}
+
+
+class VerlSteps:
+    """The steps that verl has done: their metrics on record, and what a resumed run needs to count on from them."""
+
+    def __init__(self, of: RowProblems, params: Params, files: VerlFiles, values: Mapping[str, float]) -> None:
+        self.of, self.params, self.files = of, params, files
+        self.sampled, self.trained = int(values.get("sampled", 0)), int(values.get("trained", 0))
+        self.accuracy = values.get("accuracy")
+        self.lr: float | None = None  # verl logs the learning rate of the step that follows
+
+    def figures(self, step: int, data: Mapping[str, float | None]) -> dict[str, float]:
+        """The row of a step that verl has reported."""
+        rl = self.params.rl
+        row = verl_figures(data, self.params.run.processes * rl.verl.nodes)
+        own, sampled = step_figures(take_graded(self.files.graded / f"step-{step}"), self.of, rl)
+        self.sampled, self.trained = self.sampled + sampled, self.trained + int(own["trained_tokens"])
+        row |= own | dev_figures(take_graded(self.files.graded / DEV))
+        self.accuracy = row.get("dev/accuracy", self.accuracy)
+        if rl.lr and self.lr is not None:
+            row["lr_factor"] = self.lr / rl.lr
+        self.lr = row.pop("verl/actor/lr", None)
+        return row
+
+    def values(self) -> dict[str, float]:
+        kept = {"sampled": float(self.sampled), "trained": float(self.trained)}
+        return kept if self.accuracy is None else {**kept, "accuracy": self.accuracy}
+
+
+def train_rl_with_verl(
+    start: Path,
+    problems: Sequence[Problem],
+    dev: Sequence[Problem],
+    few_shot: Sequence[Problem],
+    params: Params,
+    run: TrainingRun,
+    python: str,
+    log: Path,
+) -> tuple[Any, Any, RlResult]:
+    """Train the model of the folder `start`; resumes from verl's last whole checkpoint in `run.state`.
+
+    verl is run by `python`, and its output goes to the file `log`. Returns the model, its tokenizer and the figures of
+    the run.
+
+    Raises:
+        UserError: no prompt fits or verl reads one as other tokens, verl ends with an error, updates are not finite, or
+            health ends the run.
+        SystemExit: after SIGTERM; verl's last checkpoint is what the run goes on from.
+    """
+    rl = params.rl
+    tokenizer = load_tokenizer(start, params.model)
+    check_prompts([*problems, *dev], params.prompt, tokenizer)
+    model = _folder(start, params)
+    files = VerlFiles(model, run.state / "verl", run.state / "checkpoints")
+    no_engine: Any = SimpleNamespace(rollout=params.rollout)  # verl samples
+    sampler = Sampler(no_engine, tokenizer, params.prompt, few_shot)
+    prompts = [sampler.prompt_tokens(problem) for problem in problems]
+    numbers, longest = write_rows(sampler, problems, prompts, dev, params, files)
+    write_reward_settings(params, _ends(tokenizer, model), files)
+    shutil.rmtree(files.graded, ignore_errors=True)  # of steps that are done again
+
+    kept = run.state / "values.jsonl"
+    recorded = {int(row["step"]): row for row in JsonlSink(kept, resume_after=rl.steps).rows()}
+    saved = latest_checkpoint(files.checkpoints, recorded)
+    done = saved.step if saved else 0
+    settings = verl_settings(params, files, longest_prompt=longest, resume=saved.folder if saved else None)
+    steps = VerlSteps(RowProblems(numbers, problems, prompts), params, files, recorded.get(done, {}))
+    if done < rl.steps:
+        overrides = hydra_overrides(settings, rl.verl.overrides)
+        training = VerlTraining(python, overrides, files.metrics, log)
+        _follow(training, steps, done, run, JsonlSink(kept, resume_after=done))
+        saved = latest_checkpoint(files.checkpoints, {rl.steps})
+    if saved is None or saved.step != rl.steps:
+        raise UserError(f"verl ended without a whole checkpoint of step {rl.steps} in {files.checkpoints}; see {log}")
+    merged = run.state / "merged"
+    shutil.rmtree(merged, ignore_errors=True)
+    merge_checkpoint(python, saved.actor, merged, log.with_name("verl-merger.log"))
+    network = load_model(merged, params.model, "cpu")
+    return network, tokenizer, RlResult(rl.steps, steps.sampled, steps.trained, steps.accuracy, rl.steps)
+
+
+def _follow(training: VerlTraining, steps: VerlSteps, done: int, run: TrainingRun, values: JsonlSink) -> None:
+    """Run verl to its end, with a row of metrics per step."""
+    rl, bad = steps.params.rl, 0
+    record = run.open_log(done or None)
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress("rl", rl.steps, done))
+        stack.enter_context(training)
+        for reported in training.rows():
+            step, data = int(reported["step"]), reported["data"]
+            row = steps.figures(step, data)
+            _record(record, step, row)
+            values.log(step, steps.values())
+            bad = bad + 1 if _not_finite(row) else 0
+            if bad > steps.params.training.most_bad_updates:
+                raise UserError(
+                    f"step {step}: {' and '.join(_not_finite(row))} of verl's update is not finite, {bad} steps in a "
+                    "row: lower rl.lr, set rl.optimizer.clip_norm, look at the rewards, or raise "
+                    "training.most_bad_updates"
+                )
+            bar.advance(1, **{name: row[key] for name, key in SHOWN.items() if key in row})
+
+
+def _record(record: TrainingLog, step: int, row: Mapping[str, float]) -> None:
+    record.write(step, row)
+    record.check_health(step, row)
+
+
+def _not_finite(row: Mapping[str, float]) -> list[str]:
+    return [name for name in ("actor_loss", "grad_norm") if not math.isfinite(row.get(name, 0.0))]
+
+
+def _folder(start: Path, params: Params) -> Path:
+    """The folder of the model that `start` is or refers to; verl takes no revision, so one of the hub is downloaded."""
+    model, options = resolve_folder(start.resolve(), params.model)
+    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, revision=options.get("revision")))
+
+
+def _ends(tokenizer: Any, model: Path) -> list[int]:
+    """The tokens that end a response in vLLM: the tokenizer's end token and those of the generation configuration."""
+    named: Any = None
+    if (model / "generation_config.json").exists():
+        named = GenerationConfig.from_pretrained(model).eos_token_id
+    return sorted({tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None})
