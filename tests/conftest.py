@@ -15,7 +15,7 @@ LONG = (
     "test_recipes.py", "test_resume.py", "test_deepspeed.py", "test_reproduce.py", "test_sharding.py",
     "test_trl_engine.py", "test_ranks.py", "test_tracking.py", "test_resharding.py", "test_kills.py", "test_small.py",
     "test_presets.py", "test_servers.py", "test_parallel.py", "test_engines.py", "test_families.py", "test_compare.py",
-    "test_curate_bytes.py", "test_promote.py",
+    "test_curate_bytes.py", "test_promote.py", "test_fsdp.py",
 )  # fmt: skip
 
 

@@ -4,10 +4,7 @@ python resharded_runs.py OUT; rank 0 of each world writes OUT/RUN, WORLD.pt. The
 so torch and DeepSpeed are imported once.
 """
 
-import multiprocessing
-import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +20,7 @@ from mathrl.learners import learner as learners
 from mathrl.learners.distributed import Ranks
 from tests.engines import deepspeed_runs
 from tests.engines.deepspeed_runs import MODES, RL, rl, sft, weights
+from tests.forked_ranks import in_ranks
 
 BEST = RL.model_copy(update={"steps": 3, "export": "best", "eval_every": 1, "checkpoint_every": 2})
 # What runs, the update before which it is looked at and stopped, and whether small weights stay whole under ZeRO 3.
@@ -75,26 +73,6 @@ def _whole(learner: Any, name: str, value: torch.Tensor) -> torch.Tensor:
     if not hasattr(weight, "ds_tensor"):
         return value
     return torch.cat(learner.ranks.gather(value))[: weight.ds_numel]
-
-
-def in_ranks(world: int, work: Callable[[], None]) -> None:
-    """Call `work` at every rank of a world of forked processes."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_rank, args=(number, world, port, work)) for number in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * world
-
-
-def _rank(number: int, world: int, port: int, work: Callable[[], None]) -> None:
-    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    work()
 
 
 def main(out: Path) -> None:
