@@ -54,6 +54,7 @@ RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimi
         eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
 PPO = RL.model_copy(
     update={"advantage": "gae", "critic": Critic(optimizer=ADAM), "kl_coef": 0.1, "minibatches": 2, "ema": 0.9}
+    | {"eval_every": 0}
 )
 GROUPS = RL.model_copy(
     update={"minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "lr": 0.03}
