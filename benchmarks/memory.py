@@ -106,7 +106,7 @@ def run(case: str) -> None:
     tokenizer, folder = character_tokenizer(base), state / "base"
     export_model(fresh_network(base, tokenizer, seed=0), tokenizer, folder, "")
     gc.collect()
-    model = load_model(folder, params.model, device, plain=ranks.uses_deepspeed)
+    model = load_model(folder, params.model, device, plain=ranks.divides)
 
     def sink(resume_after: int | None) -> JsonlSink:
         return JsonlSink(state / "metrics.jsonl", resume_after=resume_after)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 1, 2 and 3 on one GPU: the update's loss and gradient norm, which must be plain torch's."""
+"""DeepSpeed's ZeRO 1, 2 and 3 and FSDP on one GPU: the update's loss and gradient norm, which must be plain torch's."""
 
 import gc
 import tempfile
@@ -16,6 +16,11 @@ from mathrl.trainers.policy_update import update_gradient
 
 LIMIT = 0.02  # relative, of the gradient norm: torch keeps float32 weights, DeepSpeed computes in pure bfloat16
 FLOAT32_LIMIT = 1e-3
+BACKENDS = {
+    "torch": [],
+    **{f"ZeRO {stage}": ["training.backend=deepspeed", f"training.deepspeed.stage={stage}"] for stage in (1, 2, 3)},
+    "FSDP": ["training.backend=fsdp"],
+}
 
 
 def main(device: torch.device, toy: bool) -> dict[str, Any]:
@@ -24,11 +29,11 @@ def main(device: torch.device, toy: bool) -> dict[str, Any]:
         source = write_model(Path(folder) / "model", "toy" if toy else "0.5B", device, layers=None if toy else 6)
         for precision in ("float32", "bfloat16"):
             expected = None
-            for stage in (0, 1, 2, 3):
-                figures = one_update(source, device, precision, stage)
+            for name, backend in BACKENDS.items():
+                figures = one_update(source, device, precision, backend)
                 expected = expected or figures
                 rows.append({
-                    "name": f"{precision}, " + (f"ZeRO {stage}" if stage else "torch"),
+                    "name": f"{precision}, {name}",
                     "loss": figures[0], "norm": figures[1],
                     "value": abs(figures[1] - expected[1]) / expected[1],
                     "limit": FLOAT32_LIMIT if precision == "float32" else LIMIT,
@@ -39,12 +44,11 @@ def main(device: torch.device, toy: bool) -> dict[str, Any]:
     return {"checks": rows, "failed": [row["name"] for row in rows if row["value"] > row["limit"]]}
 
 
-def one_update(source: Path, device: torch.device, precision: str, stage: int) -> tuple[float, float]:
-    """Loss and gradient norm of the first update; stage 0 is the torch backend."""
-    backend = ["training.backend=deepspeed", f"training.deepspeed.stage={stage}"] if stage else []
+def one_update(source: Path, device: torch.device, precision: str, backend: list[str]) -> tuple[float, float]:
+    """Loss and gradient norm of the first update."""
     params = run_params(source, f"model.precision={precision}", *backend)
     ranks = Ranks(device, params.training)
-    model = load_model(source, params.model, device, plain=bool(stage))
+    model = load_model(source, params.model, device, plain=ranks.divides)
     groups = random_groups(4, 4, 64, 64, model.config.vocab_size)
     policy = make_learner(model, params.rl.optimizer, params.rl.lr, 10, ranks, name="rl")
     batch, _ = make_batch(groups, params.rl, ranks, policy.model)

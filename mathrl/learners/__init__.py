@@ -1,1 +1,1 @@
-"""What holds a model's weights and optimizer while it learns: plain torch or DeepSpeed, on one process or many."""
+"""What holds a model's weights and optimizer while it learns: plain torch, DeepSpeed or FSDP, on one rank or many."""

@@ -7,7 +7,7 @@ beside DeepSpeed's source and run tests/engines/test_deepspeed.py, which compare
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,21 +16,8 @@ from torch import Tensor, nn
 
 from mathrl.core.environment import Variable
 from mathrl.learners.distributed import Ranks
+from mathrl.models.root_pass import Pass
 from mathrl.models.sharding import own_range
-
-
-class _Pass(nn.Module):
-    """The module that DeepSpeed wraps: its forward pass is whatever is computed of the network.
-
-    DeepSpeed's hooks at the beginning and the end of a pass are those of its root module.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
-        return compute()
 
 
 def import_deepspeed(ranks: Ranks) -> Any:
@@ -54,7 +41,7 @@ def make_engine(network: nn.Module, optimizer: Any, config: dict[str, Any], rank
     Without an optimizer it only gathers the weights of ZeRO 3 for forward passes.
     """
     deepspeed = import_deepspeed(ranks)
-    engine, *_ = deepspeed.initialize(model=_Pass(network), optimizer=optimizer, config=config)
+    engine, *_ = deepspeed.initialize(model=Pass(network), optimizer=optimizer, config=config)
     ranks.set_timeouts()  # NCCL's is ten minutes
     return engine
 

@@ -8,15 +8,13 @@ type, and ZeRO keeps float32 weights beside it for the optimizer.
 
 import importlib.util
 import math
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
@@ -33,9 +31,9 @@ from mathrl.learners.deepspeed_internals import (
     without_trace,
 )
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import Figures, own_micro_batches, smallest
 from mathrl.learners.optimizer import optimizer_arguments, schedule
-from mathrl.learners.shards import Part, Shards, write_shard
+from mathrl.learners.root_passes import RootPasses
+from mathrl.learners.shards import Part, fill_parts, open_shards, write_shards
 from mathrl.learners.torch_learner import check_bad
 from mathrl.models.device import hardware_of
 from mathrl.models.lora import weight_parts
@@ -44,10 +42,8 @@ from mathrl.models.sharding import gathered, gathered_weights, own_part, own_ran
 from mathrl.models.weights import with_head
 from mathrl.params.train import Optimizer
 
-P = ParamSpec("P")
 
-
-class DeepSpeedLearner:
+class DeepSpeedLearner(RootPasses):
     """See `mathrl.learners.learner.Learner`."""
 
     def __init__(
@@ -75,7 +71,6 @@ class DeepSpeedLearner:
             self.engine = make_engine(model, optimizer, self._config(), ranks)
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
         self.best: dict[str, Tensor] = {}
-        self._gathered = False
 
     def _config(self) -> dict[str, Any]:
         return deepspeed_config(
@@ -84,23 +79,6 @@ class DeepSpeedLearner:
             half=self.model.dtype == torch.bfloat16,
             hardware=hardware_of(self.ranks.device),
         )
-
-    def micro_batches(
-        self, sizes: Sequence[int], tokens: int, chosen: Sequence[int] | None = None
-    ) -> Iterator[tuple[list[int], float]]:
-        return self.ranks.evened(own_micro_batches(sizes, tokens, self.ranks, chosen), smallest(sizes))
-
-    def forward(
-        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[Tensor, Figures]:
-        figures: dict[str, Tensor] = {}
-
-        def compute() -> Tensor:
-            loss, values = loss_of(*args, **kwargs)
-            figures.update(values)
-            return loss
-
-        return self.engine(compute), figures
 
     def backward(self, loss: Tensor) -> None:
         self.engine.backward(loss * self.ranks.world, scale_wrt_gas=False)
@@ -127,16 +105,12 @@ class DeepSpeedLearner:
         self.engine.step()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        if self.stage < 3 or self._gathered:
+    def gather_all(self) -> Iterator[None]:
+        if self.stage < 3:
             yield
             return
         with gathered(self.model.parameters()), without_hooks(self.engine):
-            self._gathered = True
-            try:
-                yield
-            finally:
-                self._gathered = False
+            yield
 
     def scoring(self) -> AbstractContextManager[None]:
         return nullcontext() if self.stage < 3 or self._gathered else without_trace(self.engine)
@@ -172,36 +146,19 @@ class DeepSpeedLearner:
         for name, value in self.best.items():
             own_part(state[name]).copy_(value)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
     def write(self, folder: Path) -> None:
         """Write a shard per rank (`mathrl.learners.shards`): any number of ranks resumes from them."""
-        parts = folder / self.name
-        if self.ranks.rank == 0:
-            shutil.rmtree(parts, ignore_errors=True)  # left by a kill
-        dist.barrier()
         best = self._best_parts() if self.stage == 3 or self.ranks.rank == 0 else ()  # else every rank has all of it
-        write_shard(parts, self.ranks.rank, chain(self._parts(), best))
-        dist.barrier()
+        write_shards(folder / self.name, chain(self._parts(), best))
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
-        if saved.parts is None or not (saved.parts / self.name).is_dir():
-            raise UserError(f"the checkpoint after step {saved.step} is not DeepSpeed's; remove its folder")
-        shards = Shards(saved.parts / self.name)
+        shards = open_shards(saved, self.name)
         self.updates, self.bad = counts["updates"], counts["bad"]
         if steps := self.updates - self.bad:
             make_moments(self.engine, steps)
         state = self.model.state_dict(keep_vars=True)
         self.best = {name: torch.zeros_like(own_part(state[name]), device="cpu") for name in shards.names("best/")}
-        try:
-            for name, begin, values in chain(self._parts(), self._best_parts()):
-                shards.fill(name, begin, values)
-        except ValueError as error:
-            raise UserError(
-                f"the checkpoint after step {saved.step} is incomplete ({self.name}: {error}): remove its folder, and "
-                "have all machines share one state folder"
-            ) from None
+        fill_parts(shards, chain(self._parts(), self._best_parts()), saved, self.name)
         round_masters(self.engine)
 
     def _parts(self) -> Iterator[Part]:
@@ -216,10 +173,6 @@ class DeepSpeedLearner:
         for name, value in self.best.items():
             begin, size = own_range(state[name])
             yield f"best/{name}", begin, value.view(-1)[:size]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"updates": self.updates, "bad": self.bad}
 
 
 def check_supported(params: Optimizer, name: str, ema: float | None) -> None:

@@ -39,7 +39,7 @@ class Ranks:
         self.timeout = timedelta(minutes=self.training.collective_timeout_minutes)
         if self.world > 1:
             join_ranks(device.type == "cuda", self.timeout)
-        elif self.uses_deepspeed and not dist.is_initialized():  # it exchanges with itself where it is the only rank
+        elif self.divides and not dist.is_initialized():  # it exchanges with itself where it is the only rank
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
         self.objects = object_group(self.timeout) if self.world > 1 else None
@@ -48,9 +48,9 @@ class Ranks:
             check_gpus(self.gather((socket.gethostname(), str(uuid))))
 
     @property
-    def uses_deepspeed(self) -> bool:
-        """Whether DeepSpeed divides the weights; models are then loaded unchanged, without mathrl's own layers."""
-        return self.training.backend == "deepspeed"
+    def divides(self) -> bool:
+        """Whether DeepSpeed or FSDP divides what is trained; models are then loaded without mathrl's own layers."""
+        return self.training.backend != "torch"
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace the tensor by its sum over the ranks, in place."""

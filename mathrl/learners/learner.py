@@ -10,11 +10,17 @@ from torch import Tensor
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
+from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.micro_batches import Figures
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.train import Optimizer
 
 P = ParamSpec("P")
+BACKENDS: dict[str, Callable[..., "Learner"]] = {
+    "torch": TorchLearner,
+    "deepspeed": DeepSpeedLearner,
+    "fsdp": FsdpLearner,
+}
 
 
 class Learner(Protocol):
@@ -123,5 +129,4 @@ def make_learner(
     Raises:
         UserError: DeepSpeed is not installed, or does not support what the parameters ask for.
     """
-    backend = DeepSpeedLearner if ranks.uses_deepspeed else TorchLearner
-    return backend(model, params, lr, updates, ranks, name=name, ema=ema)
+    return BACKENDS[ranks.training.backend](model, params, lr, updates, ranks, name=name, ema=ema)

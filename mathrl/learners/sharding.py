@@ -1,4 +1,4 @@
-"""ZeRO 3 for models that do not fit one rank: sharded while they are loaded, scored layer by layer, frozen or not."""
+"""ZeRO 3 or FSDP for models that do not fit one rank: sharded as they are loaded, and scored layer by layer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +11,7 @@ from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import import_deepspeed, make_engine, release, without_trace
 from mathrl.learners.distributed import Ranks
 from mathrl.models.device import hardware_of
+from mathrl.models.fsdp import is_divided, layer_by_layer, rank_mesh, start
 from mathrl.models.load import plain_dtype
 from mathrl.models.scores import prepare
 from mathrl.models.sharding import is_sharded, sharded_loads
@@ -30,16 +31,19 @@ def _config(ranks: Ranks, dtype: torch.dtype) -> dict[str, Any]:
 def load_to_train(load: Callable[..., Any], folder: Path | str, model: Model, ranks: Ranks) -> Any:
     """The model that `load` (`load_model` or `load_scorer`) makes of a folder, as the backend trains it.
 
-    With ZeRO 3 it is sharded while it is loaded.
+    With ZeRO 3 or FSDP it is sharded while it is loaded.
     """
-    zero_3 = ranks.uses_deepspeed and ranks.training.deepspeed.stage == 3
+    backend = ranks.training.backend
+    zero_3 = backend == "deepspeed" and ranks.training.deepspeed.stage == 3
+    mesh = rank_mesh(ranks.device) if backend == "fsdp" else None
     with _sharded(ranks, plain_dtype(model)) if zero_3 else nullcontext():
-        return load(folder, model, ranks.device, plain=ranks.uses_deepspeed)
+        return load(folder, model, ranks.device, plain=ranks.divides, mesh=mesh)
 
 
 def sharded_like(network: Any, ranks: Ranks) -> AbstractContextManager[None]:
-    """Context in which transformers makes models sharded if this one is (see `make_scorer`, `sharded_copy`)."""
-    return _sharded(ranks, network.dtype) if is_sharded(network) else nullcontext()
+    """Context in which transformers makes models sharded if ZeRO 3 shards this one (`make_scorer`, `sharded_copy`)."""
+    by_zero = is_sharded(network) and not is_divided(network)
+    return _sharded(ranks, network.dtype) if by_zero else nullcontext()
 
 
 def _sharded(ranks: Ranks, dtype: torch.dtype) -> AbstractContextManager[None]:
@@ -52,12 +56,18 @@ class FrozenModel:
 
     def __init__(self, model: Any, ranks: Ranks) -> None:
         self.model, self.engine = model, None
-        if is_sharded(model):
-            prepare(model)
+        if not is_sharded(model):
+            return
+        prepare(model)
+        if is_divided(model):
+            start(model)
+        else:
             self.engine = make_engine(model, None, _config(ranks, model.dtype), ranks)
 
     def scoring(self) -> AbstractContextManager[None]:
         """See `Learner.scoring`."""
+        if is_divided(self.model):
+            return layer_by_layer(self.model)
         return nullcontext() if self.engine is None else without_trace(self.engine)
 
     def close(self) -> None:

@@ -6,18 +6,60 @@ Example: two ranks that hold the halves of a weight w [4, 8] write "w@0" and "w@
 ranks that read them, the second fills its 11 elements from 11 on from both.
 """
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
+from mathrl.core.errors import UserError
 from mathrl.core.files import written_aside
-from mathrl.learners.checkpoint import write_tensors
+from mathrl.learners.checkpoint import Checkpoint, write_tensors
 
 Part = tuple[str, int, Tensor]  # name, first element, flat values
+
+
+def write_shards(folder: Path, parts: Iterable[Part]) -> None:
+    """Write the parts that each rank holds; called at every rank."""
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # left by a kill
+    dist.barrier()
+    write_shard(folder, dist.get_rank(), parts)
+    dist.barrier()
+
+
+def open_shards(saved: Checkpoint, name: str) -> "Shards":
+    """The shards of the learner `name`.
+
+    Raises:
+        UserError: the checkpoint is one of the torch backend.
+    """
+    if saved.parts is None or not (saved.parts / name).is_dir():
+        raise UserError(
+            f"the checkpoint after step {saved.step} is not one of this training.backend, which divides the weights: "
+            "remove its folder"
+        )
+    return Shards(saved.parts / name)
+
+
+def fill_parts(shards: "Shards", parts: Iterable[Part], saved: Checkpoint, name: str) -> None:
+    """Overwrite the values of the parts with those of the shards.
+
+    Raises:
+        UserError: some of them are missing.
+    """
+    try:
+        for part, begin, values in parts:
+            shards.fill(part, begin, values)
+    except ValueError as error:
+        raise UserError(
+            f"the checkpoint after step {saved.step} is incomplete ({name}: {error}): remove its folder, and "
+            "have all machines share one state folder"
+        ) from None
 
 
 def write_shard(folder: Path, rank: int, parts: Iterable[Part]) -> None:

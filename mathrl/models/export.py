@@ -11,7 +11,16 @@ from torch import Tensor
 from mathrl.core.environment import rank
 from mathrl.core.files import write_text, written_aside
 from mathrl.models.end_tokens import end_tokens
-from mathrl.models.lora import ADAPTER, adapter_weights, keeps_adapter, merged_state, save_adapter, weight_parts
+from mathrl.models.kernels import compute_dtype
+from mathrl.models.lora import (
+    ADAPTER,
+    adapter_tensors,
+    adapter_weights,
+    keeps_adapter,
+    merged_state,
+    save_adapter,
+    weight_parts,
+)
 from mathrl.models.sharding import gathered, gathered_weights, is_sharded
 from mathrl.models.transformers_import import GenerationConfig, revert_weight_conversion
 
@@ -30,7 +39,8 @@ def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> N
             for _ in gathered_weights(_untied_parts(model)):
                 pass
             with gathered(adapter_weights(model)):
-                pass
+                if keeps_adapter(model):
+                    adapter_tensors(model)
         return
     if model.can_generate():
         # Greedy, ending at every token that ended a response in training: what a reader of the folder expects.
@@ -41,12 +51,14 @@ def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> N
     with written_aside(Path(folder)) as aside:
         if is_sharded(model):
             model.save_pretrained(aside, state_dict={})  # everything but the weights
+            model.config.dtype = compute_dtype(model)  # FSDP's weights are float32, and written in this type
+            model.config.save_pretrained(aside)
             save_files(model, gathered_weights(_untied_parts(model)), aside)
         else:
             model.save_pretrained(aside, safe_serialization=True, state_dict=merged_state(model))
         with gathered(adapter_weights(model)):
             if keeps_adapter(model):
-                save_adapter(model, aside / ADAPTER)
+                save_adapter(model, adapter_tensors(model), aside / ADAPTER)
         tokenizer.save_pretrained(aside)
         write_text(aside / "README.md", card if card.endswith("\n") else card + "\n")
 

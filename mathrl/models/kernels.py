@@ -60,7 +60,13 @@ def attention_kernel(model: Any) -> Kernel:
         return kernel
     device = model.device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return choose_kernel(device.type, model.dtype, head_width(model.config), torch.__version__, capability)
+    return choose_kernel(device.type, compute_dtype(model), head_width(model.config), torch.__version__, capability)
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """The type that a model computes in: that of its weights, but for float32 weights that FSDP rounds to it."""
+    dtype: torch.dtype = model.__dict__.get("_compute_dtype") or model.dtype
+    return dtype
 
 
 def head_width(config: Any) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
@@ -13,7 +14,9 @@ from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.export import export_model
+from mathrl.models.fsdp import divided_loads, is_divided
 from mathrl.models.fused import use_fused_elementwise
+from mathrl.models.kernels import compute_dtype
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
 from mathrl.models.logprobs import architecture_trial, takes_packed
 from mathrl.models.norm import use_fast_norms, use_fused_norms
@@ -36,18 +39,20 @@ __all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "plain_d
 PROBE = " The sum  is 1234,\n\n  x_1 = $\\frac{3}{4}$ isn't कि été 日本"
 OPTIONAL_FILE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WEIGHTS_ADVICE = (
-    "set training.backend to deepspeed with training.deepspeed.stage 3 (and offload_parameters), or take a "
+    "set training.backend to fsdp, or to deepspeed with training.deepspeed.stage 3 (and offload_parameters), or take a "
     "smaller model (model.base)"
 )
 
 
-def load_model(folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False) -> PreTrainedModel:
+def load_model(
+    folder: Path | str, model: Model, device: torch.device | str, *, plain: bool = False, mesh: DeviceMesh | None = None
+) -> PreTrainedModel:
     """The causal LM of a folder in eval mode, computing in `model.precision`.
 
     On a CPU its weights are float32, and with bfloat16 only products are. On a GPU all of the model has the precision:
     weights, the residual stream and everything between (norms and rotations compute in float32 inside); the learner
-    keeps float32 weights for its optimizer. A `plain` model, for DeepSpeed, has weights of the precision on a CPU too,
-    and no layers exchanged there.
+    keeps float32 weights for its optimizer. A `plain` model, for DeepSpeed and FSDP, has weights of the precision on a
+    CPU too, and no layers exchanged there. With a `mesh` each rank reads its own rows (`mathrl.models.fsdp`).
 
     Only safetensors are read. Code that comes with the model runs only if `model.base.trust_remote_code` allows it.
 
@@ -63,7 +68,9 @@ def load_model(folder: Path | str, model: Model, device: torch.device | str, *, 
         config = AutoConfig.from_pretrained(path, **options)
         _refuse_encoder_decoder(config)
         weights = weights_options(model, device, plain=plain)
-        network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **options).to(device).eval()
+        with divided_loads(mesh) as division:
+            network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **division, **options)
+        network = network.to(device).eval()
     use_fast_layers(network, network, model, plain=plain)
     if not is_sharded(network):
         takes_packed(network)
@@ -102,7 +109,12 @@ def _refuse_encoder_decoder(config: Any) -> None:
 
 
 def use_fast_layers(network: Any, trunk: Any, model: Model, *, plain: bool = False) -> None:
-    """Exchange layers for faster ones with the same weights, in place; products only in the `trunk`."""
+    """Exchange layers for faster ones with the same weights, in place; products only in the `trunk`.
+
+    Of a network that FSDP divides none: the trials that find them need whole weights.
+    """
+    if is_divided(network):
+        return
     if network.device.type == "cuda":
         use_fused_norms(network)
         use_fused_elementwise(network)
@@ -115,7 +127,7 @@ def use_fast_layers(network: Any, trunk: Any, model: Model, *, plain: bool = Fal
 def precision_of(network: Any) -> Literal["float32", "bfloat16"]:
     """The `model.precision` that a network was loaded with."""
     rounded = any(isinstance(module, BFloat16Linear) for module in network.modules())
-    return "bfloat16" if rounded or network.dtype == torch.bfloat16 else "float32"
+    return "bfloat16" if rounded or compute_dtype(network) == torch.bfloat16 else "float32"
 
 
 def weights_options(model: Model, device: torch.device | str, *, plain: bool) -> dict[str, Any]:

@@ -97,7 +97,9 @@ def plain_head(model: Any) -> bool:
     If so the head is a `LogprobHead` from then on.
     """
     if "_plain_head" not in model.__dict__:
-        model.__dict__["_plain_head"] = type(model.get_output_embeddings()) is nn.Linear and _head_trial(model)
+        head = model.get_output_embeddings()
+        linear = type(head) is nn.Linear or isinstance(head, LogprobHead)  # FSDP's is one from the start
+        model.__dict__["_plain_head"] = linear and _head_trial(model)
     plain = bool(model.__dict__["_plain_head"])
     if plain and type(model.get_output_embeddings()) is nn.Linear:
         model.get_output_embeddings().__class__ = LogprobHead

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
+from mathrl.models.kernels import compute_dtype
+from mathrl.models.sharding import whole
 from mathrl.params.lora import Lora
 
 ADAPTER = "adapter"
@@ -99,8 +101,10 @@ def merged_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
 def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[], Tensor]]]:
     """For each of `merged_weights`: its name, the network's tensors that it is computed from, and its function.
 
-    For networks with partitioned tensors: they must be gathered when the function is called.
+    For networks with partitioned tensors: ZeRO's must be gathered when the function is called; the function gathers
+    FSDP's, so all ranks call it.
     """
+    dtype = compute_dtype(network)
     modules = network.named_modules()
     adapted = {f"{name}.base_layer.weight": module for name, module in modules if _is_adapted(module)}
     for name, weight in network.state_dict(keep_vars=True).items():
@@ -110,15 +114,16 @@ def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[],
         parts = [weight]
         if module is not None:
             parts += [module.lora_A[_NAME].weight, module.lora_B[_NAME].weight]
-        yield name.replace(".base_layer.", "."), parts, partial(_merged, weight, module)
+        yield name.replace(".base_layer.", "."), parts, partial(_merged, weight, module, dtype)
 
 
-def _merged(weight: Tensor, module: Any) -> Tensor:
+def _merged(weight: Tensor, module: Any, dtype: torch.dtype) -> Tensor:
+    base = whole(weight.detach(), dtype)
     if module is None:
-        return weight.detach()
+        return base
     with torch.no_grad():
-        delta: Tensor = module.get_delta_weight(_NAME)
-        return weight + delta
+        delta: Tensor = whole(module.get_delta_weight(_NAME), dtype)
+        return base + delta
 
 
 def merged_state(network: Any) -> dict[str, Tensor]:
@@ -130,16 +135,21 @@ def adapter_weights(network: Any) -> list[Tensor]:
     return [weight for name, weight in network.named_parameters() if ".lora_" in name]
 
 
-def save_adapter(network: Any, folder: Path) -> None:
-    """Save the adapter alone, for peft's `PeftModel.from_pretrained(start model, folder)`."""
+def adapter_tensors(network: Any) -> dict[str, Tensor]:
+    """The adapter under peft's names, on the CPU; called at every rank."""
     import peft
+
+    tensors, dtype = peft.get_peft_model_state_dict(network, adapter_name=_NAME), compute_dtype(network)
+    return {f"base_model.model.{name}": whole(weight, dtype).contiguous().cpu() for name, weight in tensors.items()}
+
+
+def save_adapter(network: Any, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Save the adapter alone, for peft's `PeftModel.from_pretrained(start model, folder)`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
     _, config = network.__dict__["_lora"]
-    tensors = peft.get_peft_model_state_dict(network, adapter_name=_NAME)
-    named = {f"base_model.model.{name}": weight.contiguous().cpu() for name, weight in tensors.items()}
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     adapter_config = {
         **config.to_dict(),
         "base_model_name_or_path": network.config._name_or_path,

@@ -9,11 +9,13 @@ Shapes: N response tokens (groups, responses, tokens in order); T packed tokens.
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
@@ -21,7 +23,8 @@ from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.device import Device
 from mathrl.models.dropout import disable_dropout
-from mathrl.models.kernels import attention_kernel
+from mathrl.models.fsdp import divided_loads, is_divided, made_divided
+from mathrl.models.kernels import attention_kernel, compute_dtype
 from mathrl.models.load import WEIGHTS_ADVICE, loading, precision_of, resolve_folder, use_fast_layers, weights_options
 from mathrl.models.logprobs import padded, plain_head, takes_packed
 from mathrl.models.lora import merged_state
@@ -44,8 +47,9 @@ def make_scorer(policy: Any) -> Any:
     config.num_labels, config.classifier_dropout = 1, 0.0
     with memory_part("weights of a critic or reward model", WEIGHTS_ADVICE):
         try:
-            dtype = policy.dtype if is_sharded(policy) else torch.float32
-            scorer = AutoModelForTokenClassification.from_config(config, dtype=dtype)
+            dtype = compute_dtype(policy) if is_sharded(policy) else torch.float32
+            make = partial(AutoModelForTokenClassification.from_config, config, dtype=dtype)
+            scorer = made_divided(make, policy) if is_divided(policy) else make()
         except ValueError:
             raise UserError(
                 f"a critic or reward model of architecture {config.model_type!r} cannot be made: "
@@ -65,7 +69,9 @@ def make_scorer(policy: Any) -> Any:
     return scorer
 
 
-def load_scorer(folder: Path | str, model: Model, device: Device, *, plain: bool = False) -> Any:
+def load_scorer(
+    folder: Path | str, model: Model, device: Device, *, plain: bool = False, mesh: DeviceMesh | None = None
+) -> Any:
     """The scorer of a folder in eval mode, its trunk computing in `model.precision`: weights as in `load_model`.
 
     Raises:
@@ -81,7 +87,10 @@ def load_scorer(folder: Path | str, model: Model, device: Device, *, plain: bool
             raise ValueError(f"it is a {architecture} with {config.num_labels} labels")
         config.classifier_dropout = 0.0
         weights = weights_options(model, device, plain=plain)
-        scorer = AutoModelForTokenClassification.from_pretrained(path, config=config, **weights, **options)
+        with divided_loads(mesh) as division:
+            scorer = AutoModelForTokenClassification.from_pretrained(
+                path, config=config, **weights, **division, **options
+            )
         scorer = scorer.to(device).eval()
     disable_dropout(scorer)
     use_fast_layers(scorer, scorer.base_model, model, plain=plain)

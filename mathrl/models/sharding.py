@@ -1,7 +1,8 @@
-"""Models that ZeRO 3 shards among the ranks: copied and read without any rank ever holding one whole.
+"""Models that ZeRO 3 or FSDP shards among the ranks: copied and read without any rank ever holding one whole.
 
 Of DeepSpeed's marks on a sharded weight (deepspeed/runtime/zero/partition_parameters.py) two are used: `ds_tensor`,
-this rank's flat shard, and `ds_numel`, the number of elements of the whole weight.
+this rank's flat shard, and `ds_numel`, the number of elements of the whole weight. FSDP's is a DTensor: each rank has
+as many rows, rounded up, and the last ones fewer or none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from mathrl.models.fsdp import is_divided, made_divided
+from mathrl.models.kernels import compute_dtype
 from mathrl.models.transformers_import import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 Part = tuple[str, list[Tensor], Callable[[], Tensor]]  # see `mathrl.models.lora.weight_parts`
@@ -45,21 +49,41 @@ def sharded_loads(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def is_sharded(network: Any) -> bool:
-    return any(hasattr(weight, "ds_tensor") for weight in network.parameters())
+    return is_divided(network) or any(hasattr(weight, "ds_tensor") for weight in network.parameters())
 
 
 def own_part(weight: Tensor) -> Tensor:
-    """This rank's shard of a sharded weight, flat; another weight as it is."""
-    return getattr(weight, "ds_tensor", weight).detach()
+    """This rank's shard of a sharded weight (ZeRO's is flat, FSDP's has rows); another weight as it is."""
+    part: Tensor = getattr(weight, "ds_tensor", weight).detach()
+    return part.to_local() if isinstance(part, DTensor) else part
 
 
 def own_range(weight: Tensor) -> tuple[int, int]:
     """Where `own_part` begins in the flat whole weight, and how many of its elements are not padding."""
+    if isinstance(weight, DTensor):
+        begin, _ = row_range(weight, dist.get_rank())
+        return begin, own_part(weight).numel()
     if not hasattr(weight, "ds_tensor"):
         return 0, weight.numel()
     length = weight.ds_tensor.numel()
     begin = dist.get_rank() * length
     return begin, max(0, min(length, element_count(weight) - begin))
+
+
+def row_range(weight: Tensor, rank: int) -> tuple[int, int]:
+    """Where the rows that a rank has of an FSDP weight begin and end in the flat whole weight."""
+    rows, row = len(weight), weight.numel() // max(1, len(weight))
+    share = -(-rows // dist.get_world_size())
+    return min(rows, rank * share) * row, min(rows, (rank + 1) * share) * row
+
+
+def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """All of an FSDP weight, gathered as `dtype`; another tensor as it is. Called at every rank."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    rounded: Any = tensor.to(dtype)
+    values: Tensor = rounded.full_tensor()
+    return values
 
 
 def element_count(weight: Tensor) -> int:
@@ -68,7 +92,7 @@ def element_count(weight: Tensor) -> int:
 
 
 def gathered(weights: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Context in which every rank has these weights whole; all ranks enter it."""
+    """Context in which every rank has these weights of ZeRO whole (see `whole` for FSDP's); all ranks enter it."""
     sharded = [weight for weight in weights if hasattr(weight, "ds_tensor")]
     if not sharded:
         return nullcontext()
@@ -107,9 +131,16 @@ def copy_shards(source: Any, target: Any) -> None:
 
 
 def sharded_copy(network: Any) -> Any:
-    """A second model with the weights of a sharded one, without its adapters; within `sharded_loads`."""
-    with torch.random.fork_rng(devices=[]):
-        made = type(network)._from_config(network.config, dtype=network.dtype).eval()
-    made = made.to(network.device)
+    """A second model with the weights of a sharded one, without its adapters; within `sharded_loads` for ZeRO."""
+
+    def make() -> Any:
+        return type(network)._from_config(network.config, dtype=compute_dtype(network))
+
+    if is_divided(network):
+        made = made_divided(make, network)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            made = make().eval()
+        made = made.to(network.device)
     copy_shards(network, made)
     return made

@@ -75,6 +75,7 @@ with hidden(HIDDEN if "transformers" not in sys.modules else ()), distributions_
     from transformers import PreTrainedModel as PreTrainedModel
     from transformers import PreTrainedTokenizerFast as PreTrainedTokenizerFast
     from transformers.core_model_loading import revert_weight_conversion as revert_weight_conversion
+    from transformers.distributed import DistributedConfig as DistributedConfig
     from transformers.integrations.deepspeed import set_hf_deepspeed_config as set_hf_deepspeed_config
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config as unset_hf_deepspeed_config
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward

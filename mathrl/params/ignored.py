@@ -36,8 +36,8 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
         yield from _set(params.rollout.vllm, "rollout.vllm", "rollout.engine is torch")
     if engine != "vllm_server":
         yield from _set(params.rollout.servers, "rollout.servers", f"rollout.engine is {engine}")
-    if training.backend == "torch":
-        yield from _set(training.deepspeed, "training.deepspeed", "training.backend is torch")
+    if training.backend != "deepspeed":
+        yield from _set(training.deepspeed, "training.deepspeed", f"training.backend is {training.backend}")
     templates = {prompt.template, *(route.template for route in prompt.routes.values())}
     if prompt.system and "chat" not in templates:
         yield "prompt.system", f"prompt.template {prompt.template} has no system message (only chat has)"

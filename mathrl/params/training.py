@@ -28,8 +28,10 @@ class DeepSpeed(Section):
 class Training(Section):
     """Settings of every stage that trains a model."""
 
-    backend: Literal["torch", "deepspeed"] = Field(
-        "torch", description="torch: every rank holds all weights; deepspeed: partitioned by ZeRO."
+    backend: Literal["torch", "deepspeed", "fsdp"] = Field(
+        "torch",
+        description="torch: every rank holds all weights; deepspeed: partitioned by ZeRO; fsdp: partitioned by "
+        "PyTorch's FSDP2 (weights, gradients and optimizer states).",
     )
     deepspeed: DeepSpeed = DeepSpeed()
     most_bad_updates: int = Field(
@@ -55,9 +57,9 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _fit(self) -> "Training":
-        if self.on_out_of_memory == "halve" and self.backend == "deepspeed":
+        if self.on_out_of_memory == "halve" and self.backend != "torch":
             raise ValueError(
-                "on_out_of_memory halve needs backend torch: within DeepSpeed's backward pass the processes "
+                f"on_out_of_memory halve needs backend torch: within the backward pass of {self.backend} the processes "
                 "exchange gradients, so none can retry; lower tokens_per_microbatch of the stage instead"
             )
         return self

@@ -30,7 +30,7 @@ _MACHINE = (
     Meaning("model.precision", "`bf16`: autocast, with float32 weights on a GPU too"),
 )
 _TRAINING = (
-    Meaning("training.backend", "DDP of accelerate", ("torch",), "mathrl runs TRL without DeepSpeed"),
+    Meaning("training.backend", "DDP of accelerate", ("torch",), "mathrl runs TRL without DeepSpeed and FSDP"),
     Meaning("training.most_bad_updates", f"{UNUSED}: the first non-finite loss or gradient stops the run"),
     Meaning("training.checkpoint_minutes", MATHRL),
     Meaning("training.collective_timeout_minutes", MATHRL),

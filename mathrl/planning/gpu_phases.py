@@ -7,16 +7,18 @@ from mathrl.models.model_shape import ModelShape
 from mathrl.models.sharding import BUCKET
 from mathrl.params.lora import Lora
 from mathrl.params.schema import Params
+from mathrl.planning.fsdp_memory import gathered_in_a_pass
 from mathrl.planning.gpu_update import gpu_scoring
 from mathrl.planning.memory_states import MemoryPlan, Parts, bytes_of, fetched, trainable
 from mathrl.planning.rollout_memory import KEPT_ASLEEP, torch_engine_memory, vllm_parts
 
 
 def add_start(plan: MemoryPlan, shape: ModelShape, params: Params) -> None:
-    """The policy as it is loaded: whole in the model's precision, or this rank's shard with ZeRO 3."""
+    """The policy as it is loaded: whole in the model's precision, or this rank's shard with ZeRO 3 or FSDP."""
     loaded = bytes_of(params) * shape.parameters
     if divides_weights(params):
-        loaded = 0.0 if params.training.deepspeed.offload_parameters else loaded / params.run.processes
+        offloaded = params.training.backend == "deepspeed" and params.training.deepspeed.offload_parameters
+        loaded = 0.0 if offloaded else loaded / params.run.processes
     plan.early["start"] = {"CUDA context": plan.standing["CUDA context"], "policy: weights as loaded": loaded}
 
 
@@ -55,11 +57,9 @@ def add_rl_phases(
         elif divides_weights(params):
             awake["policy: gathered weights"] = bytes_of(params) * shape.parameters
         plan.phases["rollouts"] = awake
-    plan.phases["scoring"] = gpu_scoring(shape, tokens, gpu_memory) | {
-        "gathered weights (ZeRO 3)": fetched(shape, params)
-    }
-    if params.rl.ema and params.training.backend == "torch":
-        aside = 4.0 * trainable(shape, params.rl.lora)
+    plan.phases["scoring"] = gpu_scoring(shape, tokens, gpu_memory) | gathered_parts(shape, params, learns=False)
+    if params.rl.ema and params.training.backend != "deepspeed":
+        aside = 4.0 * trainable(shape, params.rl.lora) / (1 if params.rl.lora else weight_shards(params))
         plan.phases["dev evaluation"] = awake | {"policy: trained weights set aside": aside}
 
 
@@ -67,15 +67,37 @@ def export_parts(shape: ModelShape, params: Params, lora: Lora | None) -> Parts:
     """What the export makes: a bucket of a sharded model's weights, a copy of DeepSpeed's, or merged adapters."""
     size = bytes_of(params)
     if divides_weights(params):
-        return {"policy: gathered weights": size * max(BUCKET, largest_weight(shape))}
+        return {"policy: gathered weights": size * _bucket(shape, params)}
     if params.training.backend == "deepspeed":
         return {"policy: weights without DeepSpeed": size * shape.parameters}
     return {"policy: merged adapters": size * shape.matrices if lora else 0.0}
 
 
 def divides_weights(params: Params) -> bool:
-    """Whether ZeRO 3 divides the weights among the processes."""
-    return params.training.backend == "deepspeed" and params.training.deepspeed.stage == 3
+    """Whether ZeRO 3 or FSDP divides the weights among the processes."""
+    return fully_shards(params) or (params.training.backend == "deepspeed" and params.training.deepspeed.stage == 3)
+
+
+def fully_shards(params: Params) -> bool:
+    """Whether FSDP divides all that a model which learns has."""
+    return params.training.backend == "fsdp"
+
+
+def weight_shards(params: Params) -> int:
+    """The number of processes among which FSDP divides what is as large as the weights; 1 with another backend."""
+    return params.run.processes if fully_shards(params) else 1
+
+
+def gathered_parts(shape: ModelShape, params: Params, *, learns: bool) -> Parts:
+    """What ZeRO 3 or FSDP gathers in a pass."""
+    if fully_shards(params):
+        return gathered_in_a_pass(shape, params, learns=learns)
+    return {"gathered weights (ZeRO 3)": fetched(shape, params)}
+
+
+def _bucket(shape: ModelShape, params: Params) -> int:
+    """Elements that are gathered at a time for sync and export: FSDP gathers one weight."""
+    return largest_weight(shape) if fully_shards(params) else max(BUCKET, largest_weight(shape))
 
 
 def largest_weight(shape: ModelShape) -> int:
@@ -85,10 +107,10 @@ def largest_weight(shape: ModelShape) -> int:
 def _in_transit(shape: ModelShape, params: Params) -> float:
     """Gathered buckets and the head, which stays until the end; one merged matrix of adapters; else nothing new."""
     if divides_weights(params):
-        return bytes_of(params) * (max(BUCKET, largest_weight(shape)) + shape.head)
+        return bytes_of(params) * (_bucket(shape, params) + shape.head)
     return bytes_of(params) * shape.width * shape.mlp if params.rl.lora else 0.0
 
 
 def _before_first_step(plan: MemoryPlan, params: Params) -> Parts:
-    late = "optimizer states" if params.training.backend == "torch" else None
+    late = "optimizer states" if params.training.backend != "deepspeed" else None
     return {name: size for name, size in plan.standing.items() if late is None or not name.endswith(late)}

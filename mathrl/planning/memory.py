@@ -14,7 +14,17 @@ from mathrl.models.packing import LONG
 from mathrl.models.sharding import BUCKET
 from mathrl.params.schema import Params
 from mathrl.params.train import Critic, Rl, Sft
-from mathrl.planning.gpu_phases import add_rl_phases, add_start, divides_weights, export_parts, largest_weight
+from mathrl.planning.fsdp_memory import fully_sharded
+from mathrl.planning.gpu_phases import (
+    add_rl_phases,
+    add_start,
+    divides_weights,
+    export_parts,
+    fully_shards,
+    gathered_parts,
+    largest_weight,
+    weight_shards,
+)
 from mathrl.planning.gpu_update import gpu_update
 from mathrl.planning.memory_states import (
     GIB,
@@ -26,7 +36,6 @@ from mathrl.planning.memory_states import (
     bytes_of,
     critic_shape,
     divided,
-    fetched,
     frozen,
     gradients_until_step,
     half,
@@ -88,7 +97,7 @@ def _zero(params: Params) -> bool:
 
 
 def _gathered(shape: ModelShape, params: Params) -> float:
-    """Size of the gathered weights if ZeRO 3 divides them, else 0."""
+    """Size of the gathered weights if ZeRO 3 or FSDP divides them, else 0."""
     return bytes_of(params) * shape.parameters if divides_weights(params) else 0.0
 
 
@@ -115,7 +124,9 @@ def _add_policy(plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stag
 
 
 def _trained(shape: ModelShape, params: Params, section: Rl | Sft | Critic, name: str, device: Device) -> Parts:
-    """What the torch learner holds of a model."""
+    """What the torch or the FSDP learner holds of a model."""
+    if fully_shards(params):
+        return fully_sharded(shape, section, params, name)
     parts = trained(shape, section.optimizer, section.lora, name)
     if _half(params, device):
         return parts | half(shape, section.lora, name)
@@ -134,13 +145,13 @@ def _add_gpu_update(
             gpu_memory,
             recomputed=section.gradient_checkpointing,
             trains_head=section.lora is None,
-            gradient_bytes=2.0 if _zero(params) else 4.0,
+            gradient_bytes=4.0 if params.training.backend == "torch" else 2.0,
             tables=2.5 if stage == "rl" and params.rl.entropy_coef else 2.0,
         )
     else:
         passes = _passes(shape, params, stage, tokens, length)
     late = {"policy: gradients until the step": gradients_until_step(shape, section.lora, params)}
-    plan.phases["forward and backward"] = passes | late | {"gathered weights (ZeRO 3)": fetched(shape, params)}
+    plan.phases["forward and backward"] = passes | late | gathered_parts(shape, params, learns=True)
     plan.phases["optimizer step"] = late
     plan.phases["export"] = export_parts(shape, params, section.lora)
 
@@ -152,8 +163,9 @@ def _add_cpu_update(
     section, whole = _trained_section(params, stage), _gathered(shape, params)
     plan.phases["forward and backward"] = _passes(shape, params, stage, tokens, length)
     if whole:
-        plan.phases["forward and backward"]["gathered weights (ZeRO 3)"] = fetched(shape, params)
+        plan.phases["forward and backward"] |= gathered_parts(shape, params, learns=True)
     temporaries = 0.0 if _zero(params) else 4.0 * adam_share(shape, section.optimizer, section.lora)
+    temporaries /= 1 if section.lora else weight_shards(params)
     plan.phases["optimizer step"] = {"AdamW temporaries": temporaries}
     if whole:
         plan.phases["export"] = {"policy: gathered weights": whole}
@@ -173,18 +185,19 @@ def _passes(shape: ModelShape, params: Params, stage: Stage, tokens: int, length
 def _add_further_weights(plan: MemoryPlan, shape: ModelShape, params: Params, device: Device) -> None:
     """The averaged and the best weights of the policy, and the reference model."""
     rl = params.rl
+    kept = 4.0 * trainable(shape, rl.lora) / (1 if rl.lora else weight_shards(params))
     if rl.ema:
-        plan.standing["policy: EMA of the weights"] = 4.0 * trainable(shape, rl.lora)
+        plan.standing["policy: EMA of the weights"] = kept
     if rl.export == "best":
-        place = plan.host if _zero(params) else plan.standing
-        place["policy: best weights"] = 4.0 * trainable(shape, rl.lora)
+        place = plan.standing if params.training.backend == "torch" else plan.host
+        place["policy: best weights"] = kept
     if (rl.kl_coef or rl.kl_probe) and rl.lora is None:
         shards = params.run.processes if divides_weights(params) else 1
         plan.standing["reference"] = _frozen_copy(shape, params, device) / shards
 
 
 def _frozen_copy(shape: ModelShape, params: Params, device: Device) -> float:
-    if _zero(params) or _half(params, device):
+    if params.training.backend != "torch" or _half(params, device):
         return bytes_of(params) * shape.parameters
     return frozen(shape, _rounded(shape, params))
 
@@ -205,7 +218,7 @@ def _add_critic(plan: MemoryPlan, shape: ModelShape, params: Params, device: Dev
 
 
 def _add_cpu_rollouts(plan: MemoryPlan, shape: ModelShape, params: Params, length: int) -> None:
-    """vLLM never sleeps on a CPU; ZeRO 3 gathers all weights for the torch engine, or a bucket at a time for others."""
+    """vLLM never sleeps on a CPU; ZeRO 3 and FSDP gather all weights for the torch engine, for others a bucket."""
     whole, engine, sampling = _gathered(shape, params), params.rollout.engine, Parts()
     if engine == "vllm":
         plan.standing.update(vllm_on_cpu(shape, params))

@@ -1,6 +1,6 @@
 """Weights, gradients and optimizer states of a process in bytes by part, counted exactly.
 
-With DeepSpeed, also the weights that ZeRO 3 gathers temporarily. P parameters, N processes.
+With DeepSpeed, also the weights that ZeRO 3 gathers temporarily (FSDP: `fsdp_memory`). P parameters, N processes.
 """
 
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ def half(shape: ModelShape, lora: Lora | None, name: str) -> Parts:
 
 
 def bytes_of(params: Params) -> float:
-    """Bytes of one weight in DeepSpeed's model."""
+    """Bytes of one weight that DeepSpeed or FSDP computes with."""
     return 2.0 if params.model.precision == "bfloat16" else 4.0
 
 

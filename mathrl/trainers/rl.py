@@ -81,7 +81,7 @@ def train_rl(
             start = time.perf_counter()
             step_seed, step_params = derive_seed(run.seed, "rl", state.step, ranks.rank), params.at_step(state.step)
             torch.manual_seed(step_seed)
-            if stream is None and not ranks.uses_deepspeed:  # rank 0 can write a checkpoint without the others
+            if stream is None and not ranks.divides:  # rank 0 can write a checkpoint without the others
                 stop.hold(setup.checkpoint_writer())
 
             # Sample and grade: each rank its share of the prompts; then every rank has all of them.

@@ -363,3 +363,23 @@ def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys
         size_in_bytes("much")
     with pytest.raises(UserError, match="no such model folder"):
         config_of(PretrainedModel(path="./nothing"))
+
+
+def test_fsdp_divides_everything() -> None:
+    # 32.8 billion parameters over 128 processes, AdamW: 16 bytes each; the layers are gathered in bfloat16, by hand.
+    given = params("training.backend=fsdp", preset="dapo-32b")
+    shape = shape_of(config_of(given.model.base))
+    found = plan_memory(shape, given, "rl", "cuda", gpu_memory=80e9)
+    states = sum(found.standing[f"policy: {part}"] for part in ("weights", "gradients", "optimizer states"))
+    assert states == 16 * 32_763_876_352 / 128
+    assert found.early["start"]["policy: weights as loaded"] == 2 * 32_763_876_352 / 128
+    layer, head = shape.matrices / shape.layers, 152_064 * 5_120
+    gathered = found.phases["forward and backward"]["gathered weights (FSDP)"]
+    assert gathered == found.phases["scoring"]["gathered weights (FSDP)"] == 2 * (layer + head)
+    assert found.phases["forward and backward"]["gradients on their way to their ranks"] == 6 * head
+    assert found.phases["export"] == {"policy: gathered weights": 2 * head}
+    adapters = params("training.backend=fsdp", "rl.lora={}", preset="dapo-32b")
+    found = plan_memory(shape, adapters, "rl", "cuda", gpu_memory=80e9)
+    count = trainable(shape, adapters.rl.lora)
+    assert found.standing["policy: weights"] == pytest.approx(2 * 32_763_876_352 / 128 + 6 * count)
+    assert found.standing["policy: optimizer states"] == 8 * count

@@ -72,7 +72,7 @@ def train(name: str, folder: Path, ranks: Ranks) -> tuple[torch.Tensor, torch.Te
     tokenizer = character_tokenizer(base)
     tokenizer.chat_template = CHAT
     model = fresh_network(base, tokenizer, seed=3).eval()
-    if ranks.uses_deepspeed:
+    if ranks.divides:
         model = model.to(plain_dtype(params.model))
     before = torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
     sampler = Sampler(TorchEngine(model, tokenizer, Rollout()), tokenizer, params.prompt)

@@ -1,0 +1,65 @@
+"""The passes of a learner whose library divides the weights: they all go through a root, whose hooks gather them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ParamSpec
+
+from torch import Tensor
+
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.micro_batches import Figures, own_micro_batches, smallest
+
+P = ParamSpec("P")
+
+
+class RootPasses:
+    """What DeepSpeed's learner and FSDP's have in common; see `mathrl.learners.learner.Learner`.
+
+    `engine` is the root: called with a function that runs the network, it gives that function's loss.
+    """
+
+    engine: Any
+    ranks: Ranks
+    updates: int
+    bad: int
+    _gathered = False
+
+    def micro_batches(
+        self, sizes: Sequence[int], tokens: int, chosen: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[int], float]]:
+        return self.ranks.evened(own_micro_batches(sizes, tokens, self.ranks, chosen), smallest(sizes))
+
+    def forward(
+        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Tensor, Figures]:
+        figures: dict[str, Tensor] = {}
+
+        def compute() -> Tensor:
+            loss, values = loss_of(*args, **kwargs)
+            figures.update(values)
+            return loss
+
+        return self.engine(compute), figures
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        if self._gathered:
+            yield
+            return
+        with self.gather_all():
+            self._gathered = True
+            try:
+                yield
+            finally:
+                self._gathered = False
+
+    def gather_all(self) -> AbstractContextManager[None]:
+        """Context in which every rank has all weights."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"updates": self.updates, "bad": self.bad}
