@@ -86,7 +86,7 @@ def one(arm: str, seed: int, more: list[str]) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"error: {arm} with seed {seed} ended with status {process.returncode}: see {log.name}")
     (metrics,) = folder.glob("home/records/rl-*/metrics.jsonl")
-    rows = read_jsonl(metrics)
+    rows = list(read_jsonl(metrics))
     means: dict[str, Any] = {name: statistics.mean(row[name] for row in rows) for name in FIGURES if name in rows[0]}
     # A row is written at the end of its step: the first step's own time stands in for its beginning.
     start = rows[0]["at"] - rows[0]["time/step"]
