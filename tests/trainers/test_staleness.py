@@ -78,7 +78,7 @@ def test_each_token_of_a_partial_response_has_the_logprob_of_its_own_versions_we
     taken: list[PooledGroup] = []
     keep_keys, update = [], GroupPool.update
 
-    def watched(self: GroupPool, version: int, staleness: int) -> list[int]:
+    def watched(self: GroupPool, version: int, staleness: int) -> list[PooledGroup]:
         keep_keys.append(any(each.kept for group in self.running for each in group.responses))
         return update(self, version, staleness)
 
