@@ -52,7 +52,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "fixed-1": (*APART, "rl.asynchronous={staleness: 1, pace: fixed}"),
     **{f"staleness-{bound}": (*APART, f"rl.asynchronous.staleness={bound}") for bound in (1, 2, 4)},
 }
-FIGURES = ("rollout/lag", "rollout/lag_max", "rollout/partial_share", "rollout/dropped_groups", "time/rollout_wait",
+FIGURES = ("rollout/lag", "rollout/partial_share", "rollout/dropped_groups", "time/rollout_wait",
            "time/sync_wait", "time/sampler_wait")  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def one(arm: str, seed: int, more: list[str]) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"error: {arm} with seed {seed} ended with status {process.returncode}: see {log.name}")
     (metrics,) = folder.glob("home/records/rl-*/metrics.jsonl")
-    rows = read_jsonl(metrics)
+    rows = list(read_jsonl(metrics))
     means: dict[str, Any] = {name: statistics.mean(row[name] for row in rows) for name in FIGURES if name in rows[0]}
     # A row is written at the end of its step: the first step's own time stands in for its beginning.
     start = rows[0]["at"] - rows[0]["time/step"]
@@ -101,6 +101,7 @@ def one(arm: str, seed: int, more: list[str]) -> dict[str, Any]:
         "load": load,
         "overrides": more,
         **means,
+        "rollout/lag_max": max(row.get("rollout/lag_max", 0.0) for row in rows),
     }
 
 
@@ -204,7 +205,7 @@ def table(params: Params) -> None:
         forecast = f"{expected[arm]:.2f}" if arm in expected else "-"
         print(
             f"| {arm} | {len(runs)} | {cell} | {mean_of(runs, 'step_seconds')} | {forecast} | "
-            f"{mean_of(runs, 'rollout/lag')}, {mean_of(runs, 'rollout/lag_max')} | "
+            f"{mean_of(runs, 'rollout/lag')}, {max(run['rollout/lag_max'] for run in runs):.0f} | "
             f"{mean_of(runs, 'rollout/partial_share')} | {mean_of(runs, 'rollout/dropped_groups')} | "
             f"{statistics.mean(waits):.2f} | {mean_of(runs, 'time/sampler_wait')} | "
             f"{max(run['load'] for run in runs):.1f}{busy} |"

@@ -30,7 +30,7 @@ class EventLog:
         Raises:
             UserError: `replay` is not a log of events, or one of a run with other settings.
         """
-        self.rank = rank
+        self.rank, self.processes = rank, settings["run.processes"]
         self.recorded = _read(Path(replay), settings) if replay is not None else None
         self.sink = JsonlSink(file, resume_after=resume_after) if rank == 0 else None
         if self.sink is not None and not self.sink.rows():
@@ -65,7 +65,13 @@ class EventLog:
                 f"rl.asynchronous.replay: the log has no events of step {step}, the last is of step "
                 f"{max(self.recorded, default=0)}: set rl.steps to that"
             )
-        return self.recorded[step]
+        events = self.recorded[step]
+        if len(events) != self.processes:
+            raise UserError(
+                f"rl.asynchronous.replay: the run was resumed with run.processes {len(events)} before step {step} of "
+                f"the log, and cannot be repeated from there: set rl.steps to {step - 1}"
+            )
+        return events
 
 
 def as_json(value: Any) -> Any:

@@ -37,7 +37,6 @@ class GroupPool:
         self.ready: list[PooledGroup] = []
         self.version, self.segments, self.numbered = 0, 0, 0
         self.arrived: list[list[Any]] = []  # events since the last update
-        self.counters: list[dict[str, float]] = []  # the verifier's since the last update
 
     @property
     def has_work(self) -> bool:
@@ -52,8 +51,8 @@ class GroupPool:
             self.pending.append(PooledGroup(self.numbered + place, problems[place], sizes[place]))
         self.numbered += len(problems)
 
-    def update(self, version: int, staleness: int) -> list[int]:
-        """The weights are of this version from now on; the numbers of the groups that are too old for it.
+    def update(self, version: int, staleness: int) -> list[PooledGroup]:
+        """The weights are of this version from now on; the groups that are too old for it.
 
         Their problems come first again, so that no problem is lost.
         """
@@ -64,7 +63,7 @@ class GroupPool:
         self.pending.extendleft(PooledGroup(group.number, group.problem, group.size) for group in reversed(old))
         for response in chain.from_iterable(group.responses for group in self.running):
             response.kept = None
-        return [group.number for group in old]
+        return old
 
     def sample(self) -> tuple[list[PooledGroup], dict[str, float]]:
         """Sample one segment: the groups that it completes, graded, and the seconds of its parts."""
@@ -158,7 +157,7 @@ class GroupPool:
         for group in groups:
             group.graded = list(islice(graded, group.size))
         self.arrived += [group.event() for group in groups]
-        self.counters.append(dict(collector.reward.counters()))
+        groups[0].counters = dict(collector.reward.counters())
 
     def _prompt(self, group: PooledGroup) -> Sequence[int]:
         prompt = self.collector.prompts[group.problem]

@@ -59,7 +59,8 @@ class PooledGroup:
     Example:
         PooledGroup(number=64, problem=17, size=16)
 
-    It has `responses` once it runs, and `graded` once all of them are whole.
+    It has `responses` once it runs, and `graded` once all of them are whole. `counters` are the verifier's of all
+    groups that were graded together, at the first of them.
     """
 
     number: int
@@ -67,6 +68,7 @@ class PooledGroup:
     size: int
     responses: list[PartialResponse] = field(default_factory=list)
     graded: list[Graded] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
 
     @property
     def oldest(self) -> int:
@@ -88,14 +90,15 @@ class PooledGroup:
     def to_row(self) -> dict[str, Any]:
         row = {"number": self.number, "problem": self.problem, "size": self.size}
         graded = [_graded_row(response) for response in self.graded]
-        return row | {"responses": [response.to_row() for response in self.responses], "graded": graded}
+        responses = [response.to_row() for response in self.responses]
+        return row | {"responses": responses, "graded": graded, "counters": self.counters}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "PooledGroup":
         """Read what `to_row` gave, through JSON."""
         responses = [PartialResponse.from_row(response) for response in row["responses"]]
         graded = [_graded(response) for response in row["graded"]]
-        return cls(row["number"], row["problem"], row["size"], responses, graded)
+        return cls(row["number"], row["problem"], row["size"], responses, graded, row["counters"])
 
 
 def groups_digest(groups: Sequence[PooledGroup]) -> str:

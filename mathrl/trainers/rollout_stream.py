@@ -149,29 +149,30 @@ class RolloutStream:
             for version, tokens in group.tokens.items()
         ]
         responses = [response for group in trained for response in group.responses]
+        dropped = pool.update(step, self.asynchronous.staleness)
         event = {
             "segments": pool.segments,
             "arrived": pool.arrived,
             "trained": [group.number for group in trained],
-            "dropped": pool.update(step, self.asynchronous.staleness),
+            "dropped": [group.number for group in dropped],
             "digest": groups_digest(trained),
         }
         kept_from = step - self.asynchronous.staleness - 1
         self.updates = {version: count for version, count in self.updates.items() if version >= kept_from}
         self.updates[step] = updates
         partial = sum(len(response.versions) > 1 for response in responses)
-        shares = self.ranks.gather((event, pool.counters, lags, (partial, len(responses), len(pool.ready))))
+        counters = [group.counters for group in (*trained, *dropped) if group.counters]
+        shares = self.ranks.gather((event, counters, lags, (partial, len(responses), len(pool.ready))))
         self.log.write(step, [share[0] for share in shares])
-        pool.arrived, pool.counters, self.trained = [], [], []
+        pool.arrived, self.trained = [], []
         if step + self.asynchronous.staleness < self.steps:
             pool.add_round()
-        counters = [row for share in shares for row in share[1]]
         all_lags = [lag for share in shares for lag in share[2]]
         partials, counts, ready = (sum(share[3][place] for share in shares) for place in range(3))
         waited, self.waited = self.waited, dict.fromkeys(self.waited, 0.0)
         waited["time/sampler_wait"], self.thread.waited = self.thread.waited, 0.0
         return {
-            **merged_counters(counters),
+            **merged_counters([row for share in shares for row in share[1]]),
             "rollout/lag": sum(lag * tokens for lag, tokens in all_lags) / sum(tokens for _, tokens in all_lags),
             "rollout/lag_max": float(max(lag for lag, _ in all_lags)),
             "rollout/partial_share": partials / counts,
@@ -185,5 +186,5 @@ class RolloutStream:
 
         Within `paused`, after `update`.
         """
-        states: list[dict[str, Any]] = self.ranks.gather({**self.pool.state(), "updates": self.updates})
+        states: list[dict[str, Any]] = self.ranks.gather({**self.pool.state(), "updates": dict(self.updates)})
         return states if self.ranks.rank == 0 else None

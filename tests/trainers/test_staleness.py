@@ -78,7 +78,7 @@ def test_each_token_of_a_partial_response_has_the_logprob_of_its_own_versions_we
     taken: list[PooledGroup] = []
     keep_keys, update = [], GroupPool.update
 
-    def watched(self: GroupPool, version: int, staleness: int) -> list[int]:
+    def watched(self: GroupPool, version: int, staleness: int) -> list[PooledGroup]:
         keep_keys.append(any(each.kept for group in self.running for each in group.responses))
         return update(self, version, staleness)
 
@@ -171,6 +171,8 @@ def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> 
         replay("metrics", [{"step": 1, "loss": 0.0}])
     with pytest.raises(UserError, match=r"no events of step 3, the last is of step 2: set rl\.steps to that"):
         replay("cut", log[:3])
+    with pytest.raises(UserError, match=r"resumed with run\.processes 2 before step 3 .* set rl\.steps to 2"):
+        replay("ranks", [*log[:3], {"step": 3, "ranks": log[3]["ranks"] * 2}])
     log[2]["ranks"][0]["digest"] = "0" * 16
     with pytest.raises(UserError, match="step 2 departs from the log at rank 0: digest differ"):
         replay("digest", log)
