@@ -6,7 +6,7 @@ and are written as the stage writes them. `--mixture` also draws a mixture of ha
 stage mix does. More rows than BLOCK come from several seeds, so that they repeat each other as real sets do.
 
 Each size runs in a process of its own. Processor seconds are those of all processes. The peak of memory is that of all
-processes together, sampled five times per second: memory that they share, such as mapped files, counts once (PSS).
+processes together, sampled up to five times per second: memory that they share, such as mapped files, counts once.
 Growth is relative to the size before. On a busy machine wall seconds and `load` (jobs that wanted a core, at the end)
 say how much others took.
 """
@@ -64,10 +64,14 @@ def make(file: Path, count: int, seed: int) -> None:
 
 
 class Meter:
-    """Processor seconds and memory of this process and its descendants, sampled on a thread."""
+    """Processor seconds and memory of this process and its descendants, sampled on a thread.
+
+    A sample walks all mapped memory, up to tenths of a second for gigabytes: its own time is not counted.
+    """
 
     def __init__(self) -> None:
         self.peak, self._used, self._done = 0, dict[int, float](), threading.Event()
+        self._own = 0.0
         self._sample()
         self._before = self.seconds()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -81,11 +85,15 @@ class Meter:
         self._done.set()
         self._thread.join()
         self._sample()
-        return self.seconds() - self._before, self.peak / 2**20
+        return self.seconds() - self._before - self._own, self.peak / 2**20
 
     def _watch(self) -> None:
-        while not self._done.wait(0.2):
+        spent = 0.0
+        while not self._done.wait(max(0.2, 10 * spent)):
+            before = time.thread_time()
             self._sample()
+            spent = time.thread_time() - before
+            self._own += spent
 
     def _sample(self) -> None:
         memory = 0
@@ -100,12 +108,14 @@ class Meter:
         self.peak = max(self.peak, memory)
 
 
-def one(count: int, mixture: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        train, test = Path(folder) / "train.jsonl", Path(folder) / "test.jsonl"
-        # In a process of its own: what the generators leave behind is no part of curation's memory.
-        made = [sys.executable, __file__, "--make", str(train), str(count), str(test)]
-        subprocess.run(made, check=True)
+def one(count: int, mixture: bool, problems: Path | None) -> None:
+    with tempfile.TemporaryDirectory(dir=problems) as folder:
+        kept = problems or Path(folder)
+        train, test = kept / f"train-{count}.jsonl", kept / f"test-{count}.jsonl"
+        if not (train.exists() and test.exists()):
+            # In a process of its own: what the generators leave behind is no part of curation's memory.
+            made = [sys.executable, __file__, "--make", str(train), str(count), str(test)]
+            subprocess.run(made, check=True)
         shared = {"type": "file", "id_key": "id"}
         sources = [
             {"name": "train", "path": str(train), "split": "rl", **shared},
@@ -131,15 +141,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", type=int, default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--mixture", action="store_true", help="Draw a mixture of the rl split as well.")
+    parser.add_argument("--problems", type=Path, help="Keep the generated problems here, for a later run.")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.problems:
+        given.problems.mkdir(parents=True, exist_ok=True)
     if given.make:
         make(Path(given.make[0]), int(given.make[1]), seed=1)
         make(Path(given.make[2]), EVALUATION, seed=2)
         return
     if given.one:
-        one(given.one, given.mixture)
+        one(given.one, given.mixture, given.problems)
         return
     head = f"{'rows':>10} {'seconds':>9} {'cpu s':>8} {'µs/row':>7} {'peak MiB':>9} {'disk MiB':>9}"
     head += f" {'kept':>10} {'load':>5}"
@@ -147,6 +160,7 @@ def main() -> None:
     before = None
     for size in given.sizes:
         command = [sys.executable, __file__, "--one", str(size), *(["--mixture"] if given.mixture else [])]
+        command += ["--problems", str(given.problems)] if given.problems else []
         row = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
         kept = row["steps"]["decontaminate"][1]
         figures = (

@@ -36,6 +36,8 @@ class Control:
 
     def to_row(self) -> dict[str, Any]:
         """The JSON object on disk: fields that are set."""
+        if self is NO_CONTROL:
+            return {}
         row = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -50,6 +52,8 @@ class Control:
         Raises:
             UserError: an unknown field; `where` (file and line) stands in the message.
         """
+        if not row:
+            return NO_CONTROL
         unknown = [name for name in row if name not in cls.__dataclass_fields__]
         if unknown:
             raise UserError(f"{where}: field control has unknown fields: {', '.join(unknown)}; run curate again")

@@ -1,7 +1,7 @@
 """Data types: what flows from a source to the registry."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ class Problem:
 
     def to_row(self) -> dict[str, Any]:
         """The JSON object on disk: `answers` a list, empty fields left out."""
-        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
         row |= {"answers": list(self.answers), "control": self.control.to_row()}
         return {name: value for name, value in row.items() if value is not None and value != {}}
 

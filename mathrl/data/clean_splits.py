@@ -1,7 +1,7 @@
 """Decontamination between the splits of one curation, and the shares of rl rows that other splits get."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,27 +23,28 @@ def decontaminate_splits(
     search = _search(against, params, curated)
     homes = {problem.id: problem.source for problem in against}
     curated.evaluation_homes |= homes
-    dropped: dict[int, Reason] = {}
-    for number, hit in stored_hits(problems.of(*TRAINED), search, name.replace(" ", "-")):
-        if not hit.dropped(params.min_share):
-            curated.hits.append(replace(hit, others=()))  # reported, so that a person can judge the threshold
-            continue
-        curated.hits.append(hit)
-        source = curated.store.source(number)
-        curated.overlap[source, homes[hit.eval_id]] += 1
-        curated.matched_whole[source] += hit.whole
-        kind = "evaluation text whole" if hit.whole else "embedding" if hit.semantic else f"{params.ngram}-gram"
-        why = ", dropped by decision" if hit.decision else ""
-        detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram or 'similar words'}"
-        dropped[number] = Reason("contaminated", hit.eval_id, detail)
     curated.too_short += search.index.too_short
-    kept = problems.without(dropped)
-    curated.account(name, problems, kept, dropped)
-    return kept
+
+    def contaminated() -> Iterator[tuple[int, Reason]]:
+        for number, hit in stored_hits(problems.of(*TRAINED), search, name.replace(" ", "-")):
+            if not hit.dropped(params.min_share):
+                # Reported, so that a person can judge the threshold.
+                curated.hits.append(replace(hit, others=()) if hit.others else hit)
+                continue
+            curated.hits.append(hit)
+            source = curated.store.source(number)
+            curated.overlap[source, homes[hit.eval_id]] += 1
+            curated.matched_whole[source] += hit.whole
+            kind = "evaluation text whole" if hit.whole else "embedding" if hit.semantic else f"{params.ngram}-gram"
+            why = ", dropped by decision" if hit.decision else ""
+            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram or 'similar words'}"
+            yield number, Reason("contaminated", hit.eval_id, detail)
+
+    return curated.drop(name, problems, contaminated())
 
 
 def _search(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> Search:
-    index = evaluation_index(params)
+    index = evaluation_index(params, others_from=params.min_share)
     for problem in against:
         index.add_problem(problem)
     return Search(index, _own_generator(against, params, curated))

@@ -1,9 +1,10 @@
 """What curation makes: disjoint splits, and an account of every row that is not in them."""
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from mathrl.data.row_store import RowStore, StoredProblems
 from mathrl.data.spill import Spill
 
 TRAINED = ("sft", "rl")
+CHUNK = 1 << 14  # dropped rows that are in memory at a time
 
 
 @dataclass
@@ -51,13 +53,21 @@ class Curated:
         self.inputs: list[dict[str, Any]] = []
         self.evaluation_inputs: list[dict[str, Any]] = []
 
-    def account(self, name: str, before: StoredProblems, kept: StoredProblems, dropped: Mapping[int, Reason]) -> None:
-        """Add a step, and the rows that it dropped: their numbers and why they went."""
-        reasons = Counter(why.reason for why in dropped.values())
-        self.steps.append(CurationStep(name, len(before), len(kept), reasons))
-        numbers = np.fromiter(dropped, np.int64, len(dropped))
-        ascending = np.split(numbers, np.flatnonzero(np.diff(numbers) < 0) + 1)
-        problems = chain.from_iterable(map(self.store.problems, ascending))
-        for problem, why in zip(problems, dropped.values(), strict=True):
-            self.dropped.append(Dropped.of(problem, why))
+    def drop(self, name: str, problems: StoredProblems, dropped: Iterable[tuple[int, Reason]]) -> StoredProblems:
+        """Add a step that drops rows, given by number with the reason, and return the others."""
+        reasons: Counter[str] = Counter()
+        gone = array("q")
+        stream = iter(dropped)
+        while chunk := list(islice(stream, CHUNK)):
+            numbers = np.array([number for number, _ in chunk])
+            ascending = np.split(numbers, np.flatnonzero(np.diff(numbers) < 0) + 1)
+            of_chunk = chain.from_iterable(map(self.store.problems, ascending))
+            for problem, (number, why) in zip(of_chunk, chunk, strict=True):
+                self.dropped.append(Dropped.of(problem, why))
+                reasons[why.reason] += 1
+                gone.append(number)
+        numbers = np.array(gone, np.int64)
         self.store.drop(numbers)
+        kept = problems.without(numbers)
+        self.steps.append(CurationStep(name, len(problems), len(kept), reasons))
+        return kept

@@ -74,8 +74,8 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: 
     problems = read_sources(planned.sources, seed, remedy, curated)
     if not problems:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
-    kept, dropped, curated.variants = deduplicate(problems, curate.deduplicate)
-    curated.account("deduplicate", problems, kept, dropped)
+    dropped, curated.variants = deduplicate(curated.store, curate.deduplicate)
+    kept = curated.drop("deduplicate", problems, dropped)
     if curate.quality:
         kept = pass_gate(kept, planned.samples, curate.quality, curated)
     share_out(kept, "test", curate.test_share, seed)

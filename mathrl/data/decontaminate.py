@@ -25,7 +25,7 @@ from mathrl.data.decisions import Pair, Verdict, decisions_of, text_key
 from mathrl.data.grams import grams
 from mathrl.data.grams import numbers as numbers_of
 from mathrl.data.shared_windows import Pairs, Skipped, WindowIndex
-from mathrl.data.shingles import CHUNK, Rows, hash_tokens
+from mathrl.data.shingles import CHUNK, Rows, TokenHashes, hash_tokens
 from mathrl.data.similar_questions import SimilarQuestions
 from mathrl.params.data import Decontaminate
 
@@ -94,7 +94,8 @@ class EvaluationIndex:
     `share` says what the share of a hit is: coverage (the grams of a text that lie in shared n-grams over all its
     grams, for the text where this is more) or words (the shared distinct grams, wherever they stand, over those of the
     text with fewer). `decisions` are a person's (decisions.py): a pair to keep does not hide another hit of the text.
-    `similar` adds a second pass, over texts that have no hit, or one that `min_share` would not drop.
+    `similar` adds a second pass, over texts that have no hit, or one that `min_share` would not drop. A hit of a share
+    below `others_from` does not list the other texts that it hits.
     """
 
     def __init__(
@@ -104,14 +105,15 @@ class EvaluationIndex:
         decisions: Mapping[Pair, Verdict] | None = None,
         similar: SimilarQuestions | None = None,
         min_share: float = 0.0,
+        others_from: float = 0.0,
     ) -> None:
         self.ngram, self.share, self.decisions = ngram, share, decisions or {}
-        self.similar, self.min_share = similar, min_share
+        self.similar, self.min_share, self.others_from = similar, min_share, others_from
         self.texts: list[tuple[str, str]] = []  # id, part
         self.raw: list[str] = []
         self.too_short: list[str] = []
         self._grams: list[Rows] = []  # of each text
-        self._known: dict[str, int] = {}  # hashes of the grams
+        self._known = TokenHashes()  # of the grams
 
     def add(self, id: str, part: str, text: str) -> None:
         """Index one evaluation text; a text of fewer than 3 grams is only listed in `too_short`."""
@@ -157,7 +159,7 @@ class EvaluationIndex:
     def hits(self, texts: Sequence[tuple[str, str, frozenset[str]]]) -> list[Hit | None]:
         """The strongest hit of each training text, given with its id and the evaluation ids that do not count."""
         words = [grams(text) for _, text, _ in texts]
-        hashed = hash_tokens(words, dict(self._known))
+        hashed = hash_tokens(words, TokenHashes(self._known))
         found: list[Hit | None] = [None] * len(texts)
         for pairs in self._windows.pairs(hashed, self._skipped([skip for _, _, skip in texts])):
             shares = self._coverage(pairs, hashed) if self.share == "coverage" else self._common_words(pairs, hashed)
@@ -228,8 +230,10 @@ class EvaluationIndex:
         numbers, of_text = pairs.texts[at.start : at.stop].tolist(), shares[at.start : at.stop].tolist()
         counts, first = (starts[1:] - starts[:-1]).tolist(), pairs.places[starts[:-1]].tolist()
         decided = self._decided(text, numbers)
-        best = max(range(len(numbers)), key=lambda i: (RANK[decided.get(numbers[i])], of_text[i], counts[i], -i))
+        ranks = [RANK[decided.get(number)] for number in numbers] if decided else [0] * len(numbers)
+        best = max(zip(ranks, of_text, counts, range(0, -len(numbers), -1), strict=True))[-1] * -1
         number = numbers[best]
+        listed = of_text[best] >= self.others_from or decided.get(number) == "drop"
         id, part = self.texts[number]
         size = int(self._windows.sizes[number])
         places = pairs.places[starts[best] : starts[best + 1]].tolist()
@@ -244,7 +248,7 @@ class EvaluationIndex:
             train_text=text,
             eval_text=self.raw[number],
             decision=decided.get(number),
-            others=self._others(words, numbers, of_text, first, best),
+            others=self._others(words, numbers, of_text, first, best) if listed else (),
         )
 
     def _others(
@@ -282,14 +286,14 @@ class EvaluationIndex:
         return np.array([len(row & text) / min(len(row), len(text)) for row, text in both])
 
 
-def evaluation_index(params: Decontaminate) -> EvaluationIndex:
+def evaluation_index(params: Decontaminate, others_from: float = 0.0) -> EvaluationIndex:
     """An index by the parameters, without texts.
 
     Raises:
         UserError: the decisions cannot be read, or the embedding model's folder is wrong.
     """
     similar = SimilarQuestions(params.embedding) if params.embedding else None
-    return EvaluationIndex(params.ngram, params.share, decisions_of(params), similar, params.min_share)
+    return EvaluationIndex(params.ngram, params.share, decisions_of(params), similar, params.min_share, others_from)
 
 
 def trained_texts(problem: Problem) -> Iterator[str]:

@@ -6,16 +6,20 @@ question contradict each other, none of the training rows stays. Similar questio
 operators are different problems: they stay, and are reported as variants.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mathrl.core.types import Problem
+from mathrl.data.clusters import Clusters, Numbers
 from mathrl.data.question_tokens import question_tokens
 from mathrl.data.row_shards import SPLITS
 from mathrl.data.row_store import RowStore, StoredProblems
+from mathrl.data.shingles import Hashes
 from mathrl.grading.matching import compare
 from mathrl.params.data import Deduplicate
 
@@ -88,51 +92,66 @@ class Reason(NamedTuple):
     detail: str
 
 
-class Deduplicated(NamedTuple):
-    """The rows that stay, in their order, why the others go, by number, and groups of similar rows that stay."""
+@dataclass(frozen=True)
+class Losses:
+    """The numbers of rows that go, ascending, and why; rows of a cluster share their reason."""
 
-    kept: StoredProblems
-    dropped: dict[int, Reason]
+    numbers: Numbers
+    reasons: list[Reason]
+
+    @classmethod
+    def of(cls, store: RowStore, pairs: Iterable[tuple[int, Reason]]) -> "Losses":
+        """The pairs, each of another row; the store drops the rows."""
+        numbers, reasons = array("q"), list[Reason]()
+        for number, reason in pairs:
+            numbers.append(number)
+            reasons.append(reason)
+        order = np.argsort(np.array(numbers, np.int64))
+        losses = cls(np.array(numbers, np.int64)[order], [reasons[at] for at in order])
+        store.drop(losses.numbers)
+        return losses
+
+    def __iter__(self) -> Iterator[tuple[int, Reason]]:
+        return zip(self.numbers.tolist(), self.reasons, strict=True)
+
+
+class Deduplicated(NamedTuple):
+    """Why rows go, by number, and groups of similar rows that stay."""
+
+    dropped: Iterable[tuple[int, Reason]]
     variants: list[Variants]
 
 
-def deduplicate(problems: StoredProblems, params: Deduplicate) -> Deduplicated:
-    """Drop the duplicates. No row of the test split is dropped."""
-    store = problems.store
-    dropped: dict[int, Reason] = {}
+def deduplicate(store: RowStore, params: Deduplicate) -> Deduplicated:
+    """Find the duplicates. No row of the test split is dropped."""
+    dropped: list[Losses] = []
+    answers = store.column("answers")
     variants: list[Variants] = []
     if params.exact:
         clusters = exact_clusters(store)
         variants += _twins(store, clusters, "nothing: a benchmark asks it twice")
-        dropped |= _drop(store, _settle(store, clusters, "exact"))
+        dropped.append(Losses.of(store, _settle(store, clusters, answers, "exact")))
     if params.near:
         from mathrl.data.near_duplicates import near_clusters  # scipy; only near-duplicates need it
 
         near, similar = near_clusters(store, params.near)
-        parts = [part for cluster in near for part in _same_questions(store, cluster)]
+        parts = (part for cluster in near for part in _same_questions(store, cluster, answers))
         detail = f"jaccard >= {params.near.threshold}"
-        removed = _drop(store, _settle(store, (part for part in parts if len(part) > 1), detail))
-        dropped |= removed
+        dropped.append(Losses.of(store, _settle(store, (part for part in parts if len(part) > 1), answers, detail)))
+        stays = np.ones(len(store), bool)
+        stays[dropped[-1].numbers] = False
         variants += [
             Variants.of(store, left, difference)
             for groups, difference in ((near, "answers"), (similar, "numbers or operators"))
             for group in groups
-            if len(left := [number for number in group if number not in removed]) > 1
+            if len(left := [number for number in group if stays[number]]) > 1
         ]
-    return Deduplicated(problems.without(dropped), dropped, variants)
+    return Deduplicated(chain.from_iterable(dropped), variants)
 
 
-def exact_clusters(store: RowStore) -> list[list[int]]:
+def exact_clusters(store: RowStore) -> Clusters:
     """Clusters of two or more numbers of rows whose questions are equal after normalisation."""
-    numbers, groups = store.alike("high", "low")
-    starts = np.flatnonzero(np.diff(groups, prepend=-1))
-    return [cluster.tolist() for cluster in np.split(numbers, starts[1:])] if len(numbers) else []
-
-
-def _drop(store: RowStore, reasons: dict[int, Reason]) -> dict[int, Reason]:
-    reasons = dict(sorted(reasons.items()))
-    store.drop(np.fromiter(reasons, np.int64, len(reasons)))
-    return reasons
+    return Clusters.of(*store.alike("high", "low"))
 
 
 def _twins(store: RowStore, clusters: Iterable[Sequence[int]], difference: str) -> Iterator[Variants]:
@@ -143,8 +162,16 @@ def _twins(store: RowStore, clusters: Iterable[Sequence[int]], difference: str) 
             yield Variants.of(store, rows, difference)
 
 
-def _same_questions(store: RowStore, cluster: Sequence[int]) -> list[list[int]]:
+def _equal_answers(cluster: Sequence[int], answers: Hashes) -> bool:
+    """Whether all rows accept the same answers, by the hashes of all rows' answers: then none has to be read."""
+    first = answers[cluster[0]]
+    return all(answers[number] == first for number in cluster)
+
+
+def _same_questions(store: RowStore, cluster: Sequence[int], answers: Hashes) -> list[Sequence[int]]:
     """The near-duplicates among similar rows: those that share an answer, or all tokens."""
+    if _equal_answers(cluster, answers):
+        return [cluster]
     parts: list[list[int]] = []
     problems = {number: store.problem(number) for number in cluster}
     tokens = {number: question_tokens(problem.question) for number, problem in problems.items()}
@@ -155,15 +182,20 @@ def _same_questions(store: RowStore, cluster: Sequence[int]) -> list[list[int]]:
             parts.append([number])
         else:
             part.append(number)
-    return parts
+    return [*parts]
 
 
-def _settle(store: RowStore, clusters: Iterable[Sequence[int]], detail: str) -> dict[int, Reason]:
-    """Why rows of the clusters go, by their number."""
-    dropped: dict[int, Reason] = {}
+def _settle(
+    store: RowStore, clusters: Iterable[Sequence[int]], answers: Hashes, detail: str
+) -> Iterator[tuple[int, Reason]]:
+    """The numbers of the rows of the clusters that go, and why."""
     for cluster in clusters:
+        ranked = sorted(cluster, key=lambda number: (HELD_OUT.get(store.split(number), 2), number))
+        if _equal_answers(cluster, answers):
+            reason = Reason("duplicate", store.id(ranked[0]), detail)
+            yield from ((number, reason) for number in ranked[1:] if store.split(number) != BENCHMARK)
+            continue
         problems = {number: store.problem(number) for number in cluster}
-        ranked = sorted(cluster, key=lambda number: (HELD_OUT.get(problems[number].split, 2), number))
         winner = problems[ranked[0]]
         conflict = next((problems[i] for i in ranked[1:] if not agree(winner, problems[i])), None)
         for number in ranked:
@@ -172,11 +204,10 @@ def _settle(store: RowStore, clusters: Iterable[Sequence[int]], detail: str) -> 
                 continue
             if conflict is not None and problem.split not in HELD_OUT:
                 against = conflict if problem is winner or agree(winner, problem) else winner
-                answers = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
-                dropped[number] = Reason("conflicting answers", against.id, answers)
+                both = f"{detail}; answers {list(problem.answers)} and {list(against.answers)}"
+                yield number, Reason("conflicting answers", against.id, both)
             elif problem is not winner:
-                dropped[number] = Reason("duplicate", winner.id, detail)
-    return dropped
+                yield number, Reason("duplicate", winner.id, detail)
 
 
 def agree(first: Problem, second: Problem) -> bool:

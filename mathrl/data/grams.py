@@ -5,20 +5,22 @@ punctuation dropped. So a Chinese question has as many grams as characters, and 
 "word" that would slip through a 10-gram rule.
 """
 
+import re
 import unicodedata
 
 import regex
 import xxhash
 
-_GRAM = regex.compile(
-    r"""\\[a-z]+                                   # a LaTeX command: \frac
-      | \p{Han}                                    # a Han character
+LETTER = r"[\p{L}\p{M}--\p{Han}]"
+_GRAM = r"""
+        \\[a-z]+                                   # a LaTeX command: \frac
       | \d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)         # 1,250 and 1,250.5
       | \d+(?:\.\d+)?                              # 12 and 3.5
-      | [\p{L}\p{M}--\p{Han}]+(?:['’][\p{L}\p{M}--\p{Han}]+)*   # a word: ducks, aren't
-    """,
-    regex.VERBOSE | regex.VERSION1,
-)
+      | LETTER+(?:['’]LETTER+)*                    # a word: ducks, aren't
+"""
+_ANY_GRAM = regex.compile(r"\p{Han} |" + _GRAM.replace("LETTER", LETTER), regex.VERBOSE | regex.VERSION1)
+# The same in ASCII text, which most questions are, in a third of the time.
+_ASCII_GRAM = re.compile(_GRAM.replace("LETTER", "[a-z]"), re.VERBOSE)
 _DROPPED = str.maketrans("", "", ",'’")
 
 
@@ -28,8 +30,13 @@ def grams(text: str) -> list[str]:
     >>> grams("Janet’s 1,250 ducks: $\\frac{1}{2}$ 还剩5页")
     ['janets', '1250', 'ducks', '\\frac', '1', '2', '还', '剩', '5', '页']
     """
-    folded = unicodedata.normalize("NFKC", text).lower()
-    return [gram.translate(_DROPPED) for gram in _GRAM.findall(folded)]
+    if text.isascii():
+        found: list[str] = _ASCII_GRAM.findall(text.lower())
+        if "," not in text and "'" not in text:
+            return found
+    else:
+        found = _ANY_GRAM.findall(unicodedata.normalize("NFKC", text).lower())
+    return [gram.translate(_DROPPED) for gram in found]
 
 
 def numbers(text_grams: list[str]) -> tuple[str, ...]:

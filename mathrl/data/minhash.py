@@ -6,6 +6,7 @@ object per row and band; here a row costs 8 bytes per band and per shingle.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import xxhash
@@ -66,6 +67,7 @@ def sign(shingled: Rows, permutations: int, used: int | None = None) -> np.ndarr
     return signatures
 
 
+@cache
 def band_shape(threshold: float, permutations: int) -> tuple[int, int]:
     """Bands and rows with the least sum of false-positive and false-negative area (as datasketch)."""
     grid = (np.arange(1000) + 0.5) / 1000

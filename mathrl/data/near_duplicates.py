@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
-from mathrl.data.row_shards import Numbers
+from mathrl.data.clusters import Clusters, Numbers
 from mathrl.data.row_store import RowStore
 from mathrl.data.shingles import Rows
 from mathrl.params.data import NearDuplicates
@@ -21,9 +21,10 @@ from mathrl.params.data import NearDuplicates
 _HEADS = 64
 BATCH = 100_000  # rows whose shingles are in memory at a time
 PAIRS = 4096  # compared at a time
+EDGES = 1 << 20  # pairs that are joined at a time
 
 
-def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[list[list[int]], list[list[int]]]:
+def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[Clusters, Clusters]:
     """Clusters of two or more row numbers: of near-duplicates, and of rows that are as similar but differ in a sign.
 
     The first are of the same numbers and operators in the same order (unless `same_numbers` is false: then every
@@ -31,21 +32,40 @@ def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[list[list[in
     """
     similar = _clusters(store, salted=False, threshold=params.threshold)
     if not params.same_numbers:
-        return similar, []
+        return similar, similar.where(np.zeros(len(similar), bool))
     same = _clusters(store, salted=True, threshold=params.threshold)
-    return same, [group for group in similar if len(set(store.values("salt", np.array(group)).tolist())) > 1]
+    if not len(similar):
+        return same, similar
+    salts = store.column("salt")[similar.numbers]
+    several = np.minimum.reduceat(salts, similar.starts) < np.maximum.reduceat(salts, similar.starts)
+    return same, similar.where(several)
 
 
-def _clusters(store: RowStore, *, salted: bool, threshold: float) -> list[list[int]]:
+def _clusters(store: RowStore, *, salted: bool, threshold: float) -> Clusters:
     """The connected rows whose similarity reaches the threshold, among rows of equal salt or among all."""
-    pairs = [_pairs_of_band(store, band, salted=salted, threshold=threshold) for band in store.bands]
-    edges = np.concatenate([np.empty((0, 2), np.int64), *pairs])
-    linked, ends = np.unique(edges, return_inverse=True)
-    graph = coo_array((np.ones(len(edges), np.int32), ends.reshape(-1, 2).T), shape=(len(linked),) * 2)
-    labels = connected_components(graph, directed=False)[1] if len(linked) else np.empty(0, int)
-    order = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
-    return [group.tolist() for group in np.split(linked[order], starts[1:])] if len(linked) else []
+    labels = np.arange(len(store), dtype=np.int32)
+    for band in store.bands:
+        labels = _joined(labels, _pairs_of_band(store, band, salted=salted, threshold=threshold))
+    linked = np.flatnonzero(np.bincount(labels)[labels] > 1)
+    linked = linked[np.argsort(labels[linked], kind="stable")]
+    return Clusters.of(linked, labels[linked].astype(np.int64))
+
+
+def _joined(labels: npt.NDArray[np.int32], pairs: Numbers) -> npt.NDArray[np.int32]:
+    """Labels of all rows after rows are joined by `pairs`, shape (pairs, 2): the smallest number in a row's cluster."""
+    for start in range(0, len(pairs), EDGES):
+        ends = labels[pairs[start : start + EDGES]]
+        linked, at = np.unique(ends[ends[:, 0] != ends[:, 1]], return_inverse=True)
+        if not len(linked):
+            continue
+        links = at.reshape(-1, 2).T
+        graph = coo_array((np.ones(links.shape[1], np.int32), links), shape=(len(linked),) * 2)
+        components = connected_components(graph, directed=False)[1]
+        smallest = linked[np.unique(components, return_index=True)[1]]
+        label_of = np.arange(len(labels), dtype=np.int32)
+        label_of[linked] = smallest[components]
+        labels = label_of[labels]
+    return labels
 
 
 def _pairs_of_band(store: RowStore, band: str, *, salted: bool, threshold: float) -> Numbers:

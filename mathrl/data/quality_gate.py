@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mathrl.core.files import read_jsonl
@@ -28,17 +30,16 @@ class _Gate:
 def pass_gate(problems: StoredProblems, samples: Path | None, quality: Quality, curated: Curated) -> StoredProblems:
     """The rows without the training rows that break a rule of `quality.drop`; dev and test rows all stay."""
     gate = _Gate(votes_of(read_jsonl(samples)) if samples else {}, quality)
-    dropped: dict[int, Reason] = {}
-    for found in in_order(_check, gate, problems.pieces()):
-        for number, broken in found:
-            curated.broken.append(broken)
-            reasons = [rule for rule in broken.rules if rule in quality.drop] if broken.split in TRAINED else []
-            if reasons:
-                details = "; ".join(DESCRIPTIONS[rule] for rule in reasons)
-                dropped[number] = Reason(reasons[0], None, details)
-    kept = problems.without(dropped)
-    curated.account("quality", problems, kept, dropped)
-    return kept
+    return curated.drop("quality", problems, _failed(problems, gate, curated))
+
+
+def _failed(problems: StoredProblems, gate: _Gate, curated: Curated) -> Iterator[tuple[int, Reason]]:
+    """The rows to drop, by number; every row that breaks a rule goes into the account."""
+    for number, broken in chain.from_iterable(in_order(_check, gate, problems.pieces())):
+        curated.broken.append(broken)
+        reasons = [rule for rule in broken.rules if rule in gate.quality.drop] if broken.split in TRAINED else []
+        if reasons:
+            yield number, Reason(reasons[0], None, "; ".join(DESCRIPTIONS[rule] for rule in reasons))
 
 
 def _check(gate: _Gate, piece: Piece) -> list[tuple[int, Broken]]:

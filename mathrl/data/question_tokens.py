@@ -4,9 +4,12 @@ The grams of decontamination (grams.py) drop operators, for which `k>0` and `k<0
 `\dfrac{xy}{2}\times 3` is `\frac{x y}{2} \cdot 3`.
 """
 
+import re
 import unicodedata
 
 import regex
+
+from mathrl.data.grams import LETTER
 
 _SUPERSCRIPTS = {ord(sign): f"^{digit}" for sign, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789", strict=True)}
 _SIGNS = _SUPERSCRIPTS | {ord(sign): "-" for sign in "−–—‐‑‒"} | str.maketrans({"’": "'", "×": "*", "⋅": "*", "·": "*"})
@@ -26,18 +29,20 @@ _SAME = {
     "\\ldots": "...", "\\cdots": "...", "\\dots": "...", "\\dotsb": "...", "\\dotsc": "...", "…": "...",
     "\\circ": "degrees", "°": "degrees", "degree": "degrees", "\\%": "%", "percent": "%",
 }  # fmt: skip
+_PLAIN = re.compile(r"[^\\${}~-]*")  # without LaTeX and hyphens, nothing is to be folded
 _MATH = regex.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", regex.DOTALL)
 _PROSE = regex.compile(r"(?<![\\a-z])[a-z]{4,}")  # a word between dollar signs: they are amounts of money
 _LETTERS = regex.compile(r"(?<!\\[a-z]*)[a-z]{2,}")
 _CAPITALS = regex.compile(r"\b[A-Z]{4,}\b")  # "arrange the letters of PROOF"
-_TOKEN = regex.compile(
-    r"""\\[a-z]+ | \\% | \p{Han}
+_HYPHEN = regex.compile(r"(?<=\p{L})-(?=\p{L})")
+_TOKEN = r"""
+        \\[a-z]+ | \\%
       | \d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d) | \d+(?:\.\d+)? | (?<!\d)\.\d+
-      | [\p{L}\p{M}--\p{Han}]+(?:'[\p{L}\p{M}--\p{Han}]+)*
+      | LETTER+(?:'LETTER+)*
       | \.{3} | <= | >= | != | (?<=[\d\)\}])! | (?<=\d):(?=\d) | [-+*/=<>^|%±÷≤≥≠°√∞…()\[\]]
-    """,
-    regex.VERBOSE | regex.VERSION1,
-)
+"""
+_ANY_TOKEN = regex.compile(r"\p{Han} |" + _TOKEN.replace("LETTER", LETTER), regex.VERBOSE | regex.VERSION1)
+_ASCII_TOKEN = re.compile(_TOKEN.replace("LETTER", "[a-z]"), re.VERBOSE)  # the same in ASCII text, and faster
 _OPERATORS = frozenset("+ - * / = < > <= >= != ^ % ± ! : | \\cup \\cap \\in \\subset \\equiv".split())
 
 
@@ -47,11 +52,16 @@ def question_tokens(text: str) -> list[str]:
     >>> question_tokens(r"Find $\dfrac{xy}{2}\times\left(3-k\right)$ if k≥1,000.")
     ['find', '\\frac', 'x', 'y', '2', '*', '(', '3', '-', 'k', ')', 'if', 'k', '>=', '1000']
     """
-    folded = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS).lower()
-    folded = folded.replace("\\$", " ").replace("{,}", ",").replace("^{\\circ}", "\\circ").replace("^\\circ", "\\circ")
-    folded = _MATH.sub(_formula, folded)
-    folded = _NOTHING.sub(" ", regex.sub(r"(?<=\p{L})-(?=\p{L})", " ", folded))
-    return [_SAME.get(token, token).replace(",", "") for token in _TOKEN.findall(folded)]
+    if text.isascii():
+        folded, rule = text.lower(), _ASCII_TOKEN
+    else:
+        folded = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS).lower()
+        rule = _ANY_TOKEN
+    if not _PLAIN.fullmatch(folded):
+        folded = folded.replace("\\$", " ").replace("{,}", ",")
+        folded = folded.replace("^{\\circ}", "\\circ").replace("^\\circ", "\\circ")
+        folded = _NOTHING.sub(" ", _HYPHEN.sub(" ", _MATH.sub(_formula, folded)))
+    return [_SAME.get(token, token).replace(",", "") for token in rule.findall(folded)]
 
 
 def signature(text: str, tokens: list[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mathrl.core.control import Control
+from mathrl.core.control import NO_CONTROL, Control
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
@@ -85,7 +85,7 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
         level=_read(row, shape.level_key, level_of) if shape.level_key else None,
         pass_rate=_read(row, shape.pass_rate_key, pass_rate_of) if shape.pass_rate_key else None,
         extra={**extra, **parts.get("extra", {})},
-        control=_control(row, shape, parts.get("control", Control())),
+        control=_control(row, shape, parts.get("control", NO_CONTROL)),
     )
 
 

@@ -9,13 +9,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from mmap import ACCESS_READ, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from mathrl.core.files import ESCAPE, written_aside
 from mathrl.core.types import Problem
@@ -23,7 +24,7 @@ from mathrl.data.grams import exact_key, grams
 from mathrl.data.minhash import digest
 from mathrl.data.reading import Reader, Rejected
 from mathrl.data.row_files import Row
-from mathrl.data.shingles import Rows, hash_tokens
+from mathrl.data.shingles import Rows, TokenHashes, hash_tokens
 from mathrl.params.data import NearDuplicates
 
 ROWS = 1 << 14  # per shard
@@ -31,6 +32,7 @@ CHUNK = 1 << 12  # rows whose tokens are in memory at a time
 SPLITS = ("sft", "rl", "dev", "test")
 Numbers = npt.NDArray[np.int64]
 Item = Row | Problem | Rejected
+_LINE = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,7 @@ def is_complete(stem: Path) -> bool:
 
 def encoded(problem: Problem) -> bytes:
     """The problem's line in a curated file."""
-    line = json.dumps(problem.to_row(), ensure_ascii=False, sort_keys=True) + "\n"
-    return line.encode("utf-8", errors=ESCAPE)
+    return (_LINE.encode(problem.to_row()) + "\n").encode("utf-8", errors=ESCAPE)
 
 
 def as_bytes(text: str) -> bytes:
@@ -123,10 +124,17 @@ class Shard:
         self.stem = stem
 
     @cached_property
-    def table(self) -> Any:
+    def _mapped(self) -> mmap:
         with self.stem.with_suffix(".arrow").open("rb") as stream:  # Arrow opens no path of another encoding
-            mapped = mmap(stream.fileno(), 0, access=ACCESS_READ)
-        return pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
+            return mmap(stream.fileno(), 0, access=ACCESS_READ)
+
+    @cached_property
+    def table(self) -> Any:
+        return pa.ipc.open_file(pa.py_buffer(self._mapped)).read_all()
+
+    def release(self) -> None:
+        """Let the system have back the memory of what was read; it is read again on demand."""
+        self._mapped.madvise(MADV_DONTNEED)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -137,10 +145,14 @@ class Shard:
 
     def rows(self, name: str, at: Numbers) -> Rows:
         """The lists of hashes in a column, of the rows `at`."""
-        lists = self.table.column(name).combine_chunks().take(pa.array(at))
-        lists = lists if isinstance(lists, pa.ListArray) else lists.combine_chunks()
+        lists = self.table.column(name).chunk(0).take(pa.array(at))
         lengths = np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), np.int64)
         return Rows(np.asarray(lists.flatten().to_numpy(), np.uint64), np.concatenate([[0], np.cumsum(lengths)]))
+
+    def id_and_split(self, at: int) -> tuple[str, str]:
+        """The id and the split that a row had when it was read."""
+        id: str = self.table.column("id")[at].as_py().decode("utf-8", "surrogatepass")
+        return id, SPLITS[self.column("split")[at]]
 
     def places(self, at: int) -> tuple[str, str]:
         """Where a row stands: with the path of its file, and as reports show it."""
@@ -166,6 +178,7 @@ def _columns(
     problems: Sequence[Problem], lines: Sequence[bytes], places: Sequence[tuple[str, str]], digesting: Digesting
 ) -> dict[str, Any]:
     keys = [exact_key(problem.question) for problem in problems]
+    answers = [xxhash.xxh3_64_intdigest(as_bytes(repr(problem.answers))) for problem in problems]
     ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
     levels = (problem.level if problem.level is not None else -1 for problem in problems)
     columns: dict[str, Any] = {
@@ -175,6 +188,7 @@ def _columns(
         "end": ends,
         "high": np.array([key >> 64 for key in keys], np.uint64),
         "low": np.array([key & (1 << 64) - 1 for key in keys], np.uint64),
+        "answers": np.array(answers, np.uint64),
         **_place_columns(places),
     }
     if digesting.grams:
@@ -200,7 +214,7 @@ def _place_columns(places: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def _gram_hashes(texts: Sequence[str]) -> Any:
     parts = []
-    cache: dict[str, int] = {}
+    cache = TokenHashes()
     for start in range(0, len(texts), CHUNK):
         parts.append(hash_tokens([grams(text) for text in texts[start : start + CHUNK]], cache))
     return _lists(Rows.joined(parts))

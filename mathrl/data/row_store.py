@@ -102,6 +102,7 @@ class RowStore:
         self._duckdb.execute("CREATE TABLE IF NOT EXISTS rows AS FROM batch LIMIT 0")
         self._duckdb.execute("INSERT INTO rows FROM batch")
         self._duckdb.unregister("batch")
+        shard.release()
 
     def alike(self, *columns: str, since: int = 0) -> tuple[Numbers, Numbers]:
         """Rows that share their values in all the columns with another row, and the number of each one's group.
@@ -163,6 +164,15 @@ class RowStore:
     def source(self, number: int) -> str:
         return self.sources[self.place(number)[0]]
 
+    def split(self, number: int) -> str:
+        return SPLITS[self.splits[number]]
+
+    def id(self, number: int) -> str:
+        """The id of a row's problem, which is not read for it."""
+        shard, at = self.place(number)
+        id, split = self.shards[shard].id_and_split(at)
+        return f"{self.sources[shard]}/{split}/{id}" if self._renamed[number] else id
+
     def problem(self, number: int) -> Problem:
         shard, at = self.place(number)
         return self._made(number, self.shards[shard].line(at))
@@ -184,12 +194,23 @@ class RowStore:
 
     def hashes(self, column: str, numbers: Numbers) -> Rows:
         """The lists of hashes of ascending numbers."""
-        return Rows.joined([self.shards[shard].rows(column, at) for shard, at in self.by_shard(numbers)])
+        parts = []
+        for shard, at in self.by_shard(numbers):
+            parts.append(self.shards[shard].rows(column, at))
+            self.shards[shard].release()
+        return Rows.joined(parts)
 
     def values(self, column: str, numbers: Numbers) -> Any:
         """The values of ascending numbers in a column of numbers."""
-        parts = [self.shards[shard].column(column)[at] for shard, at in self.by_shard(numbers)]
+        parts = []
+        for shard, at in self.by_shard(numbers):
+            parts.append(self.shards[shard].column(column)[at])
+            self.shards[shard].release()
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def column(self, name: str) -> Any:
+        """The values of all rows in a column of numbers."""
+        return self.values(name, np.arange(len(self)))
 
     def count_by_source(self, numbers: Numbers) -> dict[str, int]:
         """The number of rows of each source among ascending numbers, in the order of the sources."""

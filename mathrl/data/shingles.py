@@ -6,6 +6,7 @@ tokens modulo 2^64, computed for thousands of rows at once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ class Rows:
 
 def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     """The distinct shingles of each row, sorted."""
-    hashed = hash_tokens(tokens, {})
+    hashed = hash_tokens(tokens, TokenHashes())
     lengths = np.diff(hashed.starts)
     hashes, hash_rows = [], []
     for size, value, row, _ in windows(hashed, ngram):
@@ -58,12 +59,19 @@ def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     return Rows(values[first], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
 
-def hash_tokens(tokens: Sequence[Sequence[str]], cache: dict[str, int]) -> Rows:
+class TokenHashes(dict[str, int]):
+    """The hashes of tokens, each computed when it is first asked for."""
+
+    def __missing__(self, token: str) -> int:
+        value = self[token] = xxhash.xxh3_64_intdigest(token.encode("utf-8", errors="surrogatepass"))
+        return value
+
+
+def hash_tokens(tokens: Sequence[Sequence[str]], cache: TokenHashes) -> Rows:
     """The hashes of each row's tokens, in order; `cache` has those of tokens that were met before."""
     starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))])
-    return Rows(
-        np.fromiter((_hash(token, cache) for row in tokens for token in row), np.uint64, int(starts[-1])), starts
-    )
+    hashes = map(cache.__getitem__, chain.from_iterable(tokens))  # without a Python frame per token
+    return Rows(np.fromiter(hashes, np.uint64, int(starts[-1])), starts)
 
 
 def windows(tokens: Rows, longest: int) -> Iterator[tuple[int, Hashes, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
@@ -81,10 +89,3 @@ def windows(tokens: Rows, longest: int) -> Iterator[tuple[int, Hashes, npt.NDArr
         at, left, row, value = at[inside], left[inside], row[inside], value[inside]
         value = value * _BASE + hashed[at + size - 1]
         yield size, value ^ (value >> np.uint64(29)), row, at
-
-
-def _hash(token: str, cache: dict[str, int]) -> int:
-    value = cache.get(token)
-    if value is None:
-        value = cache[token] = xxhash.xxh3_64_intdigest(token.encode("utf-8", errors="surrogatepass"))
-    return value

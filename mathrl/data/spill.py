@@ -18,11 +18,14 @@ class Spill(Sequence[Item], Generic[Item]):
         self._write, self._read = write, read
         self._ends = array("q")
         self._file = file.open("w+b")
+        self._at_end = True  # of the file: a seek would flush what is not yet written
 
     def append(self, item: Item) -> None:
         line = json.dumps(self._write(item)).encode() + b"\n"
         start = self._ends[-1] if self._ends else 0
-        self._file.seek(start)
+        if not self._at_end:
+            self._file.seek(start)
+            self._at_end = True
         self._file.write(line)
         self._ends.append(start + len(line))
 
@@ -38,6 +41,7 @@ class Spill(Sequence[Item], Generic[Item]):
             return [self[i] for i in range(*index.indices(len(self)))]
         at = range(len(self))[index]
         self._file.seek(self._ends[at - 1] if at else 0)
+        self._at_end = False
         return self._read(json.loads(self._file.readline()))
 
     def __iter__(self) -> Iterator[Item]:

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from mathrl.params.corpus_executors import Executor, LocalExecutor
+from mathrl.params.page_classifiers import LinearClassifier, PageClassifier
 from mathrl.params.section import Section
 
 
@@ -83,8 +84,7 @@ class Pages(Section):
     held_out_share: float = Field(
         0.2, gt=0, lt=1, description="Share of labelled pages held out to measure the classifier."
     )
-    ngram: int = Field(2, ge=1, le=3, description="Longest n-gram that the classifier uses, in words.")
-    epochs: int = Field(20, ge=1, description="Training epochs of the classifier.")
+    classifier: PageClassifier = Field(LinearClassifier(), description="What scores the pages: linear or fasttext.")
     decontaminate: PagesClean | None = Field(
         PagesClean(), description="Drop pages that share n-grams with evaluation texts; null: keep all."
     )

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
-from mathrl.core.hashing import sha256_jsonl
+from mathrl.core.hashing import sha256_file, sha256_jsonl
 from mathrl.data.corpus import account as pages_report
 from mathrl.data.corpus.corpus import Corpus
+from mathrl.data.corpus.fasttext_classifier import check_model
 from mathrl.data.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
 from mathrl.data.corpus.rounds import clean, collect, domains
 from mathrl.data.inputs import INPUTS, link, of_pages
@@ -34,6 +35,8 @@ def resolve(params: Params) -> dict[str, list[Path]]:
         "positives": page_files(settings.positives.files, "positives.files"),
     }
     check_readers(files_read["files"], settings.executor)
+    if settings.classifier.type == "fasttext":
+        files_read["classifier"] = [check_model(settings.classifier)]
     if settings.negatives.files or not settings.random_negatives:
         files_read["negatives"] = page_files(settings.negatives.files, "negatives.files")
     return files_read
@@ -63,7 +66,7 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
         clean(collected, pages, evaluation[0], settings.decontaminate.min_share)
     account = pages_report.account(collected, pages, settings, seed) | {
         "inputs": {
-            name: {label: sha256_jsonl(file) for file, label in labels(files).items()} for name, files in read.items()
+            name: {label: _digest(file, name) for file, label in labels(files).items()} for name, files in read.items()
         },
         "evaluation_sets": evaluation[1] if evaluation else [],
     }
@@ -92,6 +95,10 @@ def make_pages(run: StageRun, out: Path, report: Path) -> None:
         "best_round": best.number,
     }
     run.summary({**measured, **{name: float(value) for name, value in figures.items()}})
+
+
+def _digest(file: Path, name: str) -> dict[str, str | int]:
+    return {"sha256": sha256_file(file)} if name == "classifier" else sha256_jsonl(file)
 
 
 if __name__ == "__main__":

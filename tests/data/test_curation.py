@@ -43,8 +43,10 @@ def file_source(path: str, split: str, **more: Any) -> dict[str, Any]:
 def deduplicated(rows: list[Problem], params: Deduplicate) -> tuple[list[Problem], list[Dropped], list[Variants]]:
     """What deduplicate makes of rows that are stored for it."""
     store = RowStore.of(rows, Digesting(params.near))
-    kept, dropped, variants = deduplicate(store.all(), params)
-    return list(kept), [Dropped.of(store.problem(number), why) for number, why in dropped.items()], variants
+    dropped, variants = deduplicate(store, params)
+    reasons = dict(dropped)
+    kept = list(store.all().without(reasons))
+    return kept, [Dropped.of(store.problem(number), why) for number, why in reasons.items()], variants
 
 
 LONG = "a farmer has twelve cows and sells some of them to his neighbour how many are left"
@@ -127,7 +129,7 @@ def test_datasketch_finds_the_same_near_duplicates() -> None:
             hashed.update(int(shingle).to_bytes(8, "big"))
         pairs += [[j, i] for j in lsh.query(hashed)]
         lsh.insert(i, hashed)
-    assert found == sorted(pairs) == [[i, 40 + i] for i in range(20)]
+    assert list(found) == sorted(pairs) == [[i, 40 + i] for i in range(20)]
 
 
 def invented_words(count: int) -> list[str]:

@@ -7,7 +7,7 @@ from mathrl.core.types import Problem
 from mathrl.data import shared_windows
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key, grams, numbers
-from mathrl.data.shingles import hash_tokens
+from mathrl.data.shingles import TokenHashes, hash_tokens
 
 
 def row(id: str, question: str, split: str = "rl", solution: str | None = None, answer: str = "1") -> Problem:
@@ -172,7 +172,7 @@ def test_hits_are_those_of_sets_and_loops(monkeypatch: pytest.MonkeyPatch, ngram
     shown = [hit and (hit.eval_id, hit.share, hit.ngram, hit.ngrams_shared) for hit in hits]
     assert shown == [by_hand(words[:30], text, ngram, skips[i]) for i, text in enumerate(words)]
     assert 20 < sum(hit is not None for hit in hits) < 420
-    may = against.may_hit(hash_tokens(words, {})).tolist()
+    may = against.may_hit(hash_tokens(words, TokenHashes())).tolist()
     assert all(possible or hit is None for possible, hit in zip(may, hits, strict=True)) and not all(may)
     against.add("late", "question", "x y z x y z x y z x y z")  # windows that are added later count as well
     assert against.look_up("t", "x y z x y z x y z x y z") is not None

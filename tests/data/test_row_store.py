@@ -10,13 +10,15 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data import curation, processes, row_store
+from mathrl.data import curation, near_duplicates, processes, row_store
+from mathrl.data.clusters import Clusters
 from mathrl.data.curated import Curated
+from mathrl.data.deduplicate import deduplicate
 from mathrl.data.processes import in_order
 from mathrl.data.row_shards import SPLITS, Digesting, encoded
 from mathrl.data.row_store import RowStore
 from mathrl.data.spill import Spill
-from mathrl.params.data import Curate
+from mathrl.params.data import Curate, Deduplicate
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
 
@@ -185,6 +187,47 @@ def test_rows_are_found_by_what_they_share() -> None:
     assert store.alike("high", "low")[0].tolist() == [1, 6, 2, 7] and store.in_earlier(6).tolist() == [6, 7]
     store.rename(np.array([6]), "made")
     assert store.alike("id")[0].tolist() == [2, 7] and store.problem(6).id == "made/rl/1"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_joined_a_few_pairs_at_a_time_as_they_are_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_duplicates, "EDGES", 3)
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(0, 40, (seed, 2))
+    labels = near_duplicates._joined(np.arange(40, dtype=np.int32), pairs)
+    expected = list(range(40))
+    for first, second in pairs.tolist():
+        low, high = sorted((expected[first], expected[second]))
+        expected = [low if label == high else label for label in expected]
+    assert labels.tolist() == expected
+
+
+def test_two_clusters_that_many_pairs_join_are_one() -> None:
+    first = np.arange(256)
+    within = np.stack([np.repeat([0, 256], 256), np.arange(512)], axis=1)
+    labels = near_duplicates._joined(np.arange(512, dtype=np.int32), within)
+    assert set(labels.tolist()) == {0, 256}
+    joined = near_duplicates._joined(labels, np.stack([first, first + 256], axis=1))
+    assert not joined.any()  # 256 links between the same two, which a byte would count as none
+
+
+def test_clusters_are_lists_of_numbers() -> None:
+    clusters = Clusters.of(np.array([3, 17, 5, 6, 9, 1, 2]), np.array([0, 0, 4, 4, 4, 7, 7]))
+    assert list(clusters) == clusters[:] == [[3, 17], [5, 6, 9], [1, 2]] and clusters[-1] == [1, 2]
+    assert list(clusters.where(np.array([False, True, True]))) == [[5, 6, 9], [1, 2]]
+    assert not clusters.where(np.zeros(3, bool))
+
+
+def test_the_winner_of_equal_answers_is_named_without_reading_it(params: Curate) -> None:
+    found = content(curation.run(params, 0))
+    of_reason = {row.id: row for row in found["dropped"] if row.reason == "duplicate"}
+    assert of_reason["r30"].other == "r5" and of_reason["r30"].detail == "exact"
+    assert of_reason["r90"].other == "r9"
+    rows = [problem(1), problem(1, subject="algebra").with_(id="b"), problem(1).with_(id="c", answers=("1", "2"))]
+    store = RowStore.of(rows, Digesting())
+    store.rename(np.array([0]), "made")
+    reasons = dict(deduplicate(store, Deduplicate()).dropped)
+    assert {number: why.other for number, why in reasons.items()} == {1: "made/rl/1", 2: "made/rl/1"}
 
 
 def test_problems_come_back_as_they_went_in_and_moved_rows_with_their_split() -> None:

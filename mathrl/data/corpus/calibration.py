@@ -17,8 +17,11 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from mathrl.core.seeding import derive_seed
+from mathrl.data.corpus.page_shards import PageShard
 
 FOLDS = 5
+FILE = "models.npz"
+CHUNK = 1024  # pages whose features are in memory at a time
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
@@ -37,15 +40,21 @@ class Models:
             total += (texts @ weights + intercept) / FOLDS
         return total
 
-    def write(self, file: Path) -> None:
+    def score_shard(self, shard: PageShard) -> Floats:
+        """The score of every page of a shard."""
+        matrix = shard.features()
+        parts = [self.score(matrix[at : at + CHUNK]) for at in range(0, matrix.shape[0], CHUNK)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def write(self, folder: Path) -> None:
         """Write the weights of the features that some model uses."""
         used = np.flatnonzero(self.weights.any(axis=0))
         size = self.weights.shape[1]
-        np.savez(file, used=used, weights=self.weights[:, used], intercepts=self.intercepts, size=size)
+        np.savez(folder / FILE, used=used, weights=self.weights[:, used], intercepts=self.intercepts, size=size)
 
     @classmethod
-    def read(cls, file: Path) -> "Models":
-        with np.load(file) as arrays:
+    def read(cls, folder: Path) -> "Models":
+        with np.load(folder / FILE) as arrays:
             weights = np.zeros((len(arrays["intercepts"]), int(arrays["size"])))
             weights[:, arrays["used"]] = arrays["weights"]
             return cls(weights, arrays["intercepts"])

@@ -12,6 +12,8 @@ from scipy.sparse import csr_matrix, vstack
 
 from mathrl.core.errors import UserError
 from mathrl.data.corpus.calibration import Floats, Models
+from mathrl.data.corpus.classifier import Inputs, inputs_of
+from mathrl.data.corpus.fasttext_classifier import FastTextModel
 from mathrl.data.corpus.page_features import BUCKETS
 from mathrl.data.corpus.page_files import Page
 from mathrl.data.corpus.page_shards import PageShard
@@ -68,6 +70,13 @@ class Corpus:
         low = np.array([key & (2**64 - 1) for key in keys], dtype=np.uint64)
         return ~np.isin(self._keys["low"], low)
 
+    def inputs(self, numbers: Sequence[int]) -> Inputs:
+        """What the classifier sees of some pages, in their order."""
+        classifier = self._params.classifier
+        if classifier.type == "linear":
+            return self.features(numbers)
+        return inputs_of([self[number].text for number in numbers], classifier)
+
     def features(self, numbers: Sequence[int]) -> csr_matrix:
         """The features of some pages, in their order."""
         wanted = np.asarray(numbers, dtype=np.int64)
@@ -81,12 +90,12 @@ class Corpus:
         place[order] = np.arange(len(order))
         return vstack(parts, format="csr")[place]
 
-    def score(self, models: Models, round_number: int) -> Floats:
+    def score(self, models: Models | FastTextModel, round_number: int) -> Floats:
         """The score of every page, by one task per shard."""
         folder = self._folder / f"scores-{round_number}"
         folder.mkdir(exist_ok=True)
-        models.write(folder / "models.npz")
-        self._run(f"score-{round_number}", [ScorePages(self._pages, folder / "models.npz", folder)])
+        models.write(folder)
+        self._run(f"score-{round_number}", [ScorePages(self._pages, folder)])
         return np.concatenate([np.load(folder / f"{number:05d}.npy") for number in range(self._tasks)])
 
     def _cluster(self, near: NearPages) -> None:

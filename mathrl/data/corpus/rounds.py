@@ -3,8 +3,8 @@
 A round trains a classifier on positives against negatives, scores all pages and collects those above a cut. Domains of
 which more than 10 % was collected are promoted: their pages become positives of the next round, and pages of the other
 domains its negatives. The paper's classifier is fastText; this one is similar: a linear model on hashed 1- and 2-grams
-(scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count. Training runs here; pages are read and
-scored by datatrove's tasks (`corpus.py`).
+(scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count. A trained fastText model can take its
+place, for one round. Training runs here; pages are read and scored by datatrove's tasks (`corpus.py`).
 
 Three things keep a round from poisoning the next one. The cut is calibrated (`calibration.py`), so a round collects
 what looks like mathematics and not a fixed share. A page of a promoted domain that scores like the negatives does not
@@ -22,13 +22,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_matrix, vstack
 
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
-from mathrl.data.corpus.calibration import FOLDS, Floats, best_cut, calibrate, cross_fit, fold_numbers, posterior
+from mathrl.data.corpus.calibration import FOLDS, Floats, best_cut, calibrate, fold_numbers, posterior
+from mathrl.data.corpus.classifier import Inputs, fit, inputs_of, stacked
 from mathrl.data.corpus.corpus import Corpus, Numbers
-from mathrl.data.corpus.page_features import vectorizer
 from mathrl.data.decontaminate import EvaluationIndex, Hit
 from mathrl.data.grams import exact_key
 from mathrl.params.pages import Pages
@@ -123,7 +122,7 @@ class _Seeds:
     """The seeds, and which pages the rounds may train on."""
 
     keys: list[int]
-    features: csr_matrix  # (seeds, BUCKETS)
+    inputs: Inputs
     labels: npt.NDArray[np.int64]
     random_negatives: list[int]
     seen: npt.NDArray[np.bool_]  # (pages,): neither held out nor the twin of a held-out page
@@ -196,6 +195,9 @@ def collect(
         if worse := out.worse():
             out.stopped = worse
             break
+        if params.classifier.type == "fasttext":
+            out.stopped = "no round trains the fastText model"
+            break
         if new < params.stop_new_share:
             out.stopped = f"{1 - new:.1%} of round {number} had been collected before"
             break
@@ -229,9 +231,9 @@ def _seeds(
                 f"params/pages.yaml: {name}: {len(texts)} different texts; write at least {FOLDS}: each "
                 f"of {FOLDS} classifiers is measured on the part that it was not trained on"
             )
-    features = vectorizer(params.ngram).transform([*positives, *negatives])
+    inputs = inputs_of([*positives, *negatives], params.classifier)
     labels = np.repeat([1, 0], [len(positives), len(negatives)])
-    return _Seeds(keys, features, labels, random_pages, seen)
+    return _Seeds(keys, inputs, labels, random_pages, seen)
 
 
 def _sample(rng: random.Random, numbers: Numbers, most: int) -> list[int]:
@@ -247,8 +249,8 @@ def _score(
     labels = np.concatenate([seeds.labels, np.repeat([1, 0], [len(added.positives), len(added.negatives)])])
     fit_seed = derive_seed(seed, "pages", number)
     folds = fold_numbers([*seeds.keys, *map(pages.key, numbers)], labels, fit_seed)
-    texts = vstack([seeds.features, pages.features(numbers)], format="csr")
-    models, trained = cross_fit(texts, labels, folds, epochs=params.epochs, seed=fit_seed)
+    texts = stacked([seeds.inputs, pages.inputs(numbers)])
+    models, trained = fit(params.classifier, texts, labels, folds, seed=fit_seed)
     scores = _Scores(trained, pages.score(models, number))
     scores.pages[numbers] = trained[len(seeds.keys) :]  # by the model that did not see the page
     return scores, labels

@@ -17,7 +17,7 @@ from datatrove.utils.text import TextNormConfig
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from mathrl.core.files import write_json
-from mathrl.data.corpus.calibration import Models
+from mathrl.data.corpus.classifier import read_models
 from mathrl.data.corpus.page_features import vectorizer
 from mathrl.data.corpus.page_files import Page, is_archive, page_of, page_of_line, rows_of
 from mathrl.data.corpus.page_shards import PageShard
@@ -141,7 +141,8 @@ class DigestPages(PipelineStep):  # type: ignore[misc]
     def run(self, data: Documents, rank: int = 0, world_size: int = 1) -> None:
         shard, numbers, hosts = PageShard(self.folder, rank), list[tuple[Any, ...]](), dict[str, int]()
         sizes = [np.zeros(1, dtype=np.int64)]
-        vectors = vectorizer(self.params.ngram)
+        classifier = self.params.classifier
+        vectors = vectorizer(classifier.ngram) if classifier.type == "linear" else None
         with shard.indices.open("wb") as indices, shard.values.open("wb") as values:
             for chunk in _chunks(data):
                 for document in chunk:
@@ -152,6 +153,9 @@ class DigestPages(PipelineStep):  # type: ignore[misc]
                     host = hosts.setdefault(page.host, len(hosts))
                     inside = page.path.startswith(tuple(prefixes))
                     numbers.append((key >> 64, key & (2**64 - 1), host, label, inside, document.metadata["at"]))
+                if vectors is None:  # fastText reads the stored lines
+                    sizes.append(np.zeros(len(chunk), np.int64))
+                    continue
                 matrix = vectors.transform([document.text for document in chunk])
                 matrix.indices.astype(np.int32).tofile(indices)
                 matrix.data.tofile(values)
@@ -172,18 +176,17 @@ def _chunks(data: Documents) -> Iterator[list[Document]]:
 
 
 class ScorePages(PipelineStep):  # type: ignore[misc]
-    """Writes the mean score of the models in `models` for each page of a task's shard."""
+    """Writes the mean score of the models in the folder `scores` for each page of a task's shard."""
 
     type, name = "WRITER", "scores"
 
-    def __init__(self, folder: Path, models: Path, scores: Path) -> None:
+    def __init__(self, folder: Path, scores: Path) -> None:
         super().__init__()
-        self.folder, self.models, self.scores = folder, models, scores
+        self.folder, self.scores = folder, scores
 
     def run(self, data: None, rank: int = 0, world_size: int = 1) -> None:
-        models, matrix = Models.read(self.models), PageShard(self.folder, rank).features()
-        parts = [models.score(matrix[at : at + CHUNK]) for at in range(0, matrix.shape[0], CHUNK)]
+        scores = read_models(self.scores).score_shard(PageShard(self.folder, rank))
         partial = self.scores / f"{rank:05d}.partial"
         with partial.open("wb") as stream:
-            np.save(stream, np.concatenate(parts) if parts else np.zeros(0))
+            np.save(stream, scores)
         partial.replace(self.scores / f"{rank:05d}.npy")
