@@ -90,7 +90,7 @@ class ServerEngine:
             requests = zip(range(len(prompts)), prompts, seeds, strict=True)
             futures = [workers.submit(request, *arguments) for arguments in requests]
             running = set(futures)
-            while running:  # awake every second: `trainers.prefetch` ends a thread only where it runs Python
+            while running:  # awake every second: `SamplerThread` ends a thread only where it runs Python
                 done, running = wait(running, 1.0, FIRST_EXCEPTION)
                 for future in done:
                     future.result()  # raises the first error, without waiting for the other requests
