@@ -115,7 +115,7 @@ VERL_RL = (
     Meaning("rollout.max_sequences", "`rollout.max_num_seqs`"),
     Meaning("rollout.vllm.max_model_length", "`rollout.max_model_len`"),
     Meaning("rollout.vllm.tensor_parallel", "`rollout.tensor_model_parallel_size`"),
-    Meaning("rollout.vllm.memory_share", "`rollout.gpu_memory_utilization`"),
+    Meaning("rollout.vllm.memory_share", "`actor_rollout_ref.rollout.gpu_memory_utilization`"),
     Meaning("rollout.vllm.sleep", f"{UNUSED}: it always frees its memory during the update"),
     Meaning("rollout.vllm.eager", "`rollout.enforce_eager`; null is false"),
     Meaning("training.backend", "FSDP of verl", ("torch",), "mathrl runs it with FSDP"),

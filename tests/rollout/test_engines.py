@@ -90,7 +90,7 @@ def test_the_canarys_tolerance_follows_the_precisions() -> None:
 
 
 def test_servers_are_named_by_urls() -> None:
-    with pytest.raises(ValidationError, match=r"needs servers.urls, such as"):
+    with pytest.raises(ValidationError, match=r"needs servers.start, .* or servers.urls, such as"):
         Rollout(engine="vllm_server")
     with pytest.raises(ValidationError, match="'localhost:8001' is not a URL"):
         Rollout(engine="vllm_server", servers=Servers(urls=("localhost:8001",)))

@@ -16,8 +16,8 @@ from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.train import Critic, Optimizer, Rl
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.collect import RolloutShare
 from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.pooled_group import PooledGroup
 from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics, tool_metrics
 
 CPU = Ranks(torch.device("cpu"))
@@ -176,8 +176,8 @@ def test_lengths_and_repetition_are_of_sampled_tokens_and_calls_have_figures(sma
 
 def test_rollouts_with_calls_survive_a_checkpoint(small: Any) -> None:
     _, _, rows = graded(small)
-    share = RolloutShare([0, 1, 2, 3], list(rows), {"generation": 1.0}, 0)
-    read = RolloutShare.from_row(json.loads(json.dumps(share.to_row())))
-    assert read.graded == share.graded
-    seconds = [call.seconds for group in read.graded for g in group or () for call in g.completion.calls]
+    group = PooledGroup(3, 0, len(rows[0]), graded=list(rows[0]))
+    read = PooledGroup.from_row(json.loads(json.dumps(group.to_row())))
+    assert read.graded == group.graded
+    seconds = [call.seconds for g in read.graded for call in g.completion.calls]
     assert seconds and set(seconds) == {0.5}
