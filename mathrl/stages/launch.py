@@ -6,6 +6,7 @@ nothing is started here.
 """
 
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from mathrl.core.environment import Variable, rank
@@ -72,7 +74,7 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
     )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        launch_agent(config, _run_rank, [work])
+        launch_agent(config, _run_rank, [work, multiprocessing.get_context("fork").Barrier(processes)])
     except SignalException as stopped:
         if stopped.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
@@ -95,11 +97,14 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
             signal.signal(number, handler)
 
 
-def _run_rank(work: Callable[[], None]) -> None:
+def _run_rank(work: Callable[[], None], all_forked: Barrier) -> None:
+    """The life of a rank. A rank that connected while the agent forks the next one could deadlock that one: the agent's
+    store resolves the name of who connects, and a fork then copies the resolver's lock as held."""
     die_with_parent()
     for number in (signal.SIGHUP, signal.SIGQUIT):  # the agent's handlers, inherited by the fork
         signal.signal(number, signal.SIG_DFL)
     receive_signals()
+    all_forked.wait()
     try:
         work()
     except Exception:

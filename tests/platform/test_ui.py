@@ -197,8 +197,15 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
     assert not (servers.checkout.folder / "models").exists(), "the workspace is untouched"
     page.goto(f"{servers.prefect}/runs/flow-run/{run['id']}")
     page.get_by_text("Artifacts", exact=True).first.click()
-    for name in ("rl-curve", "curate-report", "rl-health"):  # newest first; the page has those that are in view
-        page.get_by_text(name, exact=True).last.scroll_into_view_if_needed()
+    missing = {"rl-curve", "curate-report", "rl-health"}
+    assert missing <= set(servers.artifacts(run["id"]))
+    for _ in range(30):  # the page holds only those that are in view
+        missing -= {name for name in missing if page.get_by_text(name, exact=True).count()}
+        if not missing:
+            break
+        page.mouse.wheel(0, 400)
+        page.wait_for_timeout(500)
+    assert not missing
 
 
 @pytest.mark.browser

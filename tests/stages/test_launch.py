@@ -14,7 +14,7 @@ from mathrl.stages import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from mathrl.core.environment import rank
 from mathrl.core import gpus as gpu_counting
@@ -25,6 +25,10 @@ def exchange():
     from mathrl.rollout.ranks import from_rank_0, gather
     chosen = from_rank_0(lambda: {"of": rank()})
     print(rank(), chosen, gather([rank()] * (rank() + 1)), flush=True)
+
+def siblings():
+    parent = os.getppid()
+    print(len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()), flush=True)
 
 def wrong_everywhere():
     exit_on_user_error(fail)
@@ -56,6 +60,13 @@ def test_ranks_exchange_values_and_the_terminal_shows_rank_0(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "0 {'of': 0} [[0], [1, 1], [2, 2, 2]]\n"), done.stderr
     logs = [file.read_text() for file in sorted(tmp_path.glob("**/stdout.log"))]
     assert logs == ["1 {'of': 0} None\n", "2 {'of': 0} None\n"]
+
+
+def test_no_rank_begins_before_all_are_forked(tmp_path: Path) -> None:
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        pytest.skip("this system does not list a process's children")
+    done = run("siblings", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
