@@ -27,7 +27,7 @@ from mathrl.params.control_recipe import equal_steps
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import load_start, open_training
+from mathrl.stages.training_stage import load_start, open_training, write_model
 
 if TYPE_CHECKING:
     from mathrl.trainers.training_run import TrainingRun
@@ -67,7 +67,6 @@ def work(run: StageRun) -> None:
 
 def _train(name: str, start: Path, sft: Sft, params: Params, training: TrainingRun) -> Path:
     """Fine-tune from `start`; the model's folder, in the stage's state until all are there."""
-    from mathrl.models.load import export_model
     from mathrl.trainers.demonstrations import tokenize_demonstrations
     from mathrl.trainers.sft import train_sft
 
@@ -90,7 +89,7 @@ def _train(name: str, start: Path, sft: Sft, params: Params, training: TrainingR
     its_run = replace(training, state=state, open_metrics=open_metrics)
     train_sft(model, demonstrations, dev, sft, its_run, title=name)
     account = f"{sft.steps} steps of SFT from {start}, {sft.terse_share:.0%} of the demonstrations terse"
-    export_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{account}.\n")
+    write_model(model, tokenizer, folder, f"# Control {name} of mathrl\n\n{account}.\n")
     training.ranks.gather(name)
     return folder
 

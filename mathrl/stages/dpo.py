@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mathrl.core.files import read_jsonl
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import load_start, open_training, write_report
+from mathrl.stages.training_stage import load_start, open_training, write_model, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -25,7 +25,6 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, repor
     params = run.params
     training = open_training(run)
     # torch: not before the inputs have been checked.
-    from mathrl.models.load import export_model
     from mathrl.trainers.preference import tokenize_pairs, train_dpo
     from mathrl.trainers.supervised import hold_out
 
@@ -39,6 +38,6 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, repor
         f"# DPO model of mathrl\n\nTrained from {start} on {len(pairs):,} pairs: {params.dpo.steps} steps of "
         f"{params.dpo.pairs_per_step}, beta {params.dpo.beta}, seed {params.run.seed}.\n"
     )
-    export_model(network, tokenizer, model, card)
+    write_model(network, tokenizer, model, card)
     summary = {**figures, "pairs": float(len(pairs))}
     write_report(run, report, "Direct preference optimisation", PANELS, {"pairs": data}, summary)

@@ -11,7 +11,7 @@ from typing import Any
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import open_training, write_report
+from mathrl.stages.training_stage import open_training, write_model, write_report
 
 PANELS = (
     {"loss": "training loss", "dev/loss": "dev loss"},
@@ -30,7 +30,7 @@ def work(
     settings, seed = params.reward_model, params.run.seed
     training = open_training(run)
     # torch: not before the inputs have been checked.
-    from mathrl.models.load import export_model, load_tokenizer
+    from mathrl.models.load import load_tokenizer
     from mathrl.trainers.preference import tokenize_pairs
     from mathrl.trainers.reward_model import tokenize_steps, train_reward_model, with_replay
     from mathrl.trainers.supervised import hold_out
@@ -55,7 +55,7 @@ def work(
         f"{len(items):,} {what}, {len(rows) - len(new) + len(held_out):,} of them repeated: {settings.steps} steps of "
         f"{settings.batch}, seed {seed}. The score after a token is the output of the position behind it.\n"
     )
-    export_model(scorer, tokenizer, model, card)
+    write_model(scorer, tokenizer, model, card)
     summary = {**figures, "items": float(len(items))}
     write_report(run, report, f"Reward model, on {what}", PANELS, {"labels": data}, summary)
 

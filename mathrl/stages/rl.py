@@ -24,11 +24,12 @@ from mathrl.core.types import Problem
 from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.engines.installed import check_installed
+from mathrl.engines.verl_process import verl_python
 from mathrl.health.watch import HealthMonitor
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import load_start, open_training, write_report
+from mathrl.stages.training_stage import load_network, load_start, open_training, write_model, write_report
 
 if TYPE_CHECKING:
     from mathrl.trainers.rl import RlResult
@@ -92,8 +93,6 @@ def work(
     inputs = _Inputs(start, problems, read_problems(dev), few_shot, health, others)
     train = {"mathrl": _train, "trl": _train_with_trl, "verl": _train_with_verl}[rl.engine]
     network, tokenizer, result = train(run, inputs)
-    from mathrl.models.load import export_model  # torch
-
     measured = result.dev_accuracy is not None
     accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
     card = (
@@ -101,7 +100,7 @@ def work(
         f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
         f"seed {seed}; accuracy on dev problems {accuracy}.\n"
     )
-    export_model(network, tokenizer, model, card)
+    write_model(network, tokenizer, model, card)
     title = "Reinforcement learning with verifiable rewards"
     kept = finish_rollouts(run, rl)
     files = [file for file in (kept, run.record.events if rl.asynchronous is not None else None) if file is not None]
@@ -113,9 +112,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     params, rl, start, others = run.params, run.params.rl, inputs.start, inputs.others
     training = open_training(run, inputs.health, run.rollouts)
     # torch: not before the inputs have been checked.
-    from mathrl.learners.sharding import load_to_train
     from mathrl.models.device import halve_threads, hardware_of
-    from mathrl.models.load import load_model
     from mathrl.rollout.open_engine import training_engine
     from mathrl.rollout.resolve import resolve_importance, resolve_rollout, stage_longest
     from mathrl.rollout.sampler import Sampler
@@ -142,7 +139,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
         rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(others["critic"])})})
     inputs.health.watch.rl = rl
     frozen = {
-        name: load_to_train(load_model, others[name], params.model, ranks).requires_grad_(False)
+        name: load_network(others[name], params.model, training).requires_grad_(False)
         for name in ("reference", "teacher")
         if name in others
     }
@@ -168,8 +165,6 @@ def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]
 
 def _train_with_verl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     """As `_train`, by verl in a process of its own; this one needs no GPU."""
-    from mathrl.engines.verl_process import verl_python
-
     python = verl_python()
     _refuse_other_models(inputs, "verl")
     # torch: not before the inputs have been checked.

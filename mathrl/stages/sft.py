@@ -18,7 +18,7 @@ from mathrl.engines.installed import check_installed
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
 from mathrl.stages.stage_run import StageRun, run_stage
-from mathrl.stages.training_stage import load_start, open_training, write_report
+from mathrl.stages.training_stage import load_start, open_training, write_model, write_report
 
 if TYPE_CHECKING:
     from mathrl.models.packing import Group
@@ -57,7 +57,7 @@ def work(
     health = HealthMonitor(params.health, None, run.health)
     training = open_training(run, health)
     # torch: not before the inputs have been checked.
-    from mathrl.models.load import export_model, load_tokenizer, make_base
+    from mathrl.models.load import load_tokenizer, make_base
     from mathrl.trainers.demonstrations import tokenize_demonstrations
 
     if base and rank() == 0:
@@ -83,7 +83,7 @@ def work(
         f"{int(figures['tokens_seen']):,} tokens, seed {seed}; "
         f"loss on dev demonstrations {figures['dev/loss']:.4f}.\n"
     )
-    export_model(network, tokenizer, model, card)
+    write_model(network, tokenizer, model, card)
     write_report(run, report, TITLE, PANELS, {"sft": data}, summary, health)
 
 

@@ -31,10 +31,24 @@ def open_training(run: StageRun, health: HealthMonitor | None = None, rollouts: 
 
 def load_start(folder: Path, model: Model, training: TrainingRun) -> tuple[Any, Any]:
     """The model of a folder as the backend trains it, and its tokenizer."""
-    from mathrl.learners.sharding import load_to_train
-    from mathrl.models.load import load_model, load_tokenizer
+    from mathrl.models.load import load_tokenizer
 
-    return load_to_train(load_model, folder, model, training.ranks), load_tokenizer(folder, model)
+    return load_network(folder, model, training), load_tokenizer(folder, model)
+
+
+def load_network(folder: Path, model: Model, training: TrainingRun) -> Any:
+    """The model of a folder as the backend trains it, without its tokenizer."""
+    from mathrl.learners.sharding import load_to_train
+    from mathrl.models.load import load_model
+
+    return load_to_train(load_model, folder, model, training.ranks)
+
+
+def write_model(network: Any, tokenizer: Any, folder: Path, card: str) -> None:
+    """Export a trained model, with its card; every rank calls it."""
+    from mathrl.models.load import export_model
+
+    export_model(network, tokenizer, folder, card)
 
 
 def write_report(
