@@ -146,7 +146,7 @@ def job_values(stage: str, steps: Sequence[Step], machines: Machines, params: Pa
     """What the templates are told, as far as both schedulers need it.
 
     Raises:
-        UserError: the ranks do not fill the nodes, or vLLM's tensor-parallel groups do not.
+        UserError: the ranks do not fill the nodes, vLLM's tensor-parallel groups, or groups that share micro-batches.
     """
     per_node, processes = machines.ranks_per_node, params.run.processes
     if machines.nodes is None and processes % per_node:
@@ -161,6 +161,7 @@ def job_values(stage: str, steps: Sequence[Step], machines: Machines, params: Pa
             f"--ranks-per-node {per_node} is no multiple of rollout.vllm.tensor_parallel={tensor_parallel}: the ranks "
             "of an engine share a node"
         )
+    params.training.check_ranks(nodes * per_node)
     if nodes * per_node != processes:
         print(
             f"{nodes * per_node} ranks train; the other stages start run.processes={processes} on the first node",

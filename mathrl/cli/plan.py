@@ -52,6 +52,7 @@ def plan_run(
     if simulate is not None:
         show_simulation(simulate)
         return
+    from mathrl.models.context_parallel import check_heads
     from mathrl.models.model_shape import config_of, shape_of
     from mathrl.planning.memory import plan_memory  # torch and transformers: --help answers without them
     from mathrl.planning.memory_advice import advise
@@ -59,7 +60,10 @@ def plan_run(
 
     settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
     params = load_params(preset=preset, overrides=settings)
-    shape = shape_of(config_of(params.model.base))
+    config = config_of(params.model.base)
+    params.training.check_ranks(params.run.processes)
+    check_heads(config, params.training.context_ranks)
+    shape = shape_of(config)
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
 
     def resolved(changes: Sequence[str]) -> Params | None:
@@ -69,7 +73,8 @@ def plan_run(
             return None
 
     processes = params.run.processes
-    print(f"{shape.parameters / 1e6:,.1f} million parameters, {processes} process{'es' * (processes != 1)}")
+    together = f", {shared} of which share each micro-batch" if (shared := params.training.context_ranks) > 1 else ""
+    print(f"{shape.parameters / 1e6:,.1f} million parameters, {processes} process{'es' * (processes != 1)}{together}")
     if params.rl.kept_size:
         print(f"rl.keep_rollouts: {params.rl.kept_size}")
     fits = True

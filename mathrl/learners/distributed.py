@@ -15,8 +15,9 @@ from torch.distributed import distributed_c10d
 
 from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
+from mathrl.models.context_parallel import ContextGroup
 from mathrl.params.training import Training
-from mathrl.rollout.ranks import exchanging, join_ranks, leave_ranks, object_group
+from mathrl.rollout.ranks import exchanging, join_ranks, leave_ranks, neighbours, object_group
 
 Item = TypeVar("Item")
 
@@ -25,12 +26,17 @@ class Ranks:
     """What a trainer needs of the other ranks. All ranks call the same methods in the same order.
 
     `training` selects the learners' backend and what happens on faults; `halvings` counts how often the
-    micro-batches were halved because memory ran out.
+    micro-batches were halved because memory ran out. `context` are the neighbours that share the tokens of each
+    micro-batch with this rank, if there are any.
+
+    Raises:
+        UserError: two ranks have one GPU, or `training.fsdp.context_parallel` does not divide the ranks.
     """
 
     def __init__(self, device: torch.device, training: Training | None = None) -> None:
         self.device, self.rank, self.world = device, rank(), world_size()
         self.training, self.halvings = training or Training(), 0
+        self.training.check_ranks(self.world)
         if self.world > 1:
             if device.type == "cpu":
                 torch.set_num_threads(1)  # one process per core
@@ -46,6 +52,22 @@ class Ranks:
         if self.world > 1 and device.type == "cuda":
             uuid = torch.cuda.get_device_properties(device).uuid  # type: ignore[attr-defined]
             check_gpus(self.gather((socket.gethostname(), str(uuid))))
+        size = self.training.context_ranks
+        self.context = ContextGroup(neighbours(size, self.timeout), self.rank % size, size) if size > 1 else None
+
+    @property
+    def shares(self) -> int:
+        """The number of shares that a batch is divided into: one per rank, or per group that shares micro-batches."""
+        return self.world // self.training.context_ranks
+
+    @property
+    def share(self) -> int:
+        """The number of this rank's share, counted from 0."""
+        return self.rank // self.training.context_ranks
+
+    def gather_shares(self, value: Any) -> list[Any]:
+        """`gather`, with one value per share: ranks of a group have computed the same."""
+        return self.gather(value)[:: self.training.context_ranks]
 
     @property
     def divides(self) -> bool:

@@ -45,7 +45,7 @@ class FsdpLearner(RootPasses):
     ) -> None:
         self.model, self.params, self.name, self.ranks, self.ema = model, params, name, ranks, ema
         self.advice = f"run more processes, set {name}.lora, or take a smaller model (model.base)"
-        prepare(model)  # before its weights are divided
+        prepare(model, ranks.context)  # before its weights are divided
         with memory_part("divided weights", self.advice):
             if not is_divided(model):
                 divide(model, rank_mesh(ranks.device))

@@ -98,7 +98,7 @@ def reduce_figures(micro_batches: Sequence[Figures], ranks: Ranks) -> dict[str, 
     {'loss': tensor(3.)}
     """
     here = {name: value.cpu() for name, value in _combined(micro_batches).items()}
-    return _combined(ranks.gather(here))
+    return _combined(ranks.gather_shares(here))
 
 
 def _combined(parts: Sequence[Figures]) -> dict[str, Tensor]:
@@ -115,10 +115,10 @@ def own_micro_batches(
 ) -> list[list[int]]:
     """The items of this rank, as numbers into `sizes`, in micro-batches of at most `tokens` packed tokens.
 
-    Ranks take shares of about equal size; `chosen` items only, where they are given.
+    Shares have about equal size; `chosen` items only, where they are given.
     """
     chosen = range(len(sizes)) if chosen is None else chosen
-    share = balanced([sizes[item] for item in chosen], ranks.world)[ranks.rank]
+    share = balanced([sizes[item] for item in chosen], ranks.shares)[ranks.share]
     items = [chosen[place] for place in share]
     return filled(items, [sizes[item] for item in items], tokens)
 

@@ -39,14 +39,14 @@ def eval_mode(model: Any) -> Iterator[None]:
 def own_passes(
     budget: TokenBudget, part: str, forward: Callable[[list[Item]], Result], items: Sequence[Item], sizes: Sequence[int]
 ) -> list[Result]:
-    """What `forward` gives of each micro-batch of this rank's items (every world-th one).
+    """What `forward` gives of each micro-batch of this rank's share: every n-th item, of n shares.
 
     All ranks make the same number of passes, as divided weights need. `part` says what memory holds then.
     """
     if not items:
         return []
     ranks = budget.ranks
-    share = slice(ranks.rank, None, ranks.world)
+    share = slice(ranks.share, None, ranks.shares)
     with memory_part(part, budget.advice):
         micros = ranks.evened(filled(items[share], sizes[share], budget.tokens), [items[0]])
         results = [(forward(micro), counts) for micro, counts in micros]
@@ -61,7 +61,7 @@ def score_items(
     sizes: Sequence[int],
 ) -> list[Result]:
     """The result of each item, which `forward` gives in a list for those of a micro-batch; all at every rank."""
-    shares = budget.ranks.gather(
+    shares = budget.ranks.gather_shares(
         [value for values in own_passes(budget, part, forward, items, sizes) for value in values]
     )
     return [shares[number % len(shares)][number // len(shares)] for number in range(len(items))]
@@ -76,7 +76,7 @@ def score_tokens(
     """
     with eval_mode(network):
         share = _own_token_scores(budget, part, forward, groups, attention_kernel(network))
-    scores = {number: values for share in budget.ranks.gather(share) for number, values in share.items()}
+    scores = {number: values for share in budget.ranks.gather_shares(share) for number, values in share.items()}
     return torch.from_numpy(np.concatenate([scores[number] for number in sorted(scores)]))
 
 

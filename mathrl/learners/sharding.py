@@ -10,6 +10,7 @@ import torch
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import import_deepspeed, make_engine, release, without_trace
 from mathrl.learners.distributed import Ranks
+from mathrl.models.context_parallel import check_heads
 from mathrl.models.device import hardware_of
 from mathrl.models.fsdp import is_divided, layer_by_layer, rank_mesh, start
 from mathrl.models.load import plain_dtype
@@ -32,12 +33,17 @@ def load_to_train(load: Callable[..., Any], folder: Path | str, model: Model, ra
     """The model that `load` (`load_model` or `load_scorer`) makes of a folder, as the backend trains it.
 
     With ZeRO 3 or FSDP it is sharded while it is loaded.
+
+    Raises:
+        UserError: the ranks that share micro-batches cannot divide its heads.
     """
     backend = ranks.training.backend
     zero_3 = backend == "deepspeed" and ranks.training.deepspeed.stage == 3
     mesh = rank_mesh(ranks.device) if backend == "fsdp" else None
     with _sharded(ranks, plain_dtype(model)) if zero_3 else nullcontext():
-        return load(folder, model, ranks.device, plain=ranks.divides, mesh=mesh)
+        network = load(folder, model, ranks.device, plain=ranks.divides, mesh=mesh)
+    check_heads(network.config, ranks.training.context_ranks)
+    return network
 
 
 def sharded_like(network: Any, ranks: Ranks) -> AbstractContextManager[None]:
@@ -58,7 +64,7 @@ class FrozenModel:
         self.model, self.engine = model, None
         if not is_sharded(model):
             return
-        prepare(model)
+        prepare(model, ranks.context)
         if is_divided(model):
             start(model)
         else:

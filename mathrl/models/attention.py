@@ -15,7 +15,7 @@ q queries and k keys each; B sequences that are decoded, L columns of their cach
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,14 @@ class Block:
     key_rows_Sk: Tensor
     padding_rows: Tensor
     bias_Sqk: Tensor
+
+
+class RowLayout(Protocol):
+    """Says which token of a packed row sees which."""
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
+        ...
 
 
 @dataclass

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.models.attention import NAME, packed_inputs
+from mathrl.models.context_parallel import own_share
 from mathrl.models.decode import Decoder
 from mathrl.models.head import LogprobHead, most_logits
 from mathrl.models.kernels import attention_kernel
-from mathrl.models.packing import Group, pack
+from mathrl.models.packing import Group, PackedBatch, pack
 from mathrl.models.small_copy import small_copy
 from mathrl.models.torch_state import exact_float32
 from mathrl.models.trial import DECODERS, ERRORS, Trial, one_batch_limit, tried
@@ -40,7 +41,12 @@ def response_logprobs(
 def _packed_logprobs(
     model: Any, groups: Sequence[Group], temperature: float, entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
-    batch = pack(groups, model.device, attention_kernel(model))
+    share = own_share(model, pack(groups, model.device, attention_kernel(model)))
+    logprobs_n, entropies_n = _batch_logprobs(model, share.batch, temperature, entropy)
+    return share.joined(logprobs_n), share.joined(entropies_n) if entropy else entropies_n
+
+
+def _batch_logprobs(model: Any, batch: PackedBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
     inputs = {
         "input_ids": batch.input_ids_1T,
         "position_ids": batch.position_ids_1T,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.types import Sampled, TokenIds
-from mathrl.models.attention import Block, CausalLayout, Layout, VarlenLayout
+from mathrl.models.attention import Block, CausalLayout, Layout, RowLayout, VarlenLayout
 from mathrl.models.device import Device, to_device
 from mathrl.models.kernels import Kernel
 
@@ -126,7 +126,7 @@ class PackedBatch:
 
     input_ids_1T: Tensor
     position_ids_1T: Tensor
-    layout: Layout | CausalLayout | VarlenLayout
+    layout: RowLayout
     rows_R: Tensor
     row_of_N: Tensor
     targets_N: Tensor
@@ -194,7 +194,7 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
         _moved(np.concatenate([[], *parts], dtype=np.int64, casting="unsafe"), device)
         for parts in (tokens, positions, rows, row_of, targets)
     )
-    layout: Layout | CausalLayout | VarlenLayout
+    layout: RowLayout
     if kernel == "varlen":
         layout = varlen_layout(sequences, len(ids_T), device)
     elif long:

@@ -21,6 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
+from mathrl.models.context_parallel import ContextGroup, own_share, share_rows
 from mathrl.models.device import Device
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.fsdp import divided_loads, is_divided, made_divided
@@ -102,22 +103,28 @@ def token_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     return (_packed_scores if _takes_packed(scorer) else _padded_scores)(scorer, groups)
 
 
-def prepare(model: Any) -> None:
-    """Run now the trials of packing that a causal LM or a scorer runs once."""
+def prepare(model: Any, context: ContextGroup | None = None) -> None:
+    """Run now the trials of packing that a causal LM or a scorer runs once; let the ranks of `context` share its rows.
+
+    Raises:
+        UserError: they cannot share the rows of this model.
+    """
     if model.can_generate():
-        takes_packed(model)
+        packed = takes_packed(model)
         plain_head(model)
     else:
-        _takes_packed(model)
+        packed = _takes_packed(model)
+    if context is not None:
+        share_rows(model, context, packed)
 
 
 def _packed_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
-    batch = pack(groups, scorer.device, attention_kernel(scorer))
+    share = own_share(scorer, pack(groups, scorer.device, attention_kernel(scorer)))
+    batch = share.batch
     scores_T = scorer(
         input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout, **packed_inputs(scorer)
     ).logits[0, :, 0]
-    scores_N: Tensor = scores_T.float()[batch.rows_R][batch.row_of_N]
-    return scores_N
+    return share.joined(scores_T.float()[batch.rows_R][batch.row_of_N])
 
 
 def _padded_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:

@@ -38,6 +38,8 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
         yield from _set(params.rollout.servers, "rollout.servers", f"rollout.engine is {engine}")
     if training.backend != "deepspeed":
         yield from _set(training.deepspeed, "training.deepspeed", f"training.backend is {training.backend}")
+    if training.backend != "fsdp":
+        yield from _set(training.fsdp, "training.fsdp", f"training.backend is {training.backend}")
     templates = {prompt.template, *(route.template for route in prompt.routes.values())}
     if prompt.system and "chat" not in templates:
         yield "prompt.system", f"prompt.template {prompt.template} has no system message (only chat has)"

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.core.errors import UserError
 from mathrl.params.section import Section
 
 
@@ -25,6 +26,16 @@ class DeepSpeed(Section):
         return self
 
 
+class Fsdp(Section):
+    """PyTorch's FSDP2: weights, gradients and optimizer states partitioned over the ranks."""
+
+    context_parallel: Literal[1, 2, 4, 8] = Field(
+        1,
+        description="Ranks that share the tokens of each micro-batch (Ulysses), for long responses: divides its "
+        "activations among them. The number of ranks and the model's attention heads must be multiples.",
+    )
+
+
 class Training(Section):
     """Settings of every stage that trains a model."""
 
@@ -34,6 +45,7 @@ class Training(Section):
         "PyTorch's FSDP2 (weights, gradients and optimizer states).",
     )
     deepspeed: DeepSpeed = DeepSpeed()
+    fsdp: Fsdp = Fsdp()
     most_bad_updates: int = Field(
         10,
         ge=0,
@@ -54,6 +66,21 @@ class Training(Section):
     on_out_of_memory: Literal["stop", "halve"] = Field(
         "stop", description="halve: retry with micro-batches of half the tokens; the gradient stays the same."
     )
+
+    @property
+    def context_ranks(self) -> int:
+        """The number of ranks that share the tokens of each micro-batch; 1 without context parallelism."""
+        return self.fsdp.context_parallel if self.backend == "fsdp" else 1
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises UserError: the ranks cannot be divided into groups that share micro-batches."""
+        size = self.context_ranks
+        if ranks % size:
+            raise UserError(
+                f"training.fsdp.context_parallel is {size}, but there {'are' if ranks > 1 else 'is'} {ranks} "
+                f"rank{'s' * (ranks > 1)}: make run.processes (under torchrun the number of its ranks) a multiple of "
+                f"{size}, or set training.fsdp.context_parallel to 1"
+            )
 
     @model_validator(mode="after")
     def _fit(self) -> "Training":

@@ -5,7 +5,7 @@ for the backward pass of one micro-batch (test_memory.py counts the saved tensor
 estimates, and their parts are named so.
 
 Symbols: P parameters, D width, I width of the MLP, H and K query and key heads of width d, V vocabulary,
-T tokens of a micro-batch, B sequences decoded at a time.
+T tokens of a micro-batch (with context parallelism a rank's part of them), B sequences decoded at a time.
 """
 
 from mathrl.models.head import MOST_LOGITS
@@ -68,7 +68,8 @@ def plan_memory(
     params = with_engine(params, device)
     prompt = prompt_tokens or params.prompt.max_tokens
     length = prompt + (response_tokens or params.rl.max_tokens)
-    tokens = micro_batch_tokens(params, stage, prompt, length)
+    row = micro_batch_tokens(params, stage, prompt, length)
+    tokens, longest = -(-row // params.training.context_ranks), min(length, row)
     plan = MemoryPlan({"Python, torch, transformers" if device == "cpu" else "CUDA context": RUNTIME[device]})
     _add_policy(plan, shape, params, stage, device)
     if stage == "rl":
@@ -78,9 +79,9 @@ def plan_memory(
         add_start(plan, shape, params)
         if stage == "rl":
             add_rl_phases(plan, shape, params, tokens, length, gpu_memory)
-        _add_gpu_update(plan, shape, params, stage, tokens, length, gpu_memory)
+        _add_gpu_update(plan, shape, params, stage, tokens, longest, gpu_memory)
         return plan
-    _add_cpu_update(plan, shape, params, stage, tokens, length)
+    _add_cpu_update(plan, shape, params, stage, tokens, longest)
     if stage == "rl":
         _add_cpu_rollouts(plan, shape, params, length)
     for phase in plan.phases.values():
@@ -176,7 +177,7 @@ def _passes(shape: ModelShape, params: Params, stage: Stage, tokens: int, length
     section = _trained_section(params, stage)
     recomputed, adapters = section.gradient_checkpointing, section.lora is not None
     return {
-        **kept_activations(shape, tokens, min(length, tokens), params, recomputed, adapters),
+        **kept_activations(shape, tokens, length, params, recomputed, adapters),
         **logits(shape, tokens),
         "gradient of the largest weight": 4.0 * largest_weight(shape),
     }
@@ -237,8 +238,8 @@ def _add_cpu_rollouts(plan: MemoryPlan, shape: ModelShape, params: Params, lengt
 
 
 def micro_batch_tokens(params: Params, stage: Stage, prompt: int, length: int) -> int:
-    """Tokens of a process's largest forward pass: the budget, a whole mini-batch, or one response."""
-    processes = params.run.processes
+    """Tokens of the largest micro-batch: the budget, a whole mini-batch, or one response."""
+    processes = max(1, params.run.processes // params.training.context_ranks)
     if stage == "sft":
         return min(params.sft.tokens_per_microbatch, -(-params.sft.tokens_per_step // processes))
     rl = params.rl

@@ -14,6 +14,7 @@ from mathrl.core.environment import rank, world_size
 PATIENCE = timedelta(hours=2)  # for the slowest rank; torchrun's agent ends all of them when one dies
 NOTICE_SECONDS = 2.0
 _object_groups: list[Any] = []  # one at most
+_neighbours: dict[int, Any] = {}  # this rank's group, by the number of its ranks
 
 
 def join_ranks(on_gpu: bool, timeout: timedelta = PATIENCE) -> None:
@@ -25,6 +26,7 @@ def join_ranks(on_gpu: bool, timeout: timedelta = PATIENCE) -> None:
 def leave_ranks() -> None:
     """Leave the ranks' process group, if this process has joined one."""
     _object_groups.clear()
+    _neighbours.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -39,6 +41,13 @@ def object_group(timeout: timedelta = PATIENCE) -> Any:
         on_gpu = dist.get_backend() != "gloo"
         _object_groups.append(dist.new_group(backend="gloo", timeout=timeout) if on_gpu else dist.group.WORLD)
     return _object_groups[0]
+
+
+def neighbours(count: int, timeout: timedelta = PATIENCE) -> Any:
+    """This rank's group of `count` consecutive ranks; made at the first call, by all ranks together."""
+    if count not in _neighbours:
+        _neighbours[count] = dist.new_subgroups(count, timeout=timeout)[0]
+    return _neighbours[count]
 
 
 def gather(value: Any) -> list[Any] | None:

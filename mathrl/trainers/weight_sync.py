@@ -20,6 +20,7 @@ from mathrl.core.types import Completion
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner
 from mathrl.learners.scoring import eval_mode
+from mathrl.models.context_parallel import alone
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.weights import EMBEDDING, HEAD
@@ -138,7 +139,7 @@ class WeightSync:
             Group(tuple(prompt), tuple(completion.tokens for completion in row))
             for prompt, row in zip(self.prompts, completions, strict=True)
         ]
-        with eval_mode(self.policy.model), self.policy.scoring():
+        with eval_mode(self.policy.model), alone(self.policy.model), self.policy.scoring():
             trainer_N = response_logprobs(self.policy.model, groups, self.sampling.temperature)[0].float().cpu()
         sampled = [completion for row in completions for completion in row]
         sampler_N = torch.from_numpy(np.concatenate([completion.logprobs for completion in sampled]))

@@ -2,11 +2,15 @@
 
 `python -m tests.models.test_families` runs every cell, DeepSpeed and vLLM where they are installed, and rewrites the
 table (about five minutes, most of them for vLLM). With names of cells it runs those and writes nothing. The suite runs
-DeepSpeed's cells in a process of their own, and vLLM's for two families (tests/engines/test_vllm.py).
+DeepSpeed's cells in a process of their own, those that need two ranks in a program of theirs (`family_ranks`), and
+vLLM's for two families (tests/engines/test_vllm.py).
 """
 
+import json
 import re
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,6 +64,21 @@ def test_a_familys_cells_are_as_the_page_has_them(family: str) -> None:
     check(family, {cell: result(cell, family) for cell in HERE})
 
 
+@cache
+def of_ranks() -> dict[str, dict[str, str]]:
+    """By family, the results of the cells that two ranks compute together."""
+    folder = Path(tempfile.mkdtemp())
+    run_program("-m", "tests.forked_ranks", "tests.models.family_ranks", folder, "2")
+    cells: dict[str, dict[str, str]] = json.loads((folder / "cells.json").read_text())
+    return cells
+
+
+def test_the_cells_of_two_ranks_are_as_the_page_has_them() -> None:
+    assert list(of_ranks()) == list(ROWS)
+    for family, cells in of_ranks().items():
+        check(family, cells)
+
+
 @pytest.mark.engines
 @needs_deepspeed
 def test_deepspeeds_cells_are_as_the_page_has_them() -> None:
@@ -72,7 +91,8 @@ def test_deepspeeds_cells_are_as_the_page_has_them() -> None:
 
 def write(results: dict[str, dict[str, str]]) -> None:
     """Rewrite the table; a cell of an engine that is not installed stays as it is."""
-    lines = [f"| family | {' | '.join(CELLS)} |", f"|---|{'---|' * len(CELLS)}"]
+    names = list(results[next(iter(ROWS))])
+    lines = [f"| family | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     reasons: dict[str, list[str]] = {}
     for family, row in results.items():
         words = [value.partition(": ")[0] or on_the_page(family)[cell] for cell, value in row.items()]
@@ -94,4 +114,6 @@ if __name__ == "__main__":
             results[family][cell] = result(cell, family)
             sys.stdout.write(f"{family}, {cell}: {results[family][cell]}\n")
     if not sys.argv[1:]:
+        for family, cells in of_ranks().items():
+            results[family] |= cells
         write(results)

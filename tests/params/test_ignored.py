@@ -53,6 +53,7 @@ def test_the_shipped_recipes_have_no_idle_settings() -> None:
         ("rollout.turns.max_calls=2", [], ["rollout.tool.kind=bubblewrap"]),
         ("prompt.tools=python", [], ["prompt.template=chat"]),
         ("training.deepspeed.stage=3", [], ["training.backend=deepspeed"]),
+        ("training.fsdp.context_parallel=2", [], ["training.backend=fsdp"]),
         ("prompt.system=Hello", [], ["prompt.template=chat"]),
         ("evaluate.top_p=0.9", ["evaluate.temperature=0"], []),
         ("sample.labelled_per_problem=3", [], ["sample.continuations=4"]),
