@@ -51,11 +51,11 @@ class SharedLayout:
         size, heads = self.context.size, heads_1ntd.shape[1]
         if heads < size:
             heads_1ntd = heads_1ntd.repeat_interleave(size // heads, 1)
-        return self._exchanged(heads_1ntd[0].unflatten(0, (size, -1))).transpose(0, 1).flatten(1, 2)[None]
+        return self._exchanged(torch.unflatten(heads_1ntd[0], 0, (size, -1))).transpose(0, 1).flatten(1, 2)[None]
 
     def _own_tokens(self, out_1Thd: Tensor) -> Tensor:
         """[1, T, H / C, d] → [1, t, H, d]."""
-        blocks = self._exchanged(out_1Thd[0].unflatten(0, (self.context.size, -1)))
+        blocks = self._exchanged(torch.unflatten(out_1Thd[0], 0, (self.context.size, -1)))
         return blocks.transpose(0, 1).flatten(1, 2)[None]
 
     def _exchanged(self, blocks_C: Tensor) -> Tensor:

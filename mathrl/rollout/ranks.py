@@ -46,7 +46,7 @@ def object_group(timeout: timedelta = PATIENCE) -> Any:
 def neighbours(count: int, timeout: timedelta = PATIENCE) -> Any:
     """This rank's group of `count` consecutive ranks; made at the first call, by all ranks together."""
     if count not in _neighbours:
-        _neighbours[count] = dist.new_subgroups(count, timeout=timeout)[0]
+        _neighbours[count] = dist.new_subgroups(count, timeout=timeout)[0]  # type: ignore[no-untyped-call]
     return _neighbours[count]
 
 

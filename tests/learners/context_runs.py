@@ -19,6 +19,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.base import fresh_network
 from mathrl.models.context_parallel import SharedLayout, alone, share_rows
 from mathrl.models.logprobs import response_logprobs
+from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
@@ -139,6 +140,7 @@ def rows(ranks: Ranks) -> dict[str, Any]:
 def kept_bytes(ranks: Ranks) -> dict[str, Any]:
     """Bytes that autograd keeps of a micro-batch at the rank that keeps most: alone, and shared."""
     model = fresh_network(WIDE, small.TOKENIZER, seed=0).train()
+    use_fast_norms(model)  # which the plan counts
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     response_logprobs(model, MEASURED[:1])
     assert ranks.context is not None

@@ -84,6 +84,6 @@ def test_what_cannot_be_shared_is_refused_with_a_value_that_can(worlds: dict[int
     assert "3 query heads and 3 key heads" in heads and heads.endswith("set it to 1")
     assert "computed padded" in padded and "set it to 1" in padded
     assert "rope dynamic" in positions
-    with pytest.raises(UserError, match="there are 3 ranks: make run.processes .* a multiple of 2"):
+    with pytest.raises(UserError, match=r"there are 3 ranks: make run\.processes .* a multiple of 2"):
         context_runs.sharing(2).check_ranks(3)
     context_runs.sharing(2).check_ranks(4)
