@@ -73,7 +73,7 @@ def plan_run(
             return None
 
     processes = params.run.processes
-    together = f", {shared} of which share each micro-batch" if (shared := params.training.context_ranks) > 1 else ""
+    together = f", groups of {shared} share each micro-batch" if (shared := params.training.context_ranks) > 1 else ""
     print(f"{shape.parameters / 1e6:,.1f} million parameters, {processes} process{'es' * (processes != 1)}{together}")
     if params.rl.kept_size:
         print(f"rl.keep_rollouts: {params.rl.kept_size}")

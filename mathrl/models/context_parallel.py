@@ -143,8 +143,8 @@ def share_rows(model: Any, context: ContextGroup, packed: bool) -> None:
     kind = model.config.model_type
     if not packed:
         raise UserError(
-            f"training.fsdp.context_parallel is {context.size}, but a {kind} model is computed padded, not packed "
-            "(a warning gives the reason): set it to 1"
+            f"training.fsdp.context_parallel is {context.size}, but models of type {kind} are computed padded, not "
+            "packed (a warning gives the reason): set it to 1"
         )
     if (limit := one_batch_limit(model.config)) is not None:
         raise UserError(

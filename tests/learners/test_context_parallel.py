@@ -82,7 +82,7 @@ def test_a_rank_keeps_its_part_of_the_activations_as_planned(worlds: dict[int, A
 def test_what_cannot_be_shared_is_refused_with_a_value_that_can(worlds: dict[int, Any]) -> None:
     heads, padded, positions = worlds[2]["refusals"]
     assert "3 query heads and 3 key heads" in heads and heads.endswith("set it to 1")
-    assert "computed padded" in padded and "set it to 1" in padded
+    assert "qwen2 are computed padded" in padded and "set it to 1" in padded
     assert "rope dynamic" in positions
     with pytest.raises(UserError, match=r"there are 3 ranks: make run\.processes .* a multiple of 2"):
         context_runs.sharing(2).check_ranks(3)

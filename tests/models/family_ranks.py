@@ -1,7 +1,7 @@
 """The cells of the families that need ranks: a step of SFT under FSDP, and with ranks that share micro-batches.
 
 Run by test_families.py: `python -m tests.forked_ranks tests.models.family_ranks FOLDER 2`; rank 0 writes
-FOLDER/cells.json, a row of cells for each family.
+FOLDER/cells.json, a row of cells for each family that FOLDER/families names.
 """
 
 import warnings
@@ -24,11 +24,12 @@ from tests.learners.fsdp_runs import demonstrations
 from tests.models.families import make_family
 from tests.trainers.small import training_run
 
+FAMILIES = "families"
 CELLS = {"FSDP": Fsdp(), "context parallel": Fsdp(context_parallel=2)}
 FLOAT32 = Model(precision="float32")
 # An eps of 1e-3: AdamW's first step does not turn a rounding error into a full step.
 ADAM = Optimizer(type="adamw", warmup_steps=0, schedule="constant", eps=1e-3)
-STEP = Sft(steps=1, tokens_per_step=200, tokens_per_microbatch=64, lr=1e-2, optimizer=ADAM, eval_every=0)
+STEP = Sft(steps=1, tokens_per_step=64, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=0)
 TOLERANCE = 1e-6  # of weights that a step moves by up to 1e-2
 
 
@@ -53,12 +54,10 @@ def cell(start: Path, state_folder: Path, fsdp: Fsdp, first: torch.Tensor, plain
 
 
 def main(folder: Path) -> None:
-    from tests.models.test_families import ROWS  # which imports this module
-
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     ranks, cells = Ranks(torch.device("cpu")), {}
-    for family in ROWS:
+    for family in (folder / FAMILIES).read_text().split():
         start = folder / family
         if ranks.rank == 0:
             make_family(family, start)

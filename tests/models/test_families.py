@@ -10,7 +10,6 @@ import json
 import re
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,18 +63,21 @@ def test_a_familys_cells_are_as_the_page_has_them(family: str) -> None:
     check(family, {cell: result(cell, family) for cell in HERE})
 
 
-@cache
-def of_ranks() -> dict[str, dict[str, str]]:
+def of_ranks(*families: str) -> dict[str, dict[str, str]]:
     """By family, the results of the cells that two ranks compute together."""
     folder = Path(tempfile.mkdtemp())
+    (folder / "families").write_text("\n".join(families))
     run_program("-m", "tests.forked_ranks", "tests.models.family_ranks", folder, "2")
     cells: dict[str, dict[str, str]] = json.loads((folder / "cells.json").read_text())
     return cells
 
 
 def test_the_cells_of_two_ranks_are_as_the_page_has_them() -> None:
-    assert list(of_ranks()) == list(ROWS)
-    for family, cells in of_ranks().items():
+    """Of those whose weights, norms or attention differ most; `python -m tests.models.test_families` runs all."""
+    families = ("qwen3.5", "llama3", "gemma3", "phi4", "olmo2")
+    results = of_ranks(*families)
+    assert results.keys() == {*families}
+    for family, cells in results.items():
         check(family, cells)
 
 
@@ -114,6 +116,6 @@ if __name__ == "__main__":
             results[family][cell] = result(cell, family)
             sys.stdout.write(f"{family}, {cell}: {results[family][cell]}\n")
     if not sys.argv[1:]:
-        for family, cells in of_ranks().items():
+        for family, cells in of_ranks(*ROWS).items():
             results[family] |= cells
         write(results)
