@@ -16,7 +16,7 @@ LONG = (
     "test_stopping.py", "test_sharding.py", "test_vllm_servers.py", "test_reproduce.py", "test_recipes.py",
     "test_trl_engine.py", "test_resharding.py", "test_tracking.py", "test_small.py", "test_presets.py",
     "test_servers.py", "test_resume.py", "test_ranks.py", "test_parallel.py", "test_families.py", "test_compare.py",
-    "test_curate_bytes.py", "test_promote.py", "test_fsdp.py",
+    "test_curate_bytes.py", "test_promote.py", "test_fsdp.py", "test_context_parallel.py",
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
+from tests.engines import deepspeed_runs
 from tests.forked_ranks import in_ranks
 from tests.learners import fsdp_runs
 from tests.learners.fsdp_runs import demonstrations, weights
@@ -81,6 +82,8 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
 RUNS: dict[str, Callable[[Training, Path], Any]] = {
     "sft": partial(sft, params=SFT),
     "short": partial(sft, params=SHORT),
+    "dpo": deepspeed_runs.dpo,
+    "reward_model": deepspeed_runs.reward_model,
     "adapters": partial(sft, params=ADAPTED),
     "ppo": partial(rl, params=PPO),
     "gspo": partial(rl, params=GSPO),
