@@ -38,12 +38,12 @@ GEOMETRY: dict[str, Any] = {
     "What is its perimeter": lambda a, b: sympy.Polygon((0, 0), (a, 0), (a, b), (0, b)).perimeter,
     "has a base of": lambda a, h: area((0, 0), (a, 0), (3, h)),
     "trapezium": lambda a, b, h: area((0, 0), (a, 0), (b, h), (0, h)),
-    "the third angle": lambda a, b: 180 - a - b,
+    "is the third?": lambda a, b: 180 - a - b,
     "isosceles": lambda a: sympy.Rational(180 - a, 2),
     "regular polygon": lambda n: 180 * sympy.RegularPolygon((0, 0), 1, n).interior_angle / sympy.pi,
     "quadrilateral": lambda a, b, c: 360 - (a + b + c),
-    "form the right angle": lambda a, b: sympy.Point(0, 0).distance(sympy.Point(a, b)),
-    "ramp": lambda c, a: sympy.sqrt(c * c - a * a),
+    "hypotenuse": lambda a, b: sympy.Point(0, 0).distance(sympy.Point(a, b)),
+    "mast": lambda c, a: sympy.sqrt(c * c - a * a),
     "field": lambda a, c: a * sympy.sqrt(c * c - a * a),
     "area between them": lambda a, b: circle(a) - circle(b),
     "sector": lambda r, angle: circle(r) * sympy.Rational(angle, 360),
@@ -153,11 +153,11 @@ def converted(question: str) -> Fraction | None:
     """What the question asks for, or None where it asks for a rate."""
     if match := re.fullmatch(rf"Convert (\d+) {UNIT} to {UNIT}\.", question):
         return int(match[1]) * SIZES[match[2]] / SIZES[match[3]]
-    if match := re.fullmatch(rf"How many full {UNIT} are in (\d+) {UNIT}\?", question):
+    if match := re.fullmatch(rf"How many full {UNIT} are there in (\d+) {UNIT}\?", question):
         return Fraction(int(match[2]) * SIZES[match[3]] // SIZES[match[1]])
-    if match := re.fullmatch(rf"How many {UNIT} are (\d+) {UNIT} and (\d+) {UNIT}\?", question):
+    if match := re.fullmatch(rf"How many {UNIT} are there in (\d+) {UNIT} and (\d+) {UNIT}\?", question):
         return (int(match[2]) * SIZES[match[3]] + int(match[4]) * SIZES[match[5]]) / SIZES[match[1]]
-    if match := re.fullmatch(rf"How many {UNIT} are (\d+) {UNIT}\?", question):
+    if match := re.fullmatch(rf"How many {UNIT} are there in (\d+) {UNIT}\?", question):
         return int(match[2]) * SIZES[match[3]] / SIZES[match[1]]
     return None
 

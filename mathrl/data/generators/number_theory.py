@@ -35,16 +35,21 @@ class NumberTheory(NumberTheoryOptions):
         question = f"What is the least common multiple of {a} and {b}?"
         return Draft(question, str(math.lcm(a, b)), steps, "least common multiple")
 
-    def _power(self, rng: random.Random) -> Draft:
+    def _power(self, rng: random.Random) -> Draft | None:
         base, exponent, m = rng.randint(2, 30), rng.randint(5, 200), rng.randint(5, 40)
-        steps, value, square, rest = [], 1, base % m, exponent
+        if base % m < 2:
+            return None  # all its powers are alike
+        steps = [_modulo(base, "", m)] if base >= m else []
+        value, square, rest = None, base % m, exponent
         while rest:
-            if rest % 2:
-                steps.append(f"{value}*{square} = {value * square} = {value * square % m} (mod {m})")
+            if rest % 2 and value is None:
+                value = square
+            elif rest % 2:
+                steps.append(_modulo(value * square, f"{value}*{square}", m))
                 value = value * square % m
             rest //= 2
             if rest:
-                steps.append(f"{square}^2 = {square * square} = {square * square % m} (mod {m})")
+                steps.append(_modulo(square * square, f"{square}^2", m))
                 square = square * square % m
         question = f"What is the remainder when {base}^{exponent} is divided by {m}?"
         return Draft(question, str(value), "\n".join(steps), "power modulo n")
@@ -57,6 +62,16 @@ class NumberTheory(NumberTheoryOptions):
         count = math.prod(e + 1 for _, e in factors)
         question = f"How many positive divisors does {n} have?"
         return Draft(question, str(count), f"{n} = {written}\n{product} = {count}", "number of divisors")
+
+
+def _modulo(value: int, written: str, m: int) -> str:
+    """A congruence, each side once.
+
+    >>> _modulo(36, "6^2", 23), _modulo(16, "4^2", 23), _modulo(25, "", 23)
+    ('6^2 = 36 = 13 (mod 23)', '4^2 = 16 (mod 23)', '25 = 2 (mod 23)')
+    """
+    sides = dict.fromkeys((written, str(value), str(value % m)))
+    return f"{' = '.join(side for side in sides if side)} (mod {m})"
 
 
 def _euclid(a: int, b: int) -> str:

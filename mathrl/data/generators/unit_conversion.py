@@ -36,7 +36,7 @@ class UnitConversion(UnitConversionOptions):
     def _smaller(self, rng: random.Random) -> Draft:
         large, small, factor = rng.choice(METRIC)
         value = rng.randint(2, self.largest_number)
-        ask = rng.choice(("Convert {value} {large} to {small}.", "How many {small} are {value} {large}?"))
+        ask = rng.choice(("Convert {value} {large} to {small}.", "How many {small} are there in {value} {large}?"))
         question = ask.format(value=value, large=large, small=small)
         return Draft(question, str(value * factor), f"{value} * {factor} = {value * factor}", "metric units")
 
@@ -44,7 +44,7 @@ class UnitConversion(UnitConversionOptions):
         large, small, factor = rng.choice(METRIC)
         value = rng.randint(2, 20 * self.largest_number)
         result = decimal(Fraction(value, factor))
-        ask = rng.choice(("Convert {value} {small} to {large}.", "How many {large} are {value} {small}?"))
+        ask = rng.choice(("Convert {value} {small} to {large}.", "How many {large} are there in {value} {small}?"))
         question = ask.format(value=value, large=large, small=small)
         return Draft(question, result, f"{value} / {factor} = {result}", "metric units")
 
@@ -54,23 +54,22 @@ class UnitConversion(UnitConversionOptions):
         total = whole * factor + rest
         steps = f"{whole} * {factor} = {whole * factor}\n{whole * factor} + {rest} = {total}"
         if rng.random() < 0.5:
-            question = f"How many {small} are {whole} {large} and {rest} {small}?"
+            question = f"How many {small} are there in {whole} {large} and {rest} {small}?"
             return Draft(question, str(total), steps, "mixed units")
         back = f"{total} - {rest} = {whole * factor}\n{whole * factor} / {factor} = {whole}"
-        question = f"How many full {large} are in {total} {small}?"
+        question = f"How many full {large} are there in {total} {small}?"
         return Draft(question, str(whole), back, "mixed units")
 
     def _powers(self, rng: random.Random) -> Draft:
         large, small, factor = rng.choice(POWERS)
         if rng.random() < 0.5:
             value = rng.randint(2, self.largest_number)
-            question = f"How many {small} are {value} {large}?"
+            question = f"How many {small} are there in {value} {large}?"
             return Draft(question, str(value * factor), f"{value} * {factor} = {value * factor}", "areas and volumes")
         value = rng.randint(2, 2 * self.largest_number) * factor // 20
         result = decimal(Fraction(value, factor))
-        return Draft(
-            f"How many {large} are {value} {small}?", result, f"{value} / {factor} = {result}", "areas and volumes"
-        )
+        question = f"How many {large} are there in {value} {small}?"
+        return Draft(question, result, f"{value} / {factor} = {result}", "areas and volumes")
 
     def _rate(self, rng: random.Random) -> Draft:
         value = rng.randint(2, self.largest_number)
@@ -98,18 +97,22 @@ class UnitConversion(UnitConversionOptions):
         return Draft(question, result, f"{value} * 60 = {value * 60}\n{value * 60} / 1000 = {result}", "flow")
 
     def _density(self, rng: random.Random, value: int) -> Draft:
-        density, what = decimal(Fraction(value, 10)), rng.choice(("material", "liquid", "rock", "powder"))
+        """`value` is 20 times the density in grams per cubic centimetre."""
+        density = decimal(Fraction(value, 20))
+        light, stone, metal = ("A liquid", "A powder"), ("A rock", "A ceramic"), ("A metal", "An alloy")
+        what = rng.choice(light if value < 30 else stone if value < 100 else metal)
         question = (
-            f"A {what} has a density of {density} grams per cubic centimetre. How many kilograms per cubic metre is "
-            "that?"
+            f"{what} has a density of {density} grams per cubic centimetre. How many kilograms per cubic metre is that?"
         )
-        return Draft(question, str(value * 100), f"{density} * 1000000 / 1000 = {value * 100}", "density")
+        return Draft(question, str(value * 50), f"{density} * 1000000 / 1000 = {value * 50}", "density")
 
 
 def _mover(rng: random.Random, metres_per_second: int) -> str:
     """Something that may move at this speed."""
     if metres_per_second < 12:
-        return rng.choice(("A cyclist", "A ship", "A pigeon"))
+        return rng.choice(("A cyclist", "A ship", "A horse"))
     if metres_per_second < 60:
-        return rng.choice(("A car", "A train", "A storm"))
-    return rng.choice(("A plane", "A rocket", "A racing drone"))
+        return rng.choice(("A car", "A train", "A falcon"))
+    if metres_per_second < 300:
+        return rng.choice(("A plane", "A jet", "An airliner"))
+    return rng.choice(("A rocket", "A spacecraft", "A satellite"))
