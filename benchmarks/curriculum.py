@@ -208,8 +208,9 @@ def table(runs: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
 
 def with_interval(values: Sequence[float], format: str) -> str:
     """The mean and, of two values or more, half its interval."""
-    mean, low, high = cluster_interval(values, share=False)
-    return f"{mean:{format}}" + (f" ± {(high - low) / 2:{format.removeprefix('+')}}" if len(values) > 1 else "")
+    found = cluster_interval(values, share=False)
+    half = f" ± {(found.high - found.low) / 2:{format.removeprefix('+')}}" if len(values) > 1 else ""
+    return f"{found.mean:{format}}{half}"
 
 
 def savings(runs: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:

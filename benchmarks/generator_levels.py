@@ -11,6 +11,7 @@ import itertools
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,16 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mathrl/generator_levels"
 TRAIN_PER_LEVEL, TEST_PER_LEVEL, SAMPLES = 500, 60, 4
 MAX_PROMPT, MAX_TOKENS = 640, 480  # characters; the longest worked solution, a power modulo n, has some 450
-OPTIONS = {"product": {"calls": 0}}  # no tool here
+# Small numbers, so that a model of this size learns some of it; no tool.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "combinatorics": {"largest_number": 14},
+    "countdown": {"largest_number": 10, "largest_target": 30},
+    "fractions": {"largest_denominator": 8},
+    "linear_equation": {"largest_number": 5},
+    "number_theory": {"largest_number": 40},
+    "product": {"calls": 0},
+    "unit_conversion": {"largest_number": 60},
+}
 
 
 def measure(generator: str, steps: int) -> dict[str, list[float]]:

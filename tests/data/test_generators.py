@@ -208,7 +208,7 @@ def test_number_theory_by_counting() -> None:
             2: lambda n: max(d for d in range(1, min(n) + 1) if all(k % d == 0 for k in n)),
             3: lambda n: next(m for m in range(max(n), n[0] * n[1] + 1, max(n)) if all(m % k == 0 for k in n)),
             4: lambda n: n[0] ** n[1] % n[2],
-            5: lambda n: sum(n[0] % d == 0 for d in range(1, n[0] + 1)),
+            5: lambda n: sum(d for d in range(1, n[0] + 1) if n[0] % d == 0),
         }[problem.level or 0](n)
         assert problem.answers == (str(expected),), problem
 
