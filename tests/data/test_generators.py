@@ -47,9 +47,9 @@ GOLDEN = {
     "fractions": (2, "c0cf434fc43f3ce6"),
     "geometry": (2, "6d64ced394612769"),
     "linear_equation": (2, "699dcf9dc197fac1"),
-    "number_theory": (2, "0f6a76c0568ee2a9"),
+    "number_theory": (2, "1cb8e02aad40adcf"),
     "product": (1, "616c34092eacc82c"),
-    "unit_conversion": (2, "6c13ef7b49320d46"),
+    "unit_conversion": (2, "21e6bf7f91e313dc"),
     "word_problem": (3, "a602b86218ce79ac"),
 }
 
