@@ -1,4 +1,4 @@
-"""Time and memory of curation: `python benchmarks/curate_scale.py [10000 100000 1000000]`.
+"""Time and memory of curation: `python benchmarks/curate_scale.py [10000 100000 1000000] [--problems FOLDER]`.
 
 Generated problems (chains, word problems, fractions, equations, number theory) in one file go through reading, exact
 and near deduplication, decontamination against 10,000 evaluation questions of other seeds, the shares of dev and sft,
@@ -8,11 +8,17 @@ stage mix does. More rows than BLOCK come from several seeds, so that they repea
 Each size runs in a process of its own. Processor seconds are those of all processes. The peak of memory is that of all
 processes together, sampled up to five times per second: memory that they share, such as mapped files, counts once.
 Growth is relative to the size before. On a busy machine wall seconds and `load` (jobs that wanted a core, at the end)
-say how much others took.
+say how much others took. Each pair of neighbouring sizes says what `--to` rows would take if that growth went on:
+processor time as a power of the rows, memory and disk in proportion to the further rows.
+
+With `--problems` the generated problems and the figures of a finished size are kept in that folder, and a size that has
+its figures there is not measured again: large sizes can run one by one. Remove SIZE.json to measure it once more.
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from mathrl.core.files import write_jsonl
+from mathrl.core.files import read_json, write_json, write_jsonl
 from mathrl.data import curation
 from mathrl.data.generators import generate
 from mathrl.data.mixture import mix
@@ -141,7 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", type=int, default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--mixture", action="store_true", help="Draw a mixture of the rl split as well.")
-    parser.add_argument("--problems", type=Path, help="Keep the generated problems here, for a later run.")
+    parser.add_argument("--problems", type=Path, help="Keep the generated problems and the figures here.")
+    parser.add_argument("--to", type=int, default=100_000_000, help="Rows to extrapolate to.")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -157,11 +164,11 @@ def main() -> None:
     head = f"{'rows':>10} {'seconds':>9} {'cpu s':>8} {'µs/row':>7} {'peak MiB':>9} {'disk MiB':>9}"
     head += f" {'kept':>10} {'load':>5}"
     print(f"{head}  growth: rows, cpu, memory")
-    before = None
+    rows: list[dict[str, Any]] = []
     for size in given.sizes:
-        command = [sys.executable, __file__, "--one", str(size), *(["--mixture"] if given.mixture else [])]
-        command += ["--problems", str(given.problems)] if given.problems else []
-        row = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        row = measured(size, given.mixture, given.problems)
+        before = rows[-1] if rows else None
+        rows.append(row)
         kept = row["steps"]["decontaminate"][1]
         figures = (
             f"{row['seconds']:>9.1f} {row['cpu_s']:>8.1f} {1e6 * row['cpu_s'] / size:>7.0f} {row['peak_mib']:>9,.0f}"
@@ -169,7 +176,37 @@ def main() -> None:
         names = ("rows", "cpu_s", "peak_mib")
         growth = "" if before is None else "  ".join(f"{row[name] / before[name]:.1f}" for name in names)
         print(f"{size:>10,} {figures} {row['disk_mib']:>9,.0f} {kept:>10,} {row['load']:>5.1f}  {growth}", flush=True)
-        before = row
+    for smaller, larger in itertools.pairwise(rows):
+        print(extrapolation(smaller, larger, given.to))
+
+
+def measured(size: int, mixture: bool, problems: Path | None) -> dict[str, Any]:
+    """The figures of one size, from the folder of the problems where they are kept there."""
+    figures = problems / f"{size}{'-mixture' if mixture else ''}.json" if problems else None
+    if figures and figures.exists():
+        kept: dict[str, Any] = read_json(figures)
+        return kept
+    command = [sys.executable, __file__, "--one", str(size), *(["--mixture"] if mixture else [])]
+    command += ["--problems", str(problems)] if problems else []
+    row: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    if figures:
+        write_json(figures, row)
+    return row
+
+
+def extrapolation(smaller: dict[str, Any], larger: dict[str, Any], rows: int) -> str:
+    """What `rows` rows would take if the growth between two sizes went on."""
+    more = larger["rows"] - smaller["rows"]
+    growth = {name: (larger[name] - smaller[name]) / more for name in ("cpu_s", "peak_mib", "disk_mib")}
+    power = math.log(larger["cpu_s"] / smaller["cpu_s"]) / math.log(larger["rows"] / smaller["rows"])
+    hours = larger["cpu_s"] * (rows / larger["rows"]) ** power / 3600
+    memory, disk = ((larger[name] + growth[name] * (rows - larger["rows"])) / 1024 for name in ("peak_mib", "disk_mib"))
+    return (
+        f"from {smaller['rows']:,} to {larger['rows']:,} rows: {1e6 * growth['cpu_s']:.0f} µs per further row (rows to "
+        f"the power {power:.2f}), {1e6 * growth['peak_mib']:.0f} MiB of memory and {1e6 * growth['disk_mib']:,.0f} MiB "
+        f"on disk per further million; {rows:,} rows would take {hours:.1f} hours of processor time, {memory:.1f} GiB "
+        f"of memory and {disk:.0f} GiB on disk"
+    )
 
 
 if __name__ == "__main__":

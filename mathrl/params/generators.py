@@ -123,7 +123,7 @@ class CombinatoricsSource(GeneratedSource):
 
 
 class UnitConversionOptions(FiveKindsOptions):
-    """Level 1: to a smaller unit; 2: to a larger one; 3: mixed units; 4: areas and volumes; 5: rates."""
+    """Level 1: to a smaller unit; 2: to a larger one; 3: mixed units; 4: areas, volumes; 5: rates."""
 
     largest_number: int = Field(300, ge=20, description="Scale of the quantities.")
 
@@ -150,7 +150,7 @@ class LinearEquationSource(GeneratedSource):
 
 
 class NumberTheoryOptions(FiveKindsOptions):
-    """Level 1: remainder; 2: gcd; 3: lcm; 4: remainder of a power; 5: number of divisors."""
+    """Level 1: remainder; 2: gcd; 3: lcm; 4: remainder of a power; 5: sum of divisors."""
 
     largest_number: int = Field(400, ge=20, description="Scale of the numbers; each kind uses a multiple of it.")
 

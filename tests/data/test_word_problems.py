@@ -12,6 +12,7 @@ from mathrl.core.errors import UserError
 from mathrl.data.generators import generate
 from mathrl.data.generators.word_problem import WordProblem
 from mathrl.data.stories.formula import Formula
+from mathrl.data.stories.people import people
 from mathrl.data.stories.read import structures
 from mathrl.data.stories.structure import Structure
 from mathrl.params.generators import WordProblemOptions
@@ -91,7 +92,7 @@ SOLVERS: dict[str, Any] = {
     "library": lambda a, b, c, d, e: a * b - c + d + e,
     "bus_stops": lambda a, b, c, d, e: a - b + c - d + e,
     "temperature": lambda a, b, c: a + b - c,
-    "cyclists": lambda b, a: Q(a * b, 100),
+    "cyclists": lambda a, b: Q(a * b, 100),
     "a_third": lambda a, b: Q(2 * a, 3) - b,
     "lamps": lambda a, b: Q(100 - b, 100) * a / 2,
     "average_run": lambda a, b, c, d: next(x for x in range(100) if Q(a + b + c + x, 4) == d),
@@ -151,6 +152,32 @@ def test_every_structure_finds_numbers_and_always_takes_the_same_steps(structure
     assert structure.distractor.endswith(".") and "{z}" in structure.distractor
     for name, (low, high, *step) in structure.numbers.items():
         assert 2 <= low < high and f"{{{name}}}" in structure.text and (high - low) % (step[0] if step else 1) == 0
+
+
+FLAWS = {
+    "en": (r"(?:^|[.?] )\d", r"\ba [aeiou]", r"\ban [^aeiouh]", r"\b2 times as", r"\b(\w+) \1\b"),
+    "de": (r"(?:^|[.?] )\d", r"\b(\w+) \1\b"),
+    "fr": (r"(?:^|[.?] )\d", r"\b(?:que|de|le|la) [aeiouyàâéèêhAEIOUYÉH]", r"\w\?", r"\b(\w+) \1\b"),
+    "es": (r"(?:^|[.?] )\d", r"\by [iI]", r"(?:^|[.] )[^¿?.]*\?", r"\b(\w+) \1\b"),
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: f"{structure.name}-{structure.language}")
+def test_a_text_begins_no_sentence_with_a_figure_and_keeps_its_grammar(structure: Structure) -> None:
+    """Articles, elisions, question marks, doubled words and "2 times as"."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        drawn, _, _ = structure.draw(rng)
+        text = structure.told(drawn, people(rng, structure.language), rng, distracted=True)
+        assert not [flaw for flaw in FLAWS[structure.language] if re.search(flaw, text)], text
+        assert not set("{}") & set(text) and "  " not in text
+
+
+def test_a_flaw_of_grammar_is_found() -> None:
+    assert re.search(FLAWS["en"][0], "He waits. 4 painters paint.") and re.search(FLAWS["en"][1], "It is a apple.")
+    assert re.search(FLAWS["en"][2], "an book") and not re.search(FLAWS["en"][2], "an hour, an oak")
+    assert re.search(FLAWS["fr"][1], "soit 3 de plus que Inès") and not re.search(FLAWS["fr"][1], "plus que Manon")
+    assert re.search(FLAWS["es"][2], "Va a casa. Cuántos hay?") and not re.search(FLAWS["es"][2], "Va. ¿Cuántos hay?")
 
 
 def test_kinds_and_levels_that_have_no_structure_are_named() -> None:

@@ -41,7 +41,7 @@ class Combinatorics(CombinatoricsOptions):
         symbols, length = rng.randint(3, 3 + self.largest_number), rng.randint(2, 5)
         place = rng.choice(("bicycle lock", "locker", "safe", "suitcase", "garden gate", "diary"))
         question = (
-            f"The code of a {place} has {length} places, and each of them is one of {symbols} symbols, which may be "
+            f"The code of a {place} consists of {length} symbols, each of which is one of {symbols}. A symbol may be "
             "repeated. How many codes are possible?"
         )
         return Draft(question, str(symbols**length), f"{symbols}^{length} = {symbols**length}", "product rule")
@@ -58,10 +58,10 @@ class Combinatorics(CombinatoricsOptions):
 
     def _handshakes(self, rng: random.Random) -> Draft:
         n = rng.randint(5, 8 * self.largest_number)
-        place = rng.choice(("a meeting", "a party", "a conference", "a club evening", "a wedding", "a seminar"))
+        place = rng.choice(("a meeting", "a party", "a conference", "a reception", "a wedding", "a seminar"))
         pairs = n * (n - 1) // 2
         question = (
-            f"At {place} each of {n} people shakes hands once with everybody else. How many handshakes are there?"
+            f"At {place} of {n} people everyone shakes hands once with everyone else. How many handshakes are there?"
         )
         return Draft(question, str(pairs), f"{n} * {n - 1} / 2 = {pairs}", "pairs")
 
@@ -78,8 +78,8 @@ class Combinatorics(CombinatoricsOptions):
         first, second = math.comb(a, i), math.comb(b, j)
         teachers = f"{j} of its {b} teachers" if j > 1 else f"one of its {b} teachers"
         question = (
-            f"A school sends {i} of its {a} best pupils and {teachers} to a competition. In how many ways can they be "
-            "chosen?"
+            f"A school sends {i} of its {a} best pupils and {teachers} to a competition. In how many ways can the "
+            "group be chosen?"
         )
         steps = f"{_choice(a, i)}\n{_choice(b, j)}\n{first} * {second} = {first * second}"
         return Draft(question, str(first * second), steps, "committees")
@@ -146,12 +146,13 @@ def _product(n: int) -> str:
 def _choice(n: int, k: int) -> str:
     """The equation of a binomial coefficient.
 
-    >>> _choice(5, 2)
-    '5 * 4 / (2 * 1) = 10'
+    >>> _choice(5, 2), _choice(5, 4)
+    ('5 * 4 / (2 * 1) = 10', '5 / 1 = 5')
     """
+    k = min(k, n - k)
     above = " * ".join(str(n - index) for index in range(k))
     below = " * ".join(str(k - index) for index in range(k))
-    return f"{above} / ({below}) = {math.comb(n, k)}"
+    return f"{above} / {f'({below})' if k > 1 else below} = {math.comb(n, k)}"
 
 
 def _arrangements(word: str) -> tuple[int, str]:

@@ -23,8 +23,8 @@ class Fractions(FractionsOptions):
         factor = b if sign == "*" else 1 / b
         top, bottom = a.numerator * factor.numerator, a.denominator * factor.denominator
         value = a * factor
-        turned = "" if sign == "*" else f"{a} : {b} = {a} * {factor}\n"
-        steps = f"{turned}{a} * {factor} = {top}/{bottom} = {value}"
+        turned = "" if sign == "*" else f"({a}) / ({b}) = {a} * {factor}\n"
+        steps = f"{turned}{_chain(f'{a} * {factor}', f'{top}/{bottom}', str(value))}"
         question = f"Compute ({a}) {'*' if sign == '*' else 'divided by'} ({b}) in lowest terms."
         return Draft(question, str(value), steps, "product")
 
@@ -44,7 +44,8 @@ class Fractions(FractionsOptions):
             f"{decimal(first)} - {then}/100 * {decimal(first)} = {decimal(second)}"
         )
         question = (
-            f"A price of {price} dollars rises by {percent}% and then falls by {then}%. What is it then, in dollars?"
+            f"A price of {price} dollars rises by {percent}% and then falls by {then}%. What is the final price, in "
+            "dollars?"
         )
         return Draft(question, decimal(second), steps, "percentage change")
 
@@ -67,7 +68,16 @@ def _add(a: Fraction, b: Fraction, sign: str) -> tuple[Fraction, str]:
     left, right = a.numerator * b.denominator, b.numerator * a.denominator
     top = left + right if sign == "+" else left - right
     assert Fraction(top, common) == value
-    return value, f"{a} {sign} {b} = {left}/{common} {sign} {right}/{common} = {top}/{common} = {value}"
+    return value, _chain(f"{a} {sign} {b}", f"{left}/{common} {sign} {right}/{common}", f"{top}/{common}", str(value))
+
+
+def _chain(*sides: str) -> str:
+    """An equation, each side once.
+
+    >>> _chain("1/2 + 1/3", "3/6 + 2/6", "5/6", "5/6")
+    '1/2 + 1/3 = 3/6 + 2/6 = 5/6'
+    """
+    return " = ".join(dict.fromkeys(sides))
 
 
 def decimal(value: Fraction) -> str:

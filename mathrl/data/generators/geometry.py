@@ -26,7 +26,7 @@ class Geometry(GeometryOptions):
         return rng.randint(smallest, self.largest_number)
 
     def _rectangle(self, rng: random.Random) -> Draft:
-        a, b = self._length(rng), self._length(rng)
+        b, a = sorted((self._length(rng), self._length(rng)))
         shape = f"A rectangle is {a} centimetres long and {b} centimetres wide."
         if rng.random() < 0.5:
             return Draft(f"{shape} What is its area in square centimetres?", str(a * b), f"{a} * {b} = {a * b}", "area")
@@ -37,8 +37,8 @@ class Geometry(GeometryOptions):
         base, height = self._length(rng), 2 * self._length(rng)
         area = base * height // 2
         question = (
-            f"A triangle has a base of {base} centimetres, and the height above it is {height} centimetres. What is "
-            "the area of the triangle in square centimetres?"
+            f"A triangle has a base of {base} centimetres and a height of {height} centimetres. What is the area of "
+            "the triangle in square centimetres?"
         )
         return Draft(question, str(area), f"{base} * {height} / 2 = {area}", "area")
 
@@ -55,15 +55,15 @@ class Geometry(GeometryOptions):
         a, b = rng.randint(15, 110), rng.randint(15, 110)
         if a + b > 165:
             return None
-        question = f"Two angles of a triangle measure {a} degrees and {b} degrees. How many degrees is the third angle?"
+        question = f"Two angles of a triangle measure {a} degrees and {b} degrees. How many degrees is the third?"
         return Draft(question, str(180 - a - b), f"{a} + {b} = {a + b}\n180 - {a + b} = {180 - a - b}", "angles")
 
     def _isosceles(self, rng: random.Random) -> Draft:
         apex = 2 * rng.randint(5, 80)
         rest = 180 - apex
         question = (
-            f"The two equal sides of an isosceles triangle form an angle of {apex} degrees. How many degrees is each "
-            "of the other two angles?"
+            f"The two equal sides of an isosceles triangle form an angle of {apex} degrees. How many degrees does each "
+            "of the other two angles measure?"
         )
         return Draft(question, str(rest // 2), f"180 - {apex} = {rest}\n{rest} / 2 = {rest // 2}", "angles")
 
@@ -78,9 +78,7 @@ class Geometry(GeometryOptions):
         fourth = 360 - a - b - c
         if not 20 <= fourth <= 160:
             return None
-        question = (
-            f"Three angles of a quadrilateral measure {a}, {b} and {c} degrees. How many degrees is the fourth angle?"
-        )
+        question = f"Three angles of a quadrilateral measure {a}, {b} and {c} degrees. How many degrees is the fourth?"
         return Draft(question, str(fourth), f"{a} + {b} + {c} = {a + b + c}\n360 - {a + b + c} = {fourth}", "angles")
 
     def _right_triangle(self, rng: random.Random) -> tuple[int, int, int]:
@@ -90,24 +88,24 @@ class Geometry(GeometryOptions):
     def _hypotenuse(self, rng: random.Random) -> Draft:
         a, b, c = self._right_triangle(rng)
         question = (
-            f"The two sides of a right triangle that form the right angle are {a} and {b} centimetres long. How long "
-            "is the third side, in centimetres?"
+            f"The legs of a right triangle are {a} and {b} centimetres long. How many centimetres long is the "
+            "hypotenuse?"
         )
         return Draft(question, str(c), f"{a}^2 + {b}^2 = {c * c}\nsqrt({c * c}) = {c}", "right triangles")
 
     def _leg(self, rng: random.Random) -> Draft:
         a, b, c = self._right_triangle(rng)
         question = (
-            f"A straight ramp {c} decimetres long ends {a} decimetres above the ground. How many decimetres does it "
-            "cover horizontally?"
+            f"A straight cable {c} metres long is stretched from the top of a mast {a} metres high to the level "
+            "ground. How many metres from the foot of the mast does it end?"
         )
         return Draft(question, str(b), f"{c}^2 - {a}^2 = {b * b}\nsqrt({b * b}) = {b}", "right triangles")
 
     def _rectangle_diagonal(self, rng: random.Random) -> Draft:
         a, b, c = self._right_triangle(rng)
         question = (
-            f"A rectangular field is {a} metres long, and its diagonal measures {c} metres. What is the area of the "
-            "field in square metres?"
+            f"One side of a rectangular field is {a} metres long, and its diagonal measures {c} metres. What is the "
+            "area of the field in square metres?"
         )
         steps = f"{c}^2 - {a}^2 = {b * b}\nsqrt({b * b}) = {b}\n{a} * {b} = {a * b}"
         return Draft(question, str(a * b), steps, "right triangles")
@@ -138,12 +136,12 @@ class Geometry(GeometryOptions):
 
     def _shadow(self, rng: random.Random) -> Draft | None:
         stick, shadow, factor = self._length(rng), self._length(rng, 3), rng.randint(4, 30)
-        if stick == shadow:
+        if stick == shadow or not stick <= 4 * shadow <= 16 * stick:
             return None
         tall, long = stick * factor, shadow * factor
         question = (
-            f"A pole {stick} decimetres high casts a shadow of {shadow} decimetres. At the same time a tree casts a "
-            f"shadow of {long} decimetres. How many decimetres high is the tree?"
+            f"A pole {stick} feet high casts a shadow {shadow} feet long. At the same time a tower casts a shadow "
+            f"{long} feet long. How many feet high is the tower?"
         )
         return Draft(question, str(tall), f"{long} / {shadow} = {factor}\n{stick} * {factor} = {tall}", "similarity")
 
@@ -160,11 +158,11 @@ class Geometry(GeometryOptions):
         return Draft(question, str(area), steps, "coordinates")
 
     def _box_surface(self, rng: random.Random) -> Draft:
-        a, b, c = (self._length(rng) for _ in range(3))
+        (b, a), c = sorted((self._length(rng), self._length(rng))), self._length(rng)
         half = a * b + a * c + b * c
         question = (
             f"A closed box is {a} centimetres long, {b} centimetres wide and {c} centimetres high. What is its "
-            "surface in square centimetres?"
+            "surface area in square centimetres?"
         )
         steps = f"{a} * {b} + {a} * {c} + {b} * {c} = {half}\n2 * {half} = {2 * half}"
         return Draft(question, str(2 * half), steps, "solids")

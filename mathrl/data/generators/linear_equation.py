@@ -23,6 +23,8 @@ class LinearEquation(LinearEquationOptions):
         a, b, c = self._number(rng), self._number(rng), self._number(rng) if level > 1 else 0
         if a == c:
             return None
+        if level == 3 and abs(a) == 1:
+            return None  # brackets without a factor
         if level == 5:
             d = self._number(rng)
             solution = Fraction(d - b, a - c)
@@ -58,11 +60,11 @@ class LinearEquation(LinearEquationOptions):
             f"Multiply the first equation by {d} and the second by {b} and subtract: "
             f"{_term(determinant)} = {e * d - f * b}",
             f"x = {x}",
-            f"Put x into the first: {_term(b, 'y')} = {e} - {placed} = {e - a * x}",
+            f"Substitute x into the first equation: {_term(b, 'y')} = {e} - {placed} = {e - a * x}",
             f"y = {y}",
             f"x + y = {x + y}",
         ]
-        question = f"Solve the system {first} and {second}. Give x + y."
+        question = f"Solve the system {first} and {second}. Find x + y."
         return Draft(question, str(x + y), "\n".join(steps), LEVELS[4])
 
     def _number(self, rng: random.Random) -> int:

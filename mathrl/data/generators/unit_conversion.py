@@ -1,4 +1,4 @@
-"""Conversions between units of length, mass, volume, time, area, speed and density, all exact."""
+"""Conversions between units of length, mass, volume and time, and areas, volumes and rates in several units; exact."""
 
 import random
 from fractions import Fraction
@@ -19,16 +19,10 @@ MIXED = (
     ("metres", "centimetres", 100), ("kilograms", "grams", 1000), ("kilometres", "metres", 1000),
     ("feet", "inches", 12), ("pounds", "ounces", 16), ("yards", "feet", 3),
 )  # fmt: skip
-POWERS = (
-    ("square metres", "square centimetres", 10_000), ("square kilometres", "hectares", 100),
-    ("hectares", "square metres", 10_000), ("square centimetres", "square millimetres", 100),
-    ("cubic metres", "litres", 1000), ("litres", "cubic centimetres", 1000),
-    ("cubic centimetres", "cubic millimetres", 1000), ("square decimetres", "square centimetres", 100),
-)  # fmt: skip
 
 
 class UnitConversion(UnitConversionOptions):
-    """Level 1: to a smaller unit; 2: to a larger one; 3: mixed units; 4: areas and volumes; 5: rates."""
+    """Level 1: to a smaller unit; 2: to a larger one; 3: mixed units; 4: areas, volumes; 5: rates."""
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:
         return (self._smaller, self._larger, self._mixed, self._powers, self._rate)[level - 1](rng)
@@ -36,7 +30,7 @@ class UnitConversion(UnitConversionOptions):
     def _smaller(self, rng: random.Random) -> Draft:
         large, small, factor = rng.choice(METRIC)
         value = rng.randint(2, self.largest_number)
-        ask = rng.choice(("Convert {value} {large} to {small}.", "How many {small} are {value} {large}?"))
+        ask = rng.choice(("Convert {value} {large} to {small}.", "How many {small} are there in {value} {large}?"))
         question = ask.format(value=value, large=large, small=small)
         return Draft(question, str(value * factor), f"{value} * {factor} = {value * factor}", "metric units")
 
@@ -44,7 +38,7 @@ class UnitConversion(UnitConversionOptions):
         large, small, factor = rng.choice(METRIC)
         value = rng.randint(2, 20 * self.largest_number)
         result = decimal(Fraction(value, factor))
-        ask = rng.choice(("Convert {value} {small} to {large}.", "How many {large} are {value} {small}?"))
+        ask = rng.choice(("Convert {value} {small} to {large}.", "How many {large} are there in {value} {small}?"))
         question = ask.format(value=value, large=large, small=small)
         return Draft(question, result, f"{value} / {factor} = {result}", "metric units")
 
@@ -54,62 +48,98 @@ class UnitConversion(UnitConversionOptions):
         total = whole * factor + rest
         steps = f"{whole} * {factor} = {whole * factor}\n{whole * factor} + {rest} = {total}"
         if rng.random() < 0.5:
-            question = f"How many {small} are {whole} {large} and {rest} {small}?"
+            question = f"How many {small} are there in {whole} {large} and {rest} {small}?"
             return Draft(question, str(total), steps, "mixed units")
         back = f"{total} - {rest} = {whole * factor}\n{whole * factor} / {factor} = {whole}"
-        question = f"How many full {large} are in {total} {small}?"
+        question = f"How many full {large} are there in {total} {small}?"
         return Draft(question, str(whole), back, "mixed units")
 
     def _powers(self, rng: random.Random) -> Draft:
-        large, small, factor = rng.choice(POWERS)
-        if rng.random() < 0.5:
-            value = rng.randint(2, self.largest_number)
-            question = f"How many {small} are {value} {large}?"
-            return Draft(question, str(value * factor), f"{value} * {factor} = {value * factor}", "areas and volumes")
-        value = rng.randint(2, 2 * self.largest_number) * factor // 20
-        result = decimal(Fraction(value, factor))
-        return Draft(
-            f"How many {large} are {value} {small}?", result, f"{value} / {factor} = {result}", "areas and volumes"
+        return rng.choice((self._area, self._tank, self._field))(rng)
+
+    def _area(self, rng: random.Random) -> Draft:
+        thing = rng.choice(("board", "plank", "banner", "shelf", "strip of carpet"))
+        long, wide = rng.randint(2, 2 + self.largest_number // 20), rng.randint(11, 99)
+        question = (
+            f"A {thing} is {long} metres long and {wide} centimetres wide. What is its area in square centimetres?"
         )
+        steps = f"{long} * 100 = {100 * long}\n{100 * long} * {wide} = {100 * long * wide}"
+        return Draft(question, str(100 * long * wide), steps, "areas and volumes")
+
+    def _tank(self, rng: random.Random) -> Draft:
+        thing = rng.choice(("tank", "crate", "trough", "chest", "container"))
+        longest = 3 + self.largest_number // 15
+        a, b, c = (10 * rng.randint(3, longest) for _ in range(3))
+        cubic = a * b * c
+        question = f"A {thing} measures {a} by {b} by {c} centimetres on the inside. What is its volume in litres?"
+        steps = f"{a} * {b} * {c} = {cubic}\n{cubic} / 1000 = {cubic // 1000}"
+        return Draft(question, str(cubic // 1000), steps, "areas and volumes")
+
+    def _field(self, rng: random.Random) -> Draft:
+        thing = rng.choice(("field", "meadow", "park", "forest", "airfield"))
+        long, wide = 10 * rng.randint(12, 12 + self.largest_number), 10 * rng.randint(12, 12 + self.largest_number)
+        area, result = long * wide, decimal(Fraction(long * wide, 10_000))
+        question = f"A rectangular {thing} is {long} metres long and {wide} metres wide. What is its area in hectares?"
+        return Draft(question, result, f"{long} * {wide} = {area}\n{area} / 10000 = {result}", "areas and volumes")
 
     def _rate(self, rng: random.Random) -> Draft:
         value = rng.randint(2, self.largest_number)
-        return rng.choice((self._to_metres_per_second, self._to_kilometres_per_hour, self._flow, self._density))(
-            rng, value
-        )
+        return rng.choice((self._metres, self._kilometres, self._flow, self._mass))(rng, value)
 
-    def _to_metres_per_second(self, rng: random.Random, value: int) -> Draft:
+    def _metres(self, rng: random.Random, value: int) -> Draft:
         """`value` is twice the speed in metres per second."""
-        speed, result = decimal(Fraction(value * 18, 10)), decimal(Fraction(value, 2))
+        seconds = rng.randint(3, 59)
+        speed, each = decimal(Fraction(value * 18, 10)), decimal(Fraction(value, 2))
+        result = decimal(Fraction(value * seconds, 2))
         question = (
-            f"{_mover(rng, value // 2)} travels at {speed} kilometres per hour. How many metres per second is that?"
+            f"{_mover(rng, value // 2)} travels at {speed} kilometres per hour. How many metres does it travel in "
+            f"{seconds} seconds?"
         )
-        return Draft(question, result, f"{speed} * 1000 = {value * 1800}\n{value * 1800} / 3600 = {result}", "speed")
+        steps = f"{speed} * 1000 = {value * 1800}\n{value * 1800} / 3600 = {each}\n{each} * {seconds} = {result}"
+        return Draft(question, result, steps, "speed")
 
-    def _to_kilometres_per_hour(self, rng: random.Random, value: int) -> Draft:
-        result = decimal(Fraction(value * 36, 10))
-        question = f"{_mover(rng, value)} travels at {value} metres per second. How many kilometres per hour is that?"
-        return Draft(question, result, f"{value} * 3600 = {value * 3600}\n{value * 3600} / 1000 = {result}", "speed")
+    def _kilometres(self, rng: random.Random, value: int) -> Draft:
+        minutes = rng.randint(3, 59)
+        seconds, metres = 60 * minutes, 60 * minutes * value
+        result = decimal(Fraction(metres, 1000))
+        question = (
+            f"{_mover(rng, value)} travels at {value} metres per second. How many kilometres does it travel in "
+            f"{minutes} minutes?"
+        )
+        steps = f"{minutes} * 60 = {seconds}\n{value} * {seconds} = {metres}\n{metres} / 1000 = {result}"
+        return Draft(question, result, steps, "speed")
 
     def _flow(self, rng: random.Random, value: int) -> Draft:
-        result = decimal(Fraction(value * 60, 1000))
+        hours = rng.randint(2, 23)
+        minutes, litres = 60 * hours, 60 * hours * value
+        result = decimal(Fraction(litres, 1000))
         what = rng.choice(("pipe", "pump", "spring", "fountain"))
-        question = f"A {what} delivers {value} litres of water per minute. How many cubic metres per hour is that?"
-        return Draft(question, result, f"{value} * 60 = {value * 60}\n{value * 60} / 1000 = {result}", "flow")
-
-    def _density(self, rng: random.Random, value: int) -> Draft:
-        density, what = decimal(Fraction(value, 10)), rng.choice(("material", "liquid", "rock", "powder"))
         question = (
-            f"A {what} has a density of {density} grams per cubic centimetre. How many kilograms per cubic metre is "
-            "that?"
+            f"A {what} delivers {value} litres of water per minute. How many cubic metres does it deliver in {hours} "
+            "hours?"
         )
-        return Draft(question, str(value * 100), f"{density} * 1000000 / 1000 = {value * 100}", "density")
+        steps = f"{hours} * 60 = {minutes}\n{value} * {minutes} = {litres}\n{litres} / 1000 = {result}"
+        return Draft(question, result, steps, "flow")
+
+    def _mass(self, rng: random.Random, value: int) -> Draft:
+        """`value` is 20 times the density in grams per cubic centimetre."""
+        density, volume = decimal(Fraction(value, 20)), 20 * rng.randint(3, 99)
+        grams, result = value * volume // 20, decimal(Fraction(value * volume, 20_000))
+        light, stone, metal = ("a liquid", "a powder"), ("a rock", "a ceramic"), ("a metal", "an alloy")
+        what = rng.choice(light if value < 30 else stone if value < 100 else metal)
+        question = (
+            f"A cubic centimetre of {what} weighs {density} grams. How many kilograms do {volume} cubic centimetres of "
+            "it weigh?"
+        )
+        return Draft(question, result, f"{density} * {volume} = {grams}\n{grams} / 1000 = {result}", "density")
 
 
 def _mover(rng: random.Random, metres_per_second: int) -> str:
     """Something that may move at this speed."""
     if metres_per_second < 12:
-        return rng.choice(("A cyclist", "A ship", "A pigeon"))
+        return rng.choice(("A cyclist", "A ship", "A horse"))
     if metres_per_second < 60:
-        return rng.choice(("A car", "A train", "A storm"))
-    return rng.choice(("A plane", "A rocket", "A racing drone"))
+        return rng.choice(("A car", "A train", "A falcon"))
+    if metres_per_second < 300:
+        return rng.choice(("A plane", "A jet", "An airliner"))
+    return rng.choice(("A rocket", "A spacecraft", "A satellite"))

@@ -22,8 +22,8 @@ _NAMES: Mapping[str, tuple[str, str]] = {
         "Anton Ben Emil Finn Jonas Karim Lukas Max Paul Tim",
     ),
     "fr": (
-        "Alice Camille Fatou Inès Jeanne Léa Manon Nadia Rose Zoé",
-        "Adam Bruno Gaël Hugo Jules Karim Léo Marc Noé Paul",
+        "Claire Camille Fatou Louise Jeanne Léa Manon Nadia Rose Zoé",
+        "Thomas Bruno Gaël Victor Jules Karim Léo Marc Noé Paul",
     ),
     "es": (
         "Alba Carmen Elena Irene Lola Lucía Marta Nuria Pilar Sofía",
