@@ -49,6 +49,7 @@ GOLDEN = {
     "linear_equation": (1, "aa33f47886e2f364"),
     "number_theory": (1, "4b98f06562493a0f"),
     "product": (1, "616c34092eacc82c"),
+    "story": (1, "7f54e191885f04d4"),
     "unit_conversion": (1, "aa38c9049848cd0d"),
     "word_problem": (2, "b3199bfaa728a98f"),
 }
