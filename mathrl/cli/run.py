@@ -154,7 +154,8 @@ def _print_plan(stage: str, params: Params) -> None:
 def _model(params: Params) -> str:
     base = params.model.base
     if base.type == "fresh":
-        return f"fresh {base.architecture}, {base.layers} layers of {base.hidden_size}"
+        tokens = f"BPE of {base.tokenizer.vocabulary:,} tokens" if base.tokenizer else "characters"
+        return f"fresh {base.architecture}, {base.layers} layers of {base.hidden_size}, {tokens}"
     folder = Path(base.path)
     where = "local folder" if folder.exists() else "from the hub when it runs"
     return f"{base.path}@{base.revision} ({where})"

@@ -1,14 +1,18 @@
-"""The base model that SFT starts from: random weights with a character tokenizer, or a pretrained model."""
+"""The base model that SFT starts from: random weights with a tokenizer of its own, or a pretrained model."""
 
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, written_aside
+from mathrl.core.problems import read_problems
 from mathrl.core.seeding import derive_seed
+from mathrl.models.bpe import bpe_tokenizer, texts_of
 from mathrl.models.export import export_model
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from mathrl.params.run import FreshModel, Model, PretrainedModel
@@ -21,11 +25,15 @@ ALPHABETS = {
 }
 
 
-def make_base(model: Model, folder: Path | str, seed: int) -> None:
+def make_base(model: Model, folder: Path | str, seed: int, data: Sequence[Path] = ()) -> None:
     """Write the base model's folder.
 
-    A fresh model has random weights from `seed` and is a plain Hugging Face folder. For a pretrained model only a
-    reference is written (its weights are not copied), which `load_model` and `load_tokenizer` follow.
+    A fresh model has random weights from `seed` and is a plain Hugging Face folder; a BPE tokenizer is trained on the
+    problems of the files `data`. For a pretrained model only a reference is written (its weights are not copied), which
+    `load_model` and `load_tokenizer` follow.
+
+    Raises:
+        UserError: a BPE tokenizer without texts to train it on, or with too few for its vocabulary.
     """
     folder = Path(folder)
     if isinstance(model.base, PretrainedModel):
@@ -33,7 +41,7 @@ def make_base(model: Model, folder: Path | str, seed: int) -> None:
             aside.mkdir(parents=True)
             write_json(aside / REFERENCE, model.base.model_dump(mode="json", exclude={"type"}))
         return
-    tokenizer = character_tokenizer(model.base)
+    tokenizer, about = fresh_tokenizer(model.base, data)
     network = fresh_network(model.base, tokenizer, seed)
     count = sum(weight.numel() for weight in network.parameters())
     export_model(
@@ -41,8 +49,29 @@ def make_base(model: Model, folder: Path | str, seed: int) -> None:
         tokenizer,
         folder,
         f"# A {model.base.architecture} model of random weights\n\n{count:,} parameters, seed {seed}, "
-        f"a character tokenizer of {len(tokenizer)} tokens. Made by mathrl; untrained.\n",
+        f"{about}. Made by mathrl; untrained.\n",
     )
+
+
+def fresh_tokenizer(base: FreshModel, data: Sequence[Path]) -> tuple[Any, str]:
+    """The tokenizer of a fresh model, and what it is in words; a BPE one is trained on the problems of `data`.
+
+    Raises:
+        UserError: a BPE tokenizer without texts to train it on, or with too few for its vocabulary.
+    """
+    if base.tokenizer is None:
+        tokenizer = character_tokenizer(base)
+        return tokenizer, f"a character tokenizer of {len(tokenizer)} tokens"
+    if not data:
+        raise UserError(
+            "model.base.tokenizer: a BPE tokenizer is trained on the sft split, and there is none here; set "
+            "model.base.tokenizer to null"
+        )
+    problems = [problem for file in data for problem in read_problems(file)]
+    first = (PAD, END, UNKNOWN)
+    trained = bpe_tokenizer(base.tokenizer.vocabulary, first, base.marks, texts_of(problems))
+    about = f"a byte-level BPE tokenizer of {base.tokenizer.vocabulary:,} tokens, trained on {len(problems):,} problems"
+    return _with_names(trained, base), about
 
 
 def character_tokenizer(base: FreshModel) -> Any:
@@ -62,6 +91,11 @@ def character_tokenizer(base: FreshModel) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in base.marks])
+    return _with_names(tokenizer, base)
+
+
+def _with_names(tokenizer: Tokenizer, base: FreshModel) -> Any:
+    """The tokenizer for transformers, which is told which tokens are padding, end and unknown."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -73,10 +107,13 @@ def character_tokenizer(base: FreshModel) -> Any:
 
 
 def fresh_config(base: FreshModel, tokenizer: Any) -> Any:
-    """The Hugging Face configuration of a model of random weights, its head tied to the embedding."""
+    """The Hugging Face configuration of a model of random weights, its head tied to the embedding.
+
+    The vocabulary of a BPE tokenizer is known before it is trained: any tokenizer of the same first tokens will do.
+    """
     return AutoConfig.for_model(
         base.architecture,
-        vocab_size=len(tokenizer),
+        vocab_size=base.tokenizer.vocabulary if base.tokenizer else len(tokenizer),
         hidden_size=base.hidden_size,
         intermediate_size=base.intermediate_size,
         num_hidden_layers=base.layers,

@@ -35,8 +35,8 @@ from mathrl.models.trial import Trial
 from mathrl.params.run import Model, PretrainedModel
 
 __all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "plain_dtype", "resolve_folder"]
-# Spaces, lines, digits, signs, combining marks, letters beyond ASCII: where kinds of tokenizers differ.
-PROBE = " The sum  is 1234,\n\n  x_1 = $\\frac{3}{4}$ isn't कि été 日本"
+# Spaces, lines, digits, signs, combining marks, letters beyond ASCII, whole and composed: where tokenizers differ.
+PROBE = " The sum  is 1234,\n\n  x_1 = $\\frac{3}{4}$ isn't कि été e\u0301 日本"
 OPTIONAL_FILE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WEIGHTS_ADVICE = (
     "set training.backend to fsdp, or to deepspeed with training.deepspeed.stage 3 (and offload_parameters), or take a "

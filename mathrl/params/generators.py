@@ -191,6 +191,12 @@ class WordProblemOptions(Options):
 
     steps: Levels = Field((1, 2, 3, 4, 5), description="Numbers of steps per problem; each number is a level.")
     kinds: tuple[StoryKind, ...] | None = Field(None, min_length=1, description="Kinds of problems; null: all.")
+    structures: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Structures by name, as in extra.structure; null: all."
+    )
+    without_structures: tuple[str, ...] = Field(
+        (), description="Structures to leave out, such as those that are held out for the test split."
+    )
     languages: tuple[StoryLanguage, ...] = Field(
         ("en",), min_length=1, description="Languages, by their ISO 639-1 codes; drawn evenly."
     )
@@ -211,6 +217,27 @@ class WordProblemSource(GeneratedSource):
     options: WordProblemOptions = WordProblemOptions()
 
 
+class StoryOptions(Options):
+    """Level: number of steps of the worked solution. All quantities are positive integers."""
+
+    steps: Levels = Field((2, 3, 4), description="Numbers of steps per problem; each number is a level.")
+    templates: Literal["all", "training", "held_out"] = Field(
+        "all",
+        description="Which templates (sentences in their order): held_out: those in which two neighbouring sentences "
+        "never follow one another in the others; training: the others.",
+    )
+    largest_result: int = Field(99, ge=20, description="Largest result of a step.")
+
+    _different = field_validator("steps")(different)
+
+
+class StorySource(GeneratedSource):
+    """Stories of events that change a number, told in sentences that can be held out in pairs."""
+
+    generator: Literal["story"]
+    options: StoryOptions = StoryOptions()
+
+
 Generated = Annotated[
     ChainSource
     | CombinatoricsSource
@@ -220,6 +247,7 @@ Generated = Annotated[
     | LinearEquationSource
     | NumberTheorySource
     | ProductSource
+    | StorySource
     | UnitConversionSource
     | WordProblemSource,
     Field(discriminator="generator"),

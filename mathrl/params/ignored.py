@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
 from mathrl.params.train import SETS, Optimizer, Rl, Sft
@@ -31,6 +32,9 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
         yield from _optimizer(name, getattr(params, name))
     if params.rl.critic is not None:
         yield from _optimizer("rl.critic", params.rl.critic)
+    base = params.model.base
+    if isinstance(base, FreshModel) and base.tokenizer is not None:
+        yield from _set(base, "model.base", "model.base.tokenizer is trained on texts", "alphabet")
     engine, training, prompt, evaluate = params.rollout.engine, params.training, params.prompt, params.evaluate
     if engine == "torch":
         yield from _set(params.rollout.vllm, "rollout.vllm", "rollout.engine is torch")

@@ -33,8 +33,11 @@ class _OnProblems(_Step):
     )
 
 
-class BaseStep(_Step):
-    """The base model of params/model.yaml; a recipe has a step of this name if another starts from it."""
+class BaseStep(_OnProblems):
+    """The base model of params/model.yaml; a recipe has a step of this name if another starts from it.
+
+    It reads the sft split for a BPE tokenizer alone.
+    """
 
     stage: Literal["base"] = "base"
 

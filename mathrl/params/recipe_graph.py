@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_text
-from mathrl.params.load import dump_yaml
+from mathrl.params.load import dump_yaml, load_params
 from mathrl.params.recipe import Recipe, load_recipe, step_overrides, summary_models
+from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
 
@@ -53,10 +54,11 @@ def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
         for seed in (None,) if step_name in once else seeds:
             paths = _Paths(name, recipe, seed, once)
             overrides = step_overrides(recipe, step_name)
+            options = _options(step, paths)
+            if step.stage == "base" and _trains_tokenizer(overrides, folder):
+                options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
             overrides += [f"run.seed={seed}"] if seed is not None else []
-            stages[paths.label(step_name)] = _stage(
-                step.stage, paths.folder(step_name), _options(step, paths), overrides, folder
-            )
+            stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
     tests = [(step, seed) for step in summary_models(recipe) for seed in seeds]
     if tests:
         options = [("evaluated", f"{step}={_Paths(name, recipe, seed, once).folder(step)}") for step, seed in tests]
@@ -64,6 +66,11 @@ def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
         overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
         stages["summary"] = _stage("summary", file, options, overrides, folder, _claim_words(recipe))
     return stages
+
+
+def _trains_tokenizer(overrides: Sequence[str], checkout: Path) -> bool:
+    base = load_params(checkout / "params", overrides=overrides).model.base
+    return isinstance(base, FreshModel) and base.tokenizer is not None
 
 
 def _claim_words(recipe: Recipe) -> Options:

@@ -21,8 +21,23 @@ class Run(Section):
     )
 
 
+BYTES, OWN_TOKENS = 256, 3  # tokens of a BPE tokenizer before the first learned one: bytes; padding, end, unknown
+
+
+class BpeTokenizer(Section):
+    """A byte-level BPE tokenizer, trained on the sft split; a digit is a token of its own."""
+
+    type: Literal["bpe"] = "bpe"
+    vocabulary: int = Field(
+        2048,
+        ge=BYTES + OWN_TOKENS,
+        le=1_000_000,
+        description="Number of tokens: padding, end, unknown, 256 bytes, the marks, and the rest learned.",
+    )
+
+
 class FreshModel(Section):
-    """A model with random weights and a character tokenizer; it needs no download."""
+    """A model with random weights and a tokenizer of characters or one trained here; it needs no download."""
 
     type: Literal["fresh"] = "fresh"
     architecture: Literal["qwen2", "llama"] = Field("qwen2", description="Hugging Face architecture of the model.")
@@ -35,6 +50,9 @@ class FreshModel(Section):
     alphabet: Literal["ascii", "arithmetic"] = Field(
         "ascii", description="Characters of the tokenizer: printable ASCII, or digits and operators."
     )
+    tokenizer: BpeTokenizer | None = Field(
+        None, description="A tokenizer trained on the sft split; null: one token per character of the alphabet."
+    )
     marks: tuple[str, ...] = Field(
         ("<think>", "</think>", "<answer>", "</answer>"), description="Strings that become one token each."
     )
@@ -43,6 +61,16 @@ class FreshModel(Section):
     def _heads_divide(self) -> "FreshModel":
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
             raise ValueError("hidden_size must be a multiple of heads, and heads of kv_heads")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_fit(self) -> "FreshModel":
+        least = BYTES + OWN_TOKENS + len(self.marks)
+        if self.tokenizer is not None and self.tokenizer.vocabulary < least:
+            raise ValueError(
+                f"tokenizer.vocabulary must be at least {least}: {BYTES} bytes, {OWN_TOKENS} tokens of padding, end "
+                f"and unknown, and {len(self.marks)} marks"
+            )
         return self
 
 

@@ -38,7 +38,8 @@ def wire(args: argparse.Namespace) -> Callable[[StageRun], None]:
     if args.stage == "base":
         from mathrl.models.load import make_base  # torch
 
-        return lambda run: make_base(run.params.model, args.out / "model", run.params.run.seed)
+        texts = [Path(file) for file in args.data]
+        return lambda run: make_base(run.params.model, args.out / "model", run.params.run.seed, texts)
     work = import_module(MODULES.get(args.stage, f"mathrl.stages.{args.stage}")).work
     out, data = args.out, tuple(map(Path, args.data))
     places = {name: getattr(args, name) for name in SINGLE} | {

@@ -61,7 +61,7 @@ def work(
     from mathrl.trainers.demonstrations import tokenize_demonstrations
 
     if base and rank() == 0:
-        make_base(params.model, start, seed)
+        make_base(params.model, start, seed, data)
     training.ranks.gather("the start is there")
     tokenizer = load_tokenizer(start, params.model)
     demonstrations, held_out = (
@@ -112,7 +112,7 @@ def _hand_on(run: StageRun, start: Path, data: Sequence[Path], model: Path, repo
     from mathrl.models.base import make_base  # torch
 
     if base:
-        make_base(run.params.model, start, run.params.run.seed)
+        make_base(run.params.model, start, run.params.run.seed, data)
     with written_aside(model) as folder:
         shutil.copytree(start, folder)
     run.open_metrics()

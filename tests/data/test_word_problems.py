@@ -181,10 +181,28 @@ def test_a_flaw_of_grammar_is_found() -> None:
 
 
 def test_kinds_and_levels_that_have_no_structure_are_named() -> None:
-    with pytest.raises(UserError, match="no structure of 1 steps in language de of these kinds"):
+    with pytest.raises(UserError, match="no structure of 1 steps in language de of these kinds and names"):
         list(generate("word_problem", {"rl": 1}, {"kinds": ["percent"], "languages": ["de"]}, seed=0))
     kinds = {p.subject for p in generate("word_problem", {"rl": 60}, {"kinds": ["money", "rates"]}, seed=0)}
     assert kinds == {"money", "rates"}
+
+
+def test_structures_are_chosen_and_left_out_by_name() -> None:
+    names = {"rolls", "tap", "change"}
+
+    def drawn(options: dict[str, Any]) -> set[str]:
+        return {
+            p.extra["structure"] for p in generate("word_problem", {"rl": 400}, {"steps": [1, 2], **options}, seed=0)
+        }
+
+    assert drawn({"structures": sorted(names)}) == names
+    every = {structure.name for structure in ENGLISH if structure.steps() < 3}
+    assert drawn({"without_structures": sorted(names)}) == every - names
+    for field in ("structures", "without_structures"):
+        with pytest.raises(UserError, match=r"no structure 'rols' \(did you mean rolls\?\); known: a_third, apples"):
+            drawn({field: ["rols"]})
+    with pytest.raises(UserError, match="no structure of 2 steps in language en of these kinds and names"):
+        drawn({"structures": ["rolls"]})
 
 
 @pytest.mark.parametrize(

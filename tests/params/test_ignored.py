@@ -28,6 +28,7 @@ def test_the_shipped_recipes_have_no_idle_settings() -> None:
 @pytest.mark.parametrize(
     ("idle", "others", "used"),
     [
+        ("model.base.alphabet=arithmetic", ["model.base.tokenizer={type: bpe}"], ["model.base.tokenizer=null"]),
         ("rl.gamma=0.9", [], ["rl.advantage=none"]),
         ("rl.gae_lambda=0.9", [], ["rl.advantage=gae", "rl.critic={}"]),
         ("rl.std_ddof=0", ["rl.advantage=group_mean"], ["rl.advantage=group_std"]),

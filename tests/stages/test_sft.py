@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.core.files import write_jsonl
+from mathrl.core.problems import write_problems
 from mathrl.core.records import RunRecord
+from mathrl.core.types import Problem
+from mathrl.data.generators import generate
 from mathrl.models import load
 from mathrl.params import load_params
 from mathrl.stages import sft, stage_run
@@ -15,10 +17,8 @@ from mathrl.stages.stage_run import StageRun
 PARAMS = Path(__file__).parents[2] / "params"
 
 
-@pytest.mark.parametrize("overrides", [[], ["training.backend=deepspeed"]])
-def test_without_steps_the_base_model_is_handed_on(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def hand_on(overrides: list[str], problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage without steps, in the folder `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stage_run, "run_ranks", None)
     monkeypatch.setattr(load, "load_model", None)
@@ -26,9 +26,16 @@ def test_without_steps_the_base_model_is_handed_on(
     assert params.sft.optimizer.type == "muon", "which DeepSpeed has not"
     run = StageRun("sft", params, tmp_path / "state", RunRecord(tmp_path / "record"))
     run.artifacts.mkdir(parents=True)
-    write_jsonl(sft.PROBLEMS, [])
+    write_problems(sft.PROBLEMS, problems)
     run.state.mkdir()
     stage_run._work(stage_run._Stage("sft", sft.work, (), (), (), "", lambda params: None), run)
+
+
+@pytest.mark.parametrize("overrides", [[], ["training.backend=deepspeed"]])
+def test_without_steps_the_base_model_is_handed_on(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_on(overrides, [], tmp_path, monkeypatch)
     base, model = (
         {file.name: file.read_bytes() for file in folder.iterdir()}
         for folder in (tmp_path / sft.BASE, tmp_path / sft.MODEL)
@@ -37,3 +44,13 @@ def test_without_steps_the_base_model_is_handed_on(
     assert {file.name for file in sft.REPORT.iterdir()} == {"metrics.jsonl", "health.json", "curve.png"}
     assert (sft.REPORT / "metrics.jsonl").read_text() == ""
     assert json.loads((sft.REPORT / "health.json").read_text())["colour"] == "green"
+
+
+def test_the_base_model_has_a_tokenizer_trained_on_the_sft_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = list(generate("story", {"sft": 60}, {}, seed=0))
+    hand_on(["model.base.tokenizer={type: bpe, vocabulary: 400}"], problems, tmp_path, monkeypatch)
+    tokenizer = load.load_tokenizer(sft.MODEL)
+    assert len(tokenizer) == 400 and len(tokenizer.encode(" How many")) == 2
+    assert "400 tokens, trained on 60 problems" in (tmp_path / sft.BASE / "README.md").read_text()

@@ -18,6 +18,7 @@ from mathrl.data.generators.geometry import Geometry
 from mathrl.data.generators.linear_equation import LinearEquation
 from mathrl.data.generators.number_theory import NumberTheory
 from mathrl.data.generators.product import Product
+from mathrl.data.generators.story import Story
 from mathrl.data.generators.unit_conversion import UnitConversion
 from mathrl.data.generators.word_problem import WordProblem
 
@@ -30,6 +31,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
     "linear_equation": LinearEquation,
     "number_theory": NumberTheory,
     "product": Product,
+    "story": Story,
     "unit_conversion": UnitConversion,
     "word_problem": WordProblem,
 }

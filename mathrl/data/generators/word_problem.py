@@ -6,9 +6,10 @@ from pydantic import model_validator
 
 from mathrl.data.generators.draft import Draft
 from mathrl.data.stories.people import people
-from mathrl.data.stories.read import by_steps
+from mathrl.data.stories.read import by_steps, structures
 from mathrl.data.stories.structure import Structure
 from mathrl.params.generators import WordProblemOptions
+from mathrl.params.messages import did_you_mean
 
 
 class WordProblem(WordProblemOptions):
@@ -19,13 +20,21 @@ class WordProblem(WordProblemOptions):
         return self.steps
 
     @model_validator(mode="after")
+    def _structures_exist(self) -> "WordProblem":
+        names = sorted({structure.name for structure in structures()})
+        for name in (*(self.structures or ()), *self.without_structures):
+            if name not in names:
+                raise ValueError(f"no structure {name!r}{did_you_mean(name, names)}; known: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
     def _there_are_some(self) -> "WordProblem":
         for language in self.languages:
             for level in self.steps:
                 if not self._choices(language, level):
                     raise ValueError(
-                        f"there is no structure of {level} steps in language {language} of these kinds; allow more "
-                        "kinds, or leave out the level or the language"
+                        f"there is no structure of {level} steps in language {language} of these kinds and names; "
+                        "allow more kinds or structures, or leave out the level or the language"
                     )
         return self
 
@@ -33,7 +42,10 @@ class WordProblem(WordProblemOptions):
         return [
             structure
             for structure in by_steps().get(level, ())
-            if structure.language == language and (self.kinds is None or structure.kind in self.kinds)
+            if structure.language == language
+            and (self.kinds is None or structure.kind in self.kinds)
+            and (self.structures is None or structure.name in self.structures)
+            and structure.name not in self.without_structures
         ]
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:

@@ -28,6 +28,7 @@ class Work:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.values: list[int] = []
 
     def step(self, sign: str, a: int, b: int) -> int:
         if sign == "/" and a % b:
@@ -36,6 +37,7 @@ class Work:
         if value <= 0:
             raise Unfit
         self.lines.append(f"{a} {sign} {b} = {value}")
+        self.values.append(value)
         return value
 
 
