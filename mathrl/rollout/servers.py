@@ -41,6 +41,7 @@ class Pool:
         self.servers = [Server(url.rstrip("/")) for url in urls]
         self.weights: SentWeights | None = None  # what was sent last
         self.replaced: SentWeights | None = None  # while it is sent: the weights before it
+        self.sending = False  # within `send_by`
         self.none_since: float | None = None  # when the last server alive was lost
         self.starting = params.start > 0  # until the first of the stage's own servers answers
         self.revive(wait=True)
@@ -125,6 +126,8 @@ class Pool:
         """
         while True:
             with self.lock:
+                while self.sending:
+                    self.lock.wait(POLL_SECONDS)
                 free = [server for server in self.alive() if server.busy < self.params.at_a_time]
                 if free:
                     server = min(free, key=lambda server: server.busy)
@@ -254,9 +257,49 @@ class Pool:
         if not self.alive():
             self.revive(wait=True)
 
+    def send_by(self, transfer: Callable[[list[Server]], tuple[str, dict[str, str]]]) -> None:
+        """Have `transfer` bring weights to every server that answers; no request of this process begins meanwhile.
+
+        `transfer` gives the digest of what it sent, and why a server failed, by address. One that is lost later has no
+        weights until the next call.
+
+        Raises:
+            UserError: no server took the weights.
+        """
+        with self.lock:
+            self.sending = True
+        try:
+            servers = [server for server in self.servers if server.alive or server.healthy()]
+            digest, failures = transfer(servers)
+        finally:
+            with self.lock:
+                self.sending = False
+                self.lock.notify_all()
+        with self.lock:
+            self.weights = SentWeights("", digest)
+            for server in self.servers:
+                server.alive = server in servers and server.url not in failures
+                server.failure = failures.get(server.url, server.failure)
+                server.stuck = server.stuck and not server.alive
+            self._note_states()
+        for failure in failures.values():
+            print(f"rollout: the weights were not accepted: {failure}", file=sys.stderr, flush=True)
+        if not self.alive():
+            reasons = "; ".join(server.failure for server in self.servers)
+            raise UserError(
+                f"no vLLM server took the weights ({reasons}): restart the servers and resume the run, or set "
+                "rollout.servers.weights to files"
+            )
+
     def _send(self, server: Server) -> bool:
         weights = self.weights
         assert weights is not None
+        if not weights.folder:
+            server.failure = (
+                f"{server.url} has no weights since it was lost: they are sent to it at the next sync, "
+                f"as rollout.servers.weights is not files"
+            )
+            return False
         try:
             server.load(weights, self.params.timeout_seconds)
         except ServerDied as error:
