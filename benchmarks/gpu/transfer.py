@@ -1,7 +1,8 @@
-"""Weights from a trainer's GPU to a vLLM server: files, CUDA IPC on one GPU, NCCL between two; seconds and digests.
+"""Weights from a trainer's GPU to a vLLM server: by CUDA IPC on one GPU, by NCCL between two, and by files to both.
 
-Each way gets a server of its own, as a stage starts it, with the same weights: its digest must be that of the files.
-The first of four syncs does not count: it joins NCCL's group, or writes what the page cache has not seen.
+A server is started for each way, as a stage starts it, and gets the same weights by files too: the digests must be
+equal.
+The first of four syncs does not count: it joins NCCL's group, or fills the page cache.
 """
 
 import tempfile
@@ -22,19 +23,22 @@ SYNCS = 4
 
 
 def main(device: torch.device, toy: bool, shape: str = "1.5B") -> dict[str, Any]:
-    """Rows per way; `failed` names a digest that is not that of the files."""
+    """Rows per server and way; `failed` names a digest that is not that of the files. Without a GPU: files alone."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    ways = ["files", *(["ipc"] if gpus else []), *(["nccl"] if gpus > 1 else [])]
+    ways = [way for way, least in (("ipc", 1), ("nccl", 2)) if gpus >= least]
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "model", "toy" if toy else shape, device)
-        rows = [measured(way, source, device) for way in ways]
-    failed = [f"{row['way']}: digest {row['digest']}" for row in rows if row["digest"] != rows[0]["digest"]]
-    failed += [f"{row['way']}: the server says {row['served']}" for row in rows if row["served"] != row["digest"]]
-    return {"rows": rows, "not_run": [way for way in ("ipc", "nccl") if way not in ways], "failed": failed}
+        rows = [row for way in ways or ["files"] for row in measured(way, source, device)]
+    failed = [
+        f"{row['way']}: the digest of what was sent is {row['digest']}, the server says {row['served']}"
+        for row in rows
+        if not row["digest"] == row["served"] == rows[-1]["digest"]
+    ]
+    return {"rows": rows, "not_run": sorted({"ipc", "nccl"} - set(ways)), "failed": failed}
 
 
-def measured(way: str, source: Path, device: torch.device) -> dict[str, Any]:
-    """A server that takes weights this way, and the times of its syncs."""
+def measured(way: str, source: Path, device: torch.device) -> list[dict[str, Any]]:
+    """A server that takes weights this way: the times of its syncs, and of those by files."""
     params = run_params(
         source, "rollout.engine=vllm_server", "rollout.servers.start=1", f"rollout.servers.weights={way}",
         "rollout.vllm.max_model_length=512", "rollout.max_sequences=64",
@@ -42,21 +46,29 @@ def measured(way: str, source: Path, device: torch.device) -> dict[str, Any]:
     tokenizer, network = load_tokenizer(source), load_model(source, params.model, device)
     try:
         engine: Any = training_engine(network, source, tokenizer, params.model, params.rollout, False)
-        seconds = []
-        for _ in range(SYNCS):
-            synchronize(device)
-            start = time.perf_counter()
-            engine.sync(full_weights(network))
-            seconds.append(time.perf_counter() - start)
-        (server,) = engine.pool.servers
-        size = sum(weight.numel() * engine.dtype.itemsize for _, weight in full_weights(network))
-        return {
-            "way": way,
-            "bytes": size,
-            "seconds": seconds[1:],
-            "bytes_per_s": size * len(seconds[1:]) / sum(seconds[1:]),
-            "digest": engine.pool.weights.digest,
-            "served": state_of(server.url).weights,
-        }
+        rows = [synced(engine, network, way)]
+        if way != "files":
+            engine.sender = None
+            rows.append(synced(engine, network, f"files, to the server for {way}"))
+        return rows
     finally:
         close_servers()
+
+
+def synced(engine: Any, network: Any, way: str) -> dict[str, Any]:
+    seconds = []
+    for _ in range(SYNCS):
+        synchronize(network.device)
+        start = time.perf_counter()
+        engine.sync(full_weights(network))
+        seconds.append(time.perf_counter() - start)
+    (server,) = engine.pool.servers
+    size = sum(weight.numel() * engine.dtype.itemsize for _, weight in full_weights(network))
+    return {
+        "way": way,
+        "bytes": size,
+        "seconds": seconds[1:],
+        "bytes_per_s": size * len(seconds[1:]) / sum(seconds[1:]),
+        "digest": engine.pool.weights.digest,
+        "served": state_of(server.url).weights,
+    }

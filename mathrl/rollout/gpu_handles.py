@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-CLASSES = {
+CLASSES: dict[str, Any] = {
     kind.__name__: kind for kind in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.storage.TypedStorage)
 }
-DTYPES = {
+DTYPES: dict[str, Any] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -54,7 +54,8 @@ def _from_json(value: Any) -> Any:
         return base64.b64decode(content, validate=True)
     if kind == "tuple":
         return tuple(int(each) for each in content)
-    known: dict[str, Any] = {"class": CLASSES, "dtype": DTYPES}.get(kind, {})
+    tables: dict[str, dict[str, Any]] = {"class": CLASSES, "dtype": DTYPES}
+    known = tables.get(kind, {})
     if content not in known:
         raise ValueError(f"a handle of GPU memory has the {kind} {content!r}, which torch's handles never have")
     return known[content]

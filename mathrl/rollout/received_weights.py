@@ -21,7 +21,10 @@ from mathrl.rollout.vllm_arguments import TRANSFER_BACKENDS
 
 
 class Counted:
-    """Mixed into a `WeightTransferEngine`: `total` is the digest of what an update brings, `incomplete` set within one."""
+    """Mixed into a `WeightTransferEngine`: `total` is the digest of what an update brings.
+
+    `incomplete` is set within an update, and stays so where one breaks off.
+    """
 
     total = WeightDigest()
     incomplete = False
@@ -57,7 +60,7 @@ class CountingModel:
 
 
 @dataclass(kw_only=True)
-class LimitedInitInfo(NCCLWeightTransferInitInfo):
+class LimitedInitInfo(NCCLWeightTransferInitInfo):  # type: ignore[misc]  # untyped
     """vLLM's, with the seconds that an update may take.
 
     Example: {"rank_offset": 1, "world_size": 2, "nccl_unique_id_b64": "AgC…", "packed": true, "seconds": 600.0}
@@ -71,7 +74,7 @@ class LimitedInitInfo(NCCLWeightTransferInitInfo):
         super().__post_init__()
 
 
-class NcclReceiver(Counted, NCCLWeightTransferEngine):
+class NcclReceiver(Counted, NCCLWeightTransferEngine):  # type: ignore[misc]  # untyped
     """Receives by NCCL. A broadcast that the trainer never ends is broken off, so that the server can be used again."""
 
     init_info_cls = LimitedInitInfo
@@ -91,7 +94,7 @@ class NcclReceiver(Counted, NCCLWeightTransferEngine):
             limit.cancel()
 
 
-class IpcReceiver(Counted, IPCWeightTransferEngine):
+class IpcReceiver(Counted, IPCWeightTransferEngine):  # type: ignore[misc]  # untyped
     """Receives through the memory of a GPU that it shares with the trainer."""
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> Any:

@@ -269,7 +269,9 @@ class Pool:
         with self.lock:
             self.sending = True
         try:
-            servers = [server for server in self.servers if server.alive or server.healthy()]
+            with ThreadPoolExecutor(len(self.servers)) as workers:  # each says which process it is now
+                answers = list(workers.map(Server.healthy, self.servers))
+            servers = [server for server, answered in zip(self.servers, answers, strict=True) if answered]
             digest, failures = transfer(servers)
         finally:
             with self.lock:
@@ -278,12 +280,12 @@ class Pool:
         with self.lock:
             self.weights = SentWeights("", digest)
             for server in self.servers:
+                before, server.failure = server.alive, failures.get(server.url, server.failure)
                 server.alive = server in servers and server.url not in failures
-                server.failure = failures.get(server.url, server.failure)
                 server.stuck = server.stuck and not server.alive
+                if before and not server.alive:
+                    print(f"rollout: the weights were not accepted: {server.failure}", file=sys.stderr, flush=True)
             self._note_states()
-        for failure in failures.values():
-            print(f"rollout: the weights were not accepted: {failure}", file=sys.stderr, flush=True)
         if not self.alive():
             reasons = "; ".join(server.failure for server in self.servers)
             raise UserError(

@@ -43,6 +43,11 @@ class TransferClient:
         sent = SentWeights("", self.digest())
         self._all(lambda server: server.load(sent, self.seconds))
 
+    def fail(self, server: Server, reason: str) -> None:
+        """The server takes no further part."""
+        self.failures[server.url] = reason
+        self.on_failure(server)
+
     def alive(self) -> list[Server]:
         return [server for server in self.servers if server.url not in self.failures]
 
@@ -60,8 +65,7 @@ class TransferClient:
         try:
             call(server)
         except (ServerDied, UserError) as error:
-            self.failures[server.url] = str(error)
-            self.on_failure(server)
+            self.fail(server, str(error))
 
 
 def without_pickle(update_info: Mapping[str, Any]) -> dict[str, Any]:

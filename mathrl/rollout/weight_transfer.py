@@ -6,7 +6,7 @@ Each server has an NCCL group of its own with rank 0, so one that dies or hangs 
 import base64
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +27,7 @@ from mathrl.rollout.server import Server
 from mathrl.rollout.transfer_client import TransferClient
 
 
-class SyncedWeights(WeightSource):
+class SyncedWeights(WeightSource):  # type: ignore[misc]  # untyped
     """The weights of one sync, each gathered when it is taken and rounded to the sampler's `dtype`; one pass.
 
     Each is a copy: vLLM packs several before it sends them, and a gathered weight lasts until the next is taken.
@@ -78,12 +78,15 @@ class Group(Protocol):
 class Groups:
     """The groups of several servers as one: what is broadcast goes to each in turn, on one stream."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.groups = groups
+    def __init__(self, client: TransferClient, groups: Mapping[str, Group]) -> None:
+        self.client, self.groups = client, groups
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
-        for group in self.groups:
-            group.broadcast(tensor, src=src, stream=stream)  # nothing, once it is destroyed
+        for server in self.client.alive():
+            try:
+                self.groups[server.url].broadcast(tensor, src=src, stream=stream)
+            except RuntimeError as error:  # NCCL's, also in a group that `_drop` ends meanwhile
+                self.client.fail(server, f"{server.url}: the broadcast of weights failed ({error})")
 
 
 class NcclSender:
@@ -101,7 +104,8 @@ class NcclSender:
         for server in servers:
             self._join(server, client)
         engine = self.engine(client=client, source=source, packed=True, packed_buffer_size_bytes=self.buffer_bytes)
-        engine.model_update_group = Groups([self.groups[server.url][1] for server in client.alive()])
+        groups = {server.url: self.groups[server.url][1] for server in client.alive()}
+        engine.model_update_group = Groups(client, groups)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # vLLM packs on streams of its own
         engine.send_weights()
@@ -131,12 +135,12 @@ class NcclSender:
         threading.Thread(target=_put, args=[joined, lambda: self.open_group(identifier, world)], daemon=True).start()
         alone = TransferClient([server], self.seconds, client.digest)
         alone.init_weight_transfer_engine(worker_init_payload(info) | {"seconds": self.seconds})
-        client.failures |= alone.failures
         if alone.failures:
+            client.fail(server, alone.failures[server.url])
             return
         made = joined.get()
         if isinstance(made, Exception):
-            client.failures[server.url] = f"{server.url}: rank 0 could not join its NCCL group ({made})"
+            client.fail(server, f"{server.url}: rank 0 could not join its NCCL group ({made})")
         else:
             self.groups[server.url] = (server.generation, made)
 

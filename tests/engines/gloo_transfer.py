@@ -92,7 +92,7 @@ class GlooSender(NcclSender):
 
     engine = GlooTrainerEngine
 
-    def __init__(self, folder: Path, seconds: float = SECONDS, buffer_bytes: int = 20_000) -> None:
+    def __init__(self, folder: Path, seconds: float = SECONDS, buffer_bytes: int = 30_000) -> None:
         super().__init__(seconds, buffer_bytes)
         self.folder = folder
 

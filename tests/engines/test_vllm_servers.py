@@ -224,6 +224,27 @@ def test_weights_by_vllms_transfer_are_those_of_files(two: Two, tmp_path: Path) 
     assert engine.generate(PROMPTS, SAMPLING, 3) == transferred
 
 
+def test_a_weight_is_copied_before_the_next_is_gathered() -> None:
+    """As under ZeRO 3, where a gathered weight is gone when the next one is taken; vLLM packs several."""
+    from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
+
+    from mathrl.rollout.weight_transfer import SyncedWeights  # vLLM, which may not be installed
+
+    memory, names = torch.zeros(4), ["a", "b", "c"]
+
+    def gathered() -> Iterator[tuple[str, Tensor]]:
+        for number, name in enumerate(names):
+            yield name, memory.fill_(number)
+
+    source = SyncedWeights(gathered(), [(name, torch.float32, (4,)) for name in names], torch.bfloat16)
+    assert [(each.name, each.dtype, each.shape) for each in source.metadata()] == [
+        (name, torch.bfloat16, (4,)) for name in names
+    ]
+    chunk = pack_tensors(iter(source), lambda item: item[1], 1000)
+    assert chunk.packed_tensor.view(torch.bfloat16).tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
+    assert source.largest() == 8
+
+
 def test_requests_in_flight_go_on_with_transferred_weights(two: Two, tmp_path: Path) -> None:
     network, engine = with_transfer(two, tmp_path)
     engine.sync(full_weights(network))
@@ -291,7 +312,9 @@ def within(seconds: float, holds: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hung_and_dead_servers(two: Two, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    transferred, transferring = with_transfer(two, tmp_path)
+    transferring.sync(full_weights(transferred))
     network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
 
     def opened(rollout: Rollout) -> Any:
@@ -340,6 +363,11 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     assert f"was restarted (generation {generation}, now {state.generation})" in capfd.readouterr().err
     assert [largest_gap(network, group) < 1e-4 for _, group in idle.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
     assert idle.generate(PROMPTS, SAMPLING, 5) == on_restarted
+
+    # Weights by vLLM's transfer: the restarted server gets a group of its own.
+    transferring.sync(full_weights(transferred))
+    assert {state_of(url).weights for url in two.started.urls} == {transferring.pool.weights.digest}
+    assert transferring.sender.groups[two.started.urls[1]][0] == state.generation
 
     # No server left: the run reports it and stops.
     two.started.close()
