@@ -49,7 +49,8 @@ class SyncedWeights(WeightSource):  # type: ignore[misc]  # untyped
 
     def largest(self) -> int:
         """Bytes of the largest weight."""
-        return max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata())
+        sizes: list[int] = [meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata()]
+        return max(sizes)
 
     def _stored(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype if dtype.is_floating_point else dtype
