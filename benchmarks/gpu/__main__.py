@@ -48,6 +48,7 @@ PARTS = {
     "update-7B": Part("update", {"shape": "7B"}),
     "step-torch": Part("step", {"engine": "torch"}),
     "step-vllm": Part("step", {"engine": "vllm"}, needs=("vllm",)),
+    "transfer": Part("transfer", needs=("vllm",)),
     "verl": Part("verl", needs=("verl", "ray", "transfer_queue", "vllm")),
 }
 TOY_PARTS = ("machine", "correctness", "update-0.5B", "step-torch")

@@ -53,10 +53,27 @@ def tables(results: Path) -> str:
             "### A GRPO step of `qwen2.5-0.5b-gsm8k`: 128 prompts of 128 tokens, 8 responses of 280 tokens each\n\n"
             f"{step_table(steps)}\n\n{STEP_YARDSTICK}"
         )
+    if "rows" in found.get("transfer", {}):
+        sections.append("### Weights to a server, 1.5B\n\n" + transfer_table(found["transfer"]["rows"]))
     skipped = [result["skipped"] for result in found.values() if "skipped" in result]
     if skipped:
         sections.append("Not run: " + "; ".join(skipped) + ".")
     return "\n\n".join(sections)
+
+
+def transfer_table(ways: Sequence[dict[str, Any]]) -> str:
+    """Seconds per sync, the median of those that count, and the rate of all."""
+    rows = [
+        (
+            row["way"],
+            f"{row['bytes'] / 1e9:.2f}",
+            f"{sorted(row['seconds'])[len(row['seconds']) // 2]:.2f}",
+            f"{row['bytes_per_s'] / 1e9:.2f}",
+            row["digest"],
+        )
+        for row in ways
+    ]
+    return table(("weights by", "GB", "seconds", "GB/s", "digest"), rows)
 
 
 def update_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:

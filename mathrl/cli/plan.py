@@ -95,6 +95,8 @@ def plan_run(
         show(stage, planned(params), processes, memory)
         if memory is None:
             continue
+        if stage == "rl" and not show_servers(shape, params, memory):
+            fits = False
         if planned(params).lacking:
             show_refusal(planned(params), lambda: check_vllm_share(shape, params, memory))
         room = memory * (1 - RESERVE)
@@ -188,6 +190,31 @@ def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -
         _parts("also in: " + name, parts, name == plan.largest_phase)
     if plan.host:
         _parts("CPU memory (offload)", plan.host)
+
+
+def show_servers(shape: "ModelShape", params: Params, memory: float) -> bool:
+    """Print what the servers that the stage starts hold on GPUs of their own; whether it fits."""
+    from mathrl.planning.rollout_memory import check_vllm_share, on_ranks_gpus, starts_servers, vllm_parts
+    from mathrl.rollout.resolve import stage_longest
+
+    if not starts_servers(params) or on_ranks_gpus(params):
+        return True
+    count, parallel = params.rollout.servers.start, params.rollout.vllm.tensor_parallel
+    needed = stage_longest(params, "rl")
+    longest = params.rollout.vllm.max_model_length or needed
+    parts, lacking = vllm_parts(shape, params, longest, memory)
+    print(f"\nservers: {count}, each on {parallel} GPU{'s' * (parallel != 1)} of its own, for {longest:,} tokens")
+    if longest != params.rollout.vllm.max_model_length:
+        print(f"  set rollout.vllm.max_model_length to {needed}: without it a server takes the model's own length")
+    _parts("each GPU", parts)
+    try:
+        check_vllm_share(shape, params, memory)
+    except UserError as error:
+        print(f"  {error}")
+        return False
+    for name, size in lacking.items():
+        print(f"  {name}: {size / GIB:.2f} GiB are missing: raise rollout.vllm.memory_share")
+    return not lacking
 
 
 def show_refusal(plan: "MemoryPlan", check: Callable[[], None]) -> None:

@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mathrl.core.hashing import digest
-from mathrl.models.lora import merged_weights
+from mathrl.models.lora import merged_weights, weight_parts
 from mathrl.models.weight_digest import WeightDigest
 
+WeightShape = tuple[str, torch.dtype, tuple[int, ...]]  # name, type and shape of a whole weight
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -36,6 +37,15 @@ def with_head(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
         yield name, weight
     if not has_head and embedding is not None:
         yield HEAD, embedding
+
+
+def weight_shapes(network: Any) -> list[WeightShape]:
+    """The weights of `full_weights`, without gathering any: example ("lm_head.weight", torch.float32, (96, 64))."""
+    whole = (
+        (name, torch.empty(getattr(parts[0], "ds_shape", parts[0].shape), dtype=parts[0].dtype, device="meta"))
+        for name, parts, _ in weight_parts(network)
+    )
+    return [(name, weight.dtype, tuple(weight.shape)) for name, weight in with_head(whole)]
 
 
 def copy_weights(network: Any, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -54,10 +54,18 @@ class Servers(Section):
     wait_seconds: float = Field(
         300.0, ge=0, description="Seconds without a live server, also at the start, after which the run stops."
     )
-    folder: str | None = Field(
-        None, description="Folder shared by trainer and servers for weight sync; null: below /tmp."
+    weights: Literal["auto", "files", "nccl", "ipc"] = Field(
+        "auto",
+        description="How weights reach servers. files: safetensors in folder; nccl: from GPU to GPU; ipc: through the "
+        "memory of a GPU that server and rank share; auto: nccl on GPUs (ipc for a server that was started with it), "
+        "files on a CPU. Adapters are always files.",
     )
-    bucket_mb: int = Field(512, ge=1, description="Size of the files that a weight sync writes, in MB.")
+    folder: str | None = Field(
+        None, description="Folder shared by trainer and servers for weight files; null: below /tmp."
+    )
+    bucket_mb: int = Field(
+        512, ge=1, description="Size of the files that a weight sync writes, or of its GPU buffers, in MB."
+    )
 
 
 class Rollout(Section):

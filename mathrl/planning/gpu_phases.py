@@ -10,7 +10,7 @@ from mathrl.params.schema import Params
 from mathrl.planning.fsdp_memory import gathered_in_a_pass
 from mathrl.planning.gpu_update import gpu_scoring
 from mathrl.planning.memory_states import MemoryPlan, Parts, bytes_of, fetched, trainable
-from mathrl.planning.rollout_memory import KEPT_ASLEEP, torch_engine_memory, vllm_parts
+from mathrl.planning.rollout_memory import KEPT_ASLEEP, on_ranks_gpus, torch_engine_memory, transfer_buffers, vllm_parts
 
 
 def add_start(plan: MemoryPlan, shape: ModelShape, params: Params) -> None:
@@ -49,7 +49,14 @@ def add_rl_phases(
         plan.phases["weight sync"] = weights | transit
     elif params.rollout.engine == "vllm_server":
         plan.phases["rollouts"] = {"rollouts: none, the vLLM servers hold them": 0.0}
-        plan.phases["weight sync"] = transit
+        size = bytes_of(params)
+        buffers = transfer_buffers(params, size * shape.parameters, size * largest_weight(shape))
+        plan.phases["weight sync"] = transit | buffers
+        if on_ranks_gpus(params):
+            beside, lacking = vllm_parts(shape, params, length, gpu_memory)
+            plan.lacking.update(lacking)
+            plan.early["start"] |= beside
+            plan.standing.update(beside)
     else:
         awake = torch_engine_memory(shape, params, length)
         if params.rl.asynchronous is not None:

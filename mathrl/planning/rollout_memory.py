@@ -55,10 +55,34 @@ def vllm_parts(shape: ModelShape, params: Params, length: int, gpu_memory: float
     return parts, {f"vLLM: cache for {LEAST_CACHED} sequences": lacking} if lacking > 0 else {}
 
 
+def starts_servers(params: Params) -> bool:
+    """Whether the stage starts vLLM servers itself (`rollout.servers.start`)."""
+    return params.rollout.engine == "vllm_server" and params.rollout.servers.start > 0
+
+
+def on_ranks_gpus(params: Params) -> bool:
+    """Whether the servers that the stage starts share the GPUs of its ranks."""
+    return starts_servers(params) and params.rollout.servers.weights == "ipc"
+
+
+def transfer_buffers(params: Params, whole: float, largest: float) -> Parts:
+    """What a weight sync to servers adds to rank 0's GPU; `whole` and `largest` are bytes of all weights and of one.
+
+    vLLM packs by NCCL what exceeds a buffer with its last weight: copies of the weights, the packed buffer, and the
+    one before it, which may still be on its way. By CUDA IPC it has one buffer, and a copy of a weight.
+    """
+    buffer = params.rollout.servers.bucket_mb * 1e6
+    if params.rollout.servers.weights == "files":
+        return {}
+    if params.rollout.servers.weights == "ipc":
+        return {"weights shared by CUDA IPC": max(buffer, largest) + largest}
+    return {"weights packed for NCCL": 3 * min(buffer + largest, whole)}
+
+
 def check_vllm_share(shape: ModelShape, params: Params, gpu_memory: float) -> None:
-    """Raises UserError: vLLM would refuse to start for RL on GPUs of this memory, as the stage would."""
+    """Raises UserError: vLLM would refuse to start for RL on GPUs of this memory."""
     params = with_engine(params, "cuda")
-    if params.rollout.engine == "vllm":
+    if params.rollout.engine == "vllm" or starts_servers(params):
         check_budget(*_vllm_budget(shape, params, stage_longest(params, "rl"), gpu_memory))
 
 
@@ -66,7 +90,8 @@ def _vllm_budget(
     shape: ModelShape, params: Params, length: int, gpu_memory: float
 ) -> tuple[VllmBudget, Rollout, Hardware]:
     """The budget of vLLM for sequences of `length` tokens, and what it was made for."""
-    rollout, processes = params.rollout, params.run.processes
+    rollout = params.rollout
+    processes = rollout.vllm.tensor_parallel if starts_servers(params) else params.run.processes
     longest = rollout.vllm.max_model_length or length
     rollout = rollout.model_copy(update={"vllm": rollout.vllm.model_copy(update={"max_model_length": longest})})
     gpu = Hardware("cuda", memory=int(gpu_memory), count=processes)

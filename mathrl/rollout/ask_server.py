@@ -15,11 +15,16 @@ Get = Callable[[str], httpx.Response]  # the answer to GET of a path
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """How a server is, the name of its model, and the largest rank of an adapter that it takes (0: none)."""
+    """How a server is, the name of its model, and the largest rank of an adapter that it takes (0: none).
+
+    `transfer` is how weights can come besides files ("nccl", "ipc" or empty), `gpus` the UUIDs of its workers' GPUs.
+    """
 
     state: ServerState
     model: str = ""
     adapters: int = 0
+    transfer: str = ""
+    gpus: tuple[str, ...] = ()
 
 
 def ask_server(url: str, get: Get) -> ServerAnswer:
@@ -37,7 +42,8 @@ def ask_server(url: str, get: Get) -> ServerAnswer:
             if path == PATH:
                 said = answer.json()
         state = ServerState(url, True, int(said["generation"]), said["weights"], "")
-        return ServerAnswer(state, answer.json()["data"][0]["id"], said["adapters"])
+        name = answer.json()["data"][0]["id"]
+        return ServerAnswer(state, name, said["adapters"], said["transfer"], tuple(said["gpus"]))
     except (httpx.HTTPError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         # RuntimeError: the client was closed meanwhile.
         return failed(f"{url} does not answer as a vLLM server ({type(error).__name__})")

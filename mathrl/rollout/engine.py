@@ -87,6 +87,10 @@ class SyncedEngine(RolloutEngine, Protocol):
         """
         ...
 
+    def join(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Called at the ranks of a shared engine that do not call `sync`: take part in it, as far as they do."""
+        ...
+
     def follow(self, sync_message: str) -> None:
         """Called at every rank of a shared engine with the message of `sync`, once the weights are there."""
         ...
@@ -105,6 +109,10 @@ class PerProcessEngine(RolloutEngine, Protocol):
 
     label: str
     shared: bool = False
+
+    def join(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Nothing to do: each rank calls `sync`."""
+        return None
 
     def follow(self, sync_message: str) -> None:
         """Nothing to do: each process sends to its own engine."""

@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from mathrl.core.hardware import Hardware
 from mathrl.models.device import hardware_of
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.vllm_arguments import adapter_arguments, command_line, engine_arguments
+from mathrl.rollout.vllm_arguments import adapter_arguments, command_line, engine_arguments, transfer_arguments
 from mathrl.rollout.vllm_engine import ENVIRONMENT, check_vllm, local_folder
 from mathrl.rollout.vllm_login import login_headers
 
@@ -23,24 +25,32 @@ def serve_command(
     With `lora` it takes an adapter of that section's rank.
 
     Raises:
-        UserError: vLLM is not installed, or the folder is no model.
+        UserError: vLLM is not installed, the folder is no model, or `rollout.servers.weights` needs a GPU.
     """
     check_vllm()
     import torch  # whether there is a GPU
 
     hardware = hardware_of("cuda" if torch.cuda.is_available() else "cpu")
-    arguments = engine_arguments(str(local_folder(folder)), model, rollout, hardware)
+    arguments = server_arguments(str(local_folder(folder)), model, rollout, hardware, lora)
     command = [
         sys.executable,
         "-m",
         "vllm.entrypoints.openai.api_server",
         *("--host", host, "--port", str(port)),
-        *command_line({**arguments, **adapter_arguments(lora), **SERVER}),
+        *command_line(arguments),
         *("--middleware", "mathrl.rollout.served_weights.ServedWeights"),
     ]
     if login_headers():  # around the other one
         command += ["--middleware", "mathrl.rollout.vllm_login.Login"]
     return command
+
+
+def server_arguments(
+    folder: str, model: Model, rollout: Rollout, hardware: Hardware, lora: Lora | None = None
+) -> dict[str, Any]:
+    """The fields of vLLM's `EngineArgs`, and one of its server, for a server on this hardware."""
+    engine = engine_arguments(folder, model, rollout, hardware)
+    return {**engine, **adapter_arguments(lora), **transfer_arguments(rollout, hardware), **SERVER}
 
 
 def serve_environment(rollout: Rollout, environment: Mapping[str, str]) -> dict[str, str]:

@@ -35,6 +35,7 @@ class OtherWeights(ServerDied):
 class SentWeights:
     """Weights as servers read them: a folder of safetensors files, and the digest of what is in it.
 
+    Without a folder they are those that vLLM's own transfer brought to the server just before.
     With `base` the folder has an adapter in peft's format, the digest is `adapter_digest`, and base the weights that it
     is added to.
     """
@@ -65,13 +66,14 @@ class Server:
 
     `failure` is the reason of its last failure, empty while it is healthy; `stuck` is set where that was a lack of
     progress, and `returning` while it is tried again. `generation` is the number of its process
-    and `digest` that of its weights, as it last said, and `adapters` the largest rank of an adapter that it takes.
+    and `digest` that of its weights, as it last said; `adapters`, `transfer` and `gpus` are as in `ServerAnswer`.
     `requests` are in flight from here, and `pieces` counts the messages of responses that came.
     """
 
     def __init__(self, url: str) -> None:
         self.url, self.model, self.failure = url, "", ""
         self.generation, self.adapters, self.digest = 0, 0, ""
+        self.transfer, self.gpus = "", tuple[str, ...]()
         self.alive = self.stuck = self.returning = False
         self.busy = self.requests = self.pieces = 0
         # Without the environment's proxy: these are one's own machines.
@@ -86,15 +88,19 @@ class Server:
             ServerDied: no answer in time, a server error, or it has read something else than was sent.
             UserError: the server refuses the request.
         """
-        body, extensions = asdict(weights), self.connections.trace
+        self._note(self.post(PATH, asdict(weights), seconds).json())
+
+    def post(self, path: str, body: dict[str, Any], seconds: float) -> httpx.Response:
+        """The answer to a request that changes the server; raises as `load` does."""
+        extensions = self.connections.trace
         try:
-            answer = self.client.post(self.url + PATH, json=body, timeout=seconds, extensions=extensions)
+            answer = self.client.post(self.url + path, json=body, timeout=seconds, extensions=extensions)
         except httpx.TimeoutException:
-            raise ServerDied(f"{self.url} did not answer {PATH} within {seconds:g} s") from None
+            raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
         except httpx.HTTPError as error:
-            raise ServerDied(f"{self.url} broke off {PATH} ({type(error).__name__})") from None
-        self._check(PATH, answer)
-        self._note(answer.json())
+            raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
+        self._check(path, answer)
+        return answer
 
     def _check(self, path: str, answer: httpx.Response) -> None:
         if answer.status_code == HAS_OTHERS:
@@ -118,6 +124,7 @@ class Server:
         """Whether the server answers, as which process and with which weights; sets `failure` if it does not."""
         answer = ask_server(self.url, self._get)
         state, self.model, self.adapters = answer.state, answer.model, answer.adapters
+        self.transfer, self.gpus = answer.transfer, answer.gpus
         self.failure = state.failure
         if state.alive:
             self.generation, self.digest = state.generation, state.weights

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,17 +16,22 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mathrl.core import hashing
-from mathrl.core.environment import Variable
+from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
 from mathrl.models.lora import adapter_tensors, has_lora, lora_of, save_adapter, weight_parts
 from mathrl.models.sharding import is_sharded
-from mathrl.models.weights import adapter_digest, folder_digest, with_head, write_buckets
+from mathrl.models.weights import adapter_digest, folder_digest, weight_shapes, with_head, write_buckets
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
+from mathrl.rollout.ranks import from_rank_0, gather
 from mathrl.rollout.server import SentWeights, Server, ServerDied
 from mathrl.rollout.servers import Pool
+from mathrl.rollout.transfer_choice import transfer_of
 from mathrl.rollout.vllm_engine import finish_reason
+
+if TYPE_CHECKING:
+    from mathrl.rollout.weight_transfer import Sender, SyncedWeights
 
 MOST_TRIES = 10  # of a prompt: one on which every server breaks would go round for ever
 
@@ -60,6 +65,7 @@ class ServerEngine:
         self.base: SentWeights | None = None  # the weights that adapters are added to
         self.folder: Path | None = None
         self.sent = 0
+        self.sender = self._sender()
 
     def generate(
         self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
@@ -133,10 +139,13 @@ class ServerEngine:
         ]
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> str:
-        """See `SyncedEngine.sync`: written as safetensors to the shared folder, which every server reads.
+        """See `SyncedEngine.sync`: by NCCL or CUDA IPC, or as safetensors in the shared folder that every server reads.
 
         A network with adapters sends them alone, after the weights that they are added to, if every server takes them.
         """
+        if self.sender and not self._sends_adapter():
+            self._transfer(self.sender, weights)
+            return self.pool.sync_message()
         previous, self.sent = self._folder() / str(self.sent), self.sent + 1
         folder = self._folder() / str(self.sent)
         try:
@@ -149,6 +158,39 @@ class ServerEngine:
         self.pool.send(sent)
         shutil.rmtree(previous, ignore_errors=True)
         return self.pool.sync_message()
+
+    def _transfer(self, sender: "Sender", weights: Iterable[tuple[str, Tensor]]) -> None:
+        source = self._source(weights)
+
+        def transfer(servers: list[Server]) -> tuple[str, dict[str, str]]:
+            failures = sender.send(servers, source)
+            return source.total.hexdigest(), failures
+
+        self.pool.send_by(transfer)
+
+    def _source(self, weights: Iterable[tuple[str, Tensor]]) -> "SyncedWeights":
+        from mathrl.rollout.weight_transfer import SyncedWeights  # imports vLLM: seconds
+
+        return SyncedWeights(weights, weight_shapes(self.network), self.dtype)
+
+    def join(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `SyncedEngine.join`."""
+        if self.sender and not self._sends_adapter():
+            self.sender.join(self._source(weights))
+
+    def _sender(self) -> "Sender | None":
+        """What sends weights without files; None where they are files."""
+        network, params = self.network, self.rollout.servers
+        if network is None:  # a stage that only samples: the servers read the model's own folder
+            return None
+        gpu = str(torch.cuda.get_device_properties(network.device).uuid) if network.device.type == "cuda" else ""
+        gpus = gather(gpu) or []
+        kind = from_rank_0(lambda: transfer_of(params.weights, self.pool.alive(), gpus))
+        if kind == "files":
+            return None
+        from mathrl.rollout.weight_transfer import sender_of  # imports vLLM: seconds
+
+        return sender_of(kind, rank(), params.timeout_seconds, params.bucket_mb * 1_000_000)
 
     def _sends_adapter(self) -> bool:
         if self.network is None or not has_lora(self.network) or is_sharded(self.network):

@@ -41,6 +41,7 @@ class Pool:
         self.servers = [Server(url.rstrip("/")) for url in urls]
         self.weights: SentWeights | None = None  # what was sent last
         self.replaced: SentWeights | None = None  # while it is sent: the weights before it
+        self.sending = False  # within `send_by`
         self.none_since: float | None = None  # when the last server alive was lost
         self.starting = params.start > 0  # until the first of the stage's own servers answers
         self.revive(wait=True)
@@ -125,6 +126,8 @@ class Pool:
         """
         while True:
             with self.lock:
+                while self.sending:
+                    self.lock.wait(POLL_SECONDS)
                 free = [server for server in self.alive() if server.busy < self.params.at_a_time]
                 if free:
                     server = min(free, key=lambda server: server.busy)
@@ -254,9 +257,51 @@ class Pool:
         if not self.alive():
             self.revive(wait=True)
 
+    def send_by(self, transfer: Callable[[list[Server]], tuple[str, dict[str, str]]]) -> None:
+        """Have `transfer` bring weights to every server that answers; no request of this process begins meanwhile.
+
+        `transfer` gives the digest of what it sent, and why a server failed, by address. One that is lost later has no
+        weights until the next call.
+
+        Raises:
+            UserError: no server took the weights.
+        """
+        with self.lock:
+            self.sending = True
+        try:
+            with ThreadPoolExecutor(len(self.servers)) as workers:  # each says which process it is now
+                answers = list(workers.map(Server.healthy, self.servers))
+            servers = [server for server, answered in zip(self.servers, answers, strict=True) if answered]
+            digest, failures = transfer(servers)
+        finally:
+            with self.lock:
+                self.sending = False
+                self.lock.notify_all()
+        with self.lock:
+            self.weights = SentWeights("", digest)
+            for server in self.servers:
+                before, server.failure = server.alive, failures.get(server.url, server.failure)
+                server.alive = server in servers and server.url not in failures
+                server.stuck = server.stuck and not server.alive
+                if before and not server.alive:
+                    print(f"rollout: the weights were not accepted: {server.failure}", file=sys.stderr, flush=True)
+            self._note_states()
+        if not self.alive():
+            reasons = "; ".join(server.failure for server in self.servers)
+            raise UserError(
+                f"no vLLM server took the weights ({reasons}): restart the servers and resume the run, or set "
+                "rollout.servers.weights to files"
+            )
+
     def _send(self, server: Server) -> bool:
         weights = self.weights
         assert weights is not None
+        if not weights.folder:
+            server.failure = (
+                f"{server.url} has no weights since it was lost: they are sent to it at the next sync, "
+                f"as rollout.servers.weights is not files"
+            )
+            return False
         try:
             server.load(weights, self.params.timeout_seconds)
         except ServerDied as error:

@@ -124,7 +124,8 @@ def server_environments(
 ) -> list[dict[str, str]]:
     """The environment of each server: that of this process, without what belongs to its rank, and the server's GPUs.
 
-    The ranks have the first GPUs of the machine, one each; each server has the next `tensor_parallel`.
+    The ranks have the first GPUs of the machine, one each; each server has the next `tensor_parallel`. With
+    `rollout.servers.weights` ipc the servers share the ranks' GPUs.
 
     Raises:
         UserError: the machine has too few of the `gpus` for both, or the ranks are on several machines.
@@ -142,15 +143,24 @@ def server_environments(
     }
     if not gpus:
         return [{"OMP_NUM_THREADS": "1"} | shared for _ in range(count)]
-    if ranks + count * parallel > gpus:
+    shares = rollout.servers.weights == "ipc"
+    if shares and count * parallel > ranks:
+        raise UserError(
+            f"rollout.servers.weights=ipc puts the servers on the ranks' GPUs, but rollout.servers.start={count} with "
+            f"rollout.vllm.tensor_parallel={parallel} needs {count * parallel}, and run.processes is {ranks}: lower "
+            "rollout.servers.start, or set rollout.servers.weights to nccl"
+        )
+    if not shares and ranks + count * parallel > gpus:
         raise UserError(
             f"rollout.servers.start={count} with rollout.vllm.tensor_parallel={parallel} needs {count * parallel} "
             f"GPU(s) beside the {ranks} of run.processes, but this process sees {gpus}: lower rollout.servers.start or "
-            "run.processes, or set rollout.engine to vllm, which shares the ranks' GPUs"
+            "run.processes, set rollout.servers.weights to ipc, with which servers share the ranks' GPUs, or "
+            "rollout.engine to vllm, which does too"
         )
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else [str(number) for number in range(gpus)]
-    firsts = range(ranks, ranks + count * parallel, parallel)
+    offset = 0 if shares else ranks
+    firsts = range(offset, offset + count * parallel, parallel)
     return [shared | {"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + parallel])} for first in firsts]
 
 

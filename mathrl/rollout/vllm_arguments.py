@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
@@ -14,6 +15,9 @@ from mathrl.rollout.engine import dtype_name
 UNTIED = {"tie_word_embeddings": False}
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's `MaxLoRARanks`
+
+# How weights come to a server, and the name of its engine in vLLM's factory (mathrl/rollout/received_weights.py).
+TRANSFER_BACKENDS = {"nccl": "mathrl_nccl", "ipc": "mathrl_ipc"}
 
 COLLECTIVE_SECONDS = 7200  # how long ranks that share an engine wait for each other; NCCL's default is ten minutes
 
@@ -50,6 +54,26 @@ def adapter_arguments(lora: Lora | None) -> dict[str, Any]:
     """
     ranks = [rank for rank in ADAPTER_RANKS if lora is not None and rank >= lora.r]
     return {"enable_lora": True, "max_lora_rank": ranks[0], "max_loras": 1} if ranks else {}
+
+
+def transfer_arguments(rollout: Rollout, hardware: Hardware) -> dict[str, Any]:
+    """The field of `EngineArgs` by which a server receives weights otherwise than as files; none on a CPU.
+
+    Raises:
+        UserError: `rollout.servers.weights` asks for a GPU that is not there.
+
+    >>> transfer_arguments(Rollout(), Hardware("cuda"))
+    {'weight_transfer_config': {'backend': 'mathrl_nccl'}}
+    """
+    wanted = rollout.servers.weights
+    if hardware.is_gpu:
+        backend = TRANSFER_BACKENDS.get("nccl" if wanted == "auto" else wanted)
+        return {"weight_transfer_config": {"backend": backend}} if backend else {}
+    if wanted in TRANSFER_BACKENDS:
+        raise UserError(
+            f"rollout.servers.weights is {wanted}, which needs a GPU, but this machine has none: set it to files"
+        )
+    return {}
 
 
 def llm_arguments(

@@ -83,6 +83,8 @@ class WeightSync:
         weights = _with_checksums(self.policy.weights(), engine.dtype, checksums)
         if not (engine.shared and self.ranks.rank):
             version = engine.sync(weights)
+        else:
+            engine.join(weights)
         for _ in weights:  # a rank that does not send takes part in gathering each weight all the same
             pass
         if engine.shared:

@@ -1,4 +1,7 @@
-"""RL through two real vLLM servers over HTTP: weights, canary, a hung server, a killed one, none left."""
+"""RL through two real vLLM servers over HTTP: weights, canary, a hung server, a killed one, none left.
+
+Weights go as files, or by vLLM's own transfer, with gloo in NCCL's place (tests/engines/gloo_transfer.py).
+"""
 
 import json
 import os
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink, without_timings
@@ -26,7 +30,7 @@ from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
-from mathrl.rollout import server_engine
+from mathrl.rollout import serve, server_engine
 from mathrl.rollout.ask_server import state_of
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
@@ -70,8 +74,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     where = tmp_path_factory.mktemp("servers")
     make_base(MODEL, where / "base", seed=0)
     rollout = Rollout(engine="vllm_server", max_sequences=32, servers=Servers(start=2, wait_seconds=400.0))
+    gloo = {
+        "worker_extension_cls": "tests.engines.gloo_transfer.GlooReader",
+        "weight_transfer_config": {"backend": "mathrl_gloo"},
+    }
     try:
-        started = start_servers(where / "base", MODEL, rollout, LORA)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(serve, "SERVER", serve.SERVER | gloo)
+            started = start_servers(where / "base", MODEL, rollout, LORA)
         pool = Pool(rollout.servers, started.urls, started.check)
         within(400, lambda: pool.revive() or len(pool.alive()) == 2)
         yield Two(where / "base", started)
@@ -79,10 +89,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         close_servers()
 
 
-def train(two: Two, where: Path, params: Rl = STEPS, **servers: Any) -> tuple[list[dict[str, float]], Any, Any]:
+def train(two: Two, where: Path, params: Rl = STEPS, sender: Any = None) -> tuple[list[dict[str, float]], Any, Any]:
     network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
     ahead = params.asynchronous is not None
-    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(**servers), ahead)
+    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), ahead)
+    engine.sender = sender
     train_rl(
         network,
         Sampler(engine, tokenizer, Prompt()),
@@ -93,6 +104,27 @@ def train(two: Two, where: Path, params: Rl = STEPS, **servers: Any) -> tuple[li
         TrainingRun(Ranks(torch.device("cpu")), where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
     )
     return without_timings(where / "metrics.jsonl"), network, engine
+
+
+def gloo_sender(folder: Path, **settings: Any) -> Any:
+    from tests.engines.gloo_transfer import GlooSender  # vLLM, which may not be installed
+
+    return GlooSender(folder, **settings)
+
+
+def with_transfer(two: Two, folder: Path, **sender: Any) -> tuple[Any, Any]:
+    """A network, and an engine that sends its weights by vLLM's transfer."""
+    network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
+    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), False)
+    engine.sender = gloo_sender(folder, **sender)
+    return network, engine
+
+
+def changed(network: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(torch.randn_like(weight) / 20)
 
 
 def largest_gap(network: Any, completions: Any) -> float:
@@ -179,6 +211,80 @@ def test_adapters_are_sent_alone_and_replaced_in_place(two: Two) -> None:
     assert largest_gap(load_model(two.folder, MODEL, "cpu"), engine.generate(PROMPTS, SAMPLING, 0)) < 1e-4
 
 
+def test_weights_by_vllms_transfer_are_those_of_files(two: Two, tmp_path: Path) -> None:
+    rows, network, engine = train(two, tmp_path, sender=gloo_sender(tmp_path))
+    assert len(rows) == 2 and all(row["rollout/canary_gap"] < 2e-5 for row in rows)
+    assert engine.pool.weights.folder == "" and engine.folder is None  # no file was written
+    engine.sync(full_weights(network))
+    digest = write_buckets(full_weights(network), tmp_path / "files", torch.float32, 1)
+    assert {state_of(url).weights for url in two.started.urls} == {engine.pool.weights.digest} == {digest}
+    transferred = engine.generate(PROMPTS, SAMPLING, 3)
+    assert largest_gap(network, transferred) < 1e-4 < largest_gap(load_model(two.folder, MODEL, "cpu"), transferred)
+    engine.sync_folder(tmp_path / "files")
+    assert engine.generate(PROMPTS, SAMPLING, 3) == transferred
+
+
+def test_a_weight_is_copied_before_the_next_is_gathered() -> None:
+    """As under ZeRO 3, where a gathered weight is gone when the next one is taken; vLLM packs several."""
+    from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
+
+    from mathrl.rollout.weight_transfer import SyncedWeights  # vLLM, which may not be installed
+
+    memory, names = torch.zeros(4), ["a", "b", "c"]
+
+    def gathered() -> Iterator[tuple[str, Tensor]]:
+        for number, name in enumerate(names):
+            yield name, memory.fill_(number)
+
+    source = SyncedWeights(gathered(), [(name, torch.float32, (4,)) for name in names], torch.bfloat16)
+    assert [(each.name, each.dtype, each.shape) for each in source.metadata()] == [
+        (name, torch.bfloat16, (4,)) for name in names
+    ]
+    chunk = pack_tensors(iter(source), lambda item: item[1], 1000)
+    assert chunk.packed_tensor.view(torch.bfloat16).tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
+    assert source.largest() == 8
+
+
+def test_requests_in_flight_go_on_with_transferred_weights(two: Two, tmp_path: Path) -> None:
+    network, engine = with_transfer(two, tmp_path)
+    engine.sync(full_weights(network))
+    many, results = [[5 + n % 90] for n in range(100)], list[Any]()
+    asking = threading.Thread(target=lambda: results.append(engine.generate(many, Sampling(2, 1.0, 100), 6)))
+    asking.start()
+    for seed in range(3):
+        changed(network, seed)
+        engine.sync(full_weights(network))
+        assert all(server.alive for server in engine.pool.servers)
+    asking.join()
+    assert len(results[0]) == 100 and {each.finish_reason for row in results[0] for each in row} <= {"stop", "length"}
+    assert [largest_gap(network, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
+
+
+def test_a_transfer_that_breaks_off_leaves_nothing_behind(two: Two, tmp_path: Path) -> None:
+    """The trainer is lost after the first of its weights: parts of layers have come, and no more will."""
+    network, engine = with_transfer(two, tmp_path, seconds=3.0)
+    engine.sync(full_weights(network))
+    changed(network, 0)
+
+    def broken() -> Iterator[tuple[str, Tensor]]:
+        for number, (name, weight) in enumerate(full_weights(network)):
+            if number == 5:  # after the first matrices of a layer's attention
+                raise RuntimeError("the trainer is gone")
+            yield name, weight
+
+    engine.sender.buffer_bytes = 1  # each weight is sent as it is taken
+    engine.sender.groups.clear()
+    with pytest.raises(RuntimeError, match="the trainer is gone"):
+        engine.sync(broken())
+    assert {state_of(url).weights for url in two.started.urls} == {""}
+    changed(network, 1)
+    # Another trainer sends files; parts of layers that came before would be taken for theirs.
+    other: Any = with_transfer(two, tmp_path)[1]
+    other.network, other.sender = network, None
+    other.sync(full_weights(network))
+    assert [largest_gap(network, group) < 1e-4 for _, group in other.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
+
+
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
     engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=4.0), "cpu")[0]
     with pytest.raises(UserError, match=r"answered /mathrl/weights with 500.*finds no.* set rollout\.servers\.folder"):
@@ -206,7 +312,9 @@ def within(seconds: float, holds: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hung_and_dead_servers(two: Two, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    transferred, transferring = with_transfer(two, tmp_path)
+    transferring.sync(full_weights(transferred))
     network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
 
     def opened(rollout: Rollout) -> Any:
@@ -255,6 +363,11 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     assert f"was restarted (generation {generation}, now {state.generation})" in capfd.readouterr().err
     assert [largest_gap(network, group) < 1e-4 for _, group in idle.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
     assert idle.generate(PROMPTS, SAMPLING, 5) == on_restarted
+
+    # Weights by vLLM's transfer: the restarted server gets a group of its own.
+    transferring.sync(full_weights(transferred))
+    assert {state_of(url).weights for url in two.started.urls} == {transferring.pool.weights.digest}
+    assert transferring.sender.groups[two.started.urls[1]][0] == state.generation
 
     # No server left: the run reports it and stops.
     two.started.close()

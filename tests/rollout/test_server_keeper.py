@@ -150,8 +150,8 @@ def test_a_server_that_cannot_start_is_given_up_with_the_end_of_its_log(
         started.close()
 
 
-def rollout(start: int, parallel: int = 1) -> Rollout:
-    return Rollout(engine="vllm_server", servers=Servers(start=start), vllm=Vllm(tensor_parallel=parallel))
+def rollout(start: int, parallel: int = 1, **servers: Any) -> Rollout:
+    return Rollout(engine="vllm_server", servers=Servers(start=start, **servers), vllm=Vllm(tensor_parallel=parallel))
 
 
 def test_each_server_has_the_gpus_after_those_of_the_ranks() -> None:
@@ -164,6 +164,17 @@ def test_each_server_has_the_gpus_after_those_of_the_ranks() -> None:
     assert gpus(1, 2, 1, 3, CUDA_VISIBLE_DEVICES="GPU-a,GPU-b,GPU-c") == ["GPU-b,GPU-c"]
     with pytest.raises(UserError, match=r"start=2 with rollout\.vllm\.tensor_parallel=2 needs 4 GPU\(s\) beside the 1"):
         gpus(2, 2, 1, 4)
+
+
+def test_with_ipc_servers_share_the_ranks_gpus() -> None:
+    def gpus(count: int, parallel: int, ranks: int, seen: int) -> list[str]:
+        shared = rollout(count, parallel, weights="ipc")
+        return [each["CUDA_VISIBLE_DEVICES"] for each in server_environments(shared, {}, seen, ranks)]
+
+    assert gpus(1, 1, 1, 1) == ["0"]
+    assert gpus(2, 2, 4, 4) == ["0,1", "2,3"]
+    with pytest.raises(UserError, match=r"needs 2, and run\.processes is 1: .* set rollout\.servers\.weights to nccl"):
+        gpus(2, 1, 1, 8)
 
 
 def test_the_environment_of_a_server_has_nothing_of_the_rank_that_starts_it() -> None:

@@ -21,7 +21,7 @@ from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
-from mathrl.rollout.server_protocol import PATH, WEIGHTS
+from mathrl.rollout.server_protocol import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
 from mathrl.rollout.servers import Pool
 from mathrl.trainers.sampler_thread import SamplerThread
 
@@ -29,6 +29,7 @@ TOKENIZER = character_tokenizer(FreshModel())
 
 
 HANG_SECONDS = 120.0
+FILES = {"transfer": "", "gpus": []}  # weights come as files alone
 
 
 class Stand(ThreadingHTTPServer):
@@ -48,6 +49,8 @@ class Stand(ThreadingHTTPServer):
         self.release = threading.Event()
         self.asked: list[int] = []
         self.taken: list[str] = []
+        self.steps: list[tuple[str, Any]] = []  # vLLM's endpoints for weights that are no files, and their bodies
+        self.refused = ""  # one of them
         self.generation, self.digest = 1, ""
         self.answered: list[str] = []  # the digest of the weights behind each response
         self.counting = threading.Lock()
@@ -82,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(self.server.health, {"data": [{"id": "model"}]})
 
     def state(self) -> dict[str, Any]:
-        return {"generation": self.server.generation, "weights": self.server.digest, "adapters": 0}
+        return {"generation": self.server.generation, "weights": self.server.digest, "adapters": 0, **FILES}
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
@@ -91,6 +94,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.taken.append(body["folder"])
                 self.server.digest = body["digest"]
             self.answer(self.server.weights, self.state())
+        elif self.path in (INIT, START, UPDATE, FINISH):
+            self.server.steps.append((self.path, body))
+            self.answer(500 if self.path == self.server.refused else 200, {})
         elif self.path == "/v1/completions":
             (first, *_) = body["prompt"]
             wanted = self.headers.get(WEIGHTS)

@@ -17,8 +17,8 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.schema import PIPELINE, Params
 from mathrl.rollout import resolve
 from mathrl.rollout.engine import dtype_name
-from mathrl.rollout.serve import SERVER
-from mathrl.rollout.vllm_arguments import command_line, engine_arguments, llm_arguments
+from mathrl.rollout.serve import server_arguments
+from mathrl.rollout.vllm_arguments import command_line, llm_arguments
 from mathrl.rollout.vllm_budget import VllmBudget, vllm_budget
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def configurations(preset: str) -> dict[str, Any]:
                 "MODEL", params.model, rollout, hardware, ranks=ranks, trains=stage in TRAINS
             )
             made[stage]["cached_sequences"] = budget(params, rollout, stage, hardware).sequences
-        made["serve"] = command_line({**engine_arguments("MODEL", params.model, params.rollout, hardware), **SERVER})
+        made["serve"] = command_line(server_arguments("MODEL", params.model, params.rollout, hardware))
     made["sft"]["learner"] = learner(params, params.sft, hardware) if params.sft.steps else None
     made["rl"]["learner"] = learner(params, params.rl, hardware)
     if params.rl.critic is not None:

@@ -79,6 +79,7 @@ def test_vllm_takes_the_arguments(preset: str, tmp_path: Path) -> None:
         assert model.max_model_len == arguments["max_model_len"] and str(model.dtype) == "torch.bfloat16"
         assert not model.hf_config.tie_word_embeddings and model.logprobs_mode == "processed_logprobs"
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(golden["serve"])
+    assert parsed.weight_transfer_config.backend == "mathrl_nccl"
     assert parsed.max_num_seqs == golden["rl"]["llm"]["max_num_seqs"] and parsed.hf_overrides == {
         "tie_word_embeddings": False
     }
