@@ -189,8 +189,11 @@ def table(runs: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
         cells = []
         for level in LEVELS:
             reached = [count for count in (responses_to(result, level) for result in results) if count is not None]
-            cells.append(with_interval(reached, ",.0f") if reached else "never")
-            cells[-1] += f" ({len(reached)} of {len(results)})" if 0 < len(reached) < len(results) else ""
+            if len(reached) == len(results):
+                cells.append(with_interval(reached, ",.0f"))
+            else:  # no interval: the seeds that reached it are the faster ones
+                some = f"{statistics.mean(reached):,.0f} ({len(reached)} of {len(results)})" if reached else ""
+                cells.append(some or "never")
         last = [result["accuracy"][-1] for result in results]
         uniform, responses, seconds = (
             statistics.mean(values)

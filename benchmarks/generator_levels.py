@@ -41,7 +41,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "combinatorics": {"largest_number": 14},
     "countdown": {"largest_number": 10, "largest_target": 30},
     "fractions": {"largest_denominator": 8},
-    "linear_equation": {"largest_number": 5},
     "number_theory": {"largest_number": 40},
     "product": {"calls": 0},
     "unit_conversion": {"largest_number": 60},
