@@ -12,6 +12,8 @@ from mathrl.rollout.vllm_arguments import adapter_arguments, command_line, engin
 from mathrl.rollout.vllm_engine import ENVIRONMENT, check_vllm, local_folder
 from mathrl.rollout.vllm_login import login_headers
 
+# On a CPU the engine runs its worker itself, with this path for an executor: vLLM makes of "uni" one more process.
+ONE_WORKER = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SERVER = {"worker_extension_cls": "mathrl.rollout.vllm_worker.WeightReader", "disable_uvicorn_access_log": True}
 
 
@@ -30,6 +32,8 @@ def serve_command(
 
     hardware = hardware_of("cuda" if torch.cuda.is_available() else "cpu")
     arguments = engine_arguments(str(local_folder(folder)), model, rollout, hardware)
+    if not hardware.is_gpu and rollout.vllm.tensor_parallel == 1:
+        arguments["distributed_executor_backend"] = ONE_WORKER
     command = [
         sys.executable,
         "-m",
