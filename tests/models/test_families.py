@@ -7,11 +7,12 @@ DeepSpeed's cells in a process of their own, and vLLM's for two families (tests/
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.marks import needs_deepspeed, run_program
+from tests.marks import needs_deepspeed
 from tests.models.family_cells import CELLS, result
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -62,8 +63,8 @@ def test_a_familys_cells_are_as_the_page_has_them(family: str) -> None:
 
 @pytest.mark.engines
 @needs_deepspeed
-def test_deepspeeds_cells_are_as_the_page_has_them() -> None:
-    output = run_program("-m", "tests.models.test_families", "DeepSpeed")
+def test_deepspeeds_cells_are_as_the_page_has_them(run_program: Callable[..., str]) -> None:
+    output = run_program(Path(__file__), "DeepSpeed")
     lines = re.findall(r"^(\S+), DeepSpeed: (.+)$", output, re.MULTILINE)
     assert [family for family, _ in lines] == list(ROWS)
     for family, value in lines:
