@@ -14,11 +14,12 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[1]
 # They take a minute or more each: first, so that no worker is left alone with one at the end.
 LONG = (
-    "test_ui.py", "test_vllm.py", "test_pipeline.py", "test_run.py", "test_deepspeed.py", "test_kills.py",
-    "test_stopping.py", "test_sharding.py", "test_vllm_servers.py", "test_reproduce.py", "test_recipes.py",
-    "test_trl_engine.py", "test_resharding.py", "test_tracking.py", "test_small.py", "test_presets.py",
-    "test_servers.py", "test_resume.py", "test_ranks.py", "test_parallel.py", "test_families.py", "test_compare.py",
-    "test_curate_bytes.py", "test_promote.py", "test_fsdp.py",
+    "test_ui.py", "test_vllm_servers.py", "test_run.py", "test_pipeline.py", "test_stopping.py", "test_vllm.py",
+    "test_deepspeed.py", "test_reproduce.py", "test_trl_engine.py", "test_kills.py", "test_small.py", "test_servers.py",
+    "test_curate_bytes.py", "test_parallel.py", "test_presets.py", "test_sharding.py", "test_tracking.py",
+    "test_fsdp.py", "test_samplers.py", "test_resume.py", "test_recipes.py", "test_resharding.py", "test_worktrees.py",
+    "test_ranks.py", "test_extend.py", "test_families.py", "test_compare.py", "test_gpu_benchmarks.py",
+    "test_promote.py",
 )  # fmt: skip
 
 
