@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+ROOT = Path(__file__).parents[1]
 # They take a minute or more each: first, so that no worker is left alone with one at the end.
 LONG = (
-    "test_ui.py", "test_vllm.py", "test_pipeline.py", "test_run.py", "test_deepspeed.py", "test_kills.py",
-    "test_stopping.py", "test_sharding.py", "test_vllm_servers.py", "test_reproduce.py", "test_recipes.py",
-    "test_trl_engine.py", "test_resharding.py", "test_tracking.py", "test_small.py", "test_presets.py",
-    "test_servers.py", "test_resume.py", "test_ranks.py", "test_parallel.py", "test_families.py", "test_compare.py",
-    "test_curate_bytes.py", "test_promote.py", "test_fsdp.py", "test_context_parallel.py",
+    "test_ui.py", "test_vllm_servers.py", "test_run.py", "test_pipeline.py", "test_stopping.py", "test_vllm.py",
+    "test_deepspeed.py", "test_reproduce.py", "test_trl_engine.py", "test_kills.py", "test_small.py", "test_servers.py",
+    "test_curate_bytes.py", "test_parallel.py", "test_presets.py", "test_sharding.py", "test_tracking.py",
+    "test_fsdp.py", "test_samplers.py", "test_resume.py", "test_recipes.py", "test_resharding.py", "test_worktrees.py",
+    "test_ranks.py", "test_extend.py", "test_families.py", "test_compare.py", "test_gpu_benchmarks.py",
+    "test_promote.py", "test_context_parallel.py",
 )  # fmt: skip
 
 
@@ -96,21 +99,74 @@ def network() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., None]:
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a `python` that forks programs after the imports of a set, for all workers; see warm_python.py."""
+    variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DO_NOT_TRACK": "1", "PYTHONPATH": str(ROOT)}
+    variables |= {"MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    session = str(os.getppid() if is_worker else os.getpid())
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if is_worker else base
+
+    def start(imports: str) -> Path:
+        folder = root / f"warm-{imports}"
+        with FileLock(root / f"warm-{imports}.lock"):
+            if not (folder / "python").exists():
+                folder.mkdir()
+                words = [sys.executable, "-m", "tests.warm_python", str(folder), session, imports]
+                with (folder / "log").open("wb") as log:
+                    server = subprocess.Popen(
+                        words, cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
+                    )
+                deadline = time.monotonic() + 300
+                while not (folder / "python").exists():
+                    assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+                    time.sleep(0.05)
+        return folder
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_program(warm_python: Callable[[str], Path]) -> Callable[..., str]:
+    """The output of `python -m MODULE ARGUMENTS`, which trains, with one thread; a failure shows the end of its errors.
+
+    MODULE is one of tests/, given by its file.
+    """
+
+    def run(program: Path, *arguments: str | Path) -> str:
+        module = ".".join(program.relative_to(ROOT).with_suffix("").parts)
+        done = subprocess.run(
+            [warm_python("torch") / "python", "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=580,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_ranks(warm_python: Callable[[str], Path]) -> Callable[..., None]:
     """Call the `main(folder)` of a program in several gloo processes on the CPU: run_ranks(program, {folder: ranks}).
 
     All worlds of one call are forked, one after the other, from a process that has made the program's imports.
     """
 
     def run(program: Path, worlds: Mapping[Path, int]) -> None:
-        root = Path(__file__).parents[1]
-        module = ".".join(program.relative_to(root).with_suffix("").parts)
+        module = ".".join(program.relative_to(ROOT).with_suffix("").parts)
         words = [str(word) for folder, ranks in worlds.items() for word in (folder, ranks)]
         for folder in worlds:
             folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-m", "tests.forked_ranks", module, *words],
-            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            [warm_python("torch") / "python", "-m", "tests.forked_ranks", module, *words],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
             check=False,
         )
         logs = [log for folder in worlds for log in sorted(folder.glob("rank-*.log"))]

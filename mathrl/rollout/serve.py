@@ -14,6 +14,8 @@ from mathrl.rollout.vllm_arguments import adapter_arguments, command_line, engin
 from mathrl.rollout.vllm_engine import ENVIRONMENT, check_vllm, local_folder
 from mathrl.rollout.vllm_login import login_headers
 
+# On a CPU the engine runs its worker itself, with this path for an executor: vLLM makes of "uni" one more process.
+ONE_WORKER = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SERVER = {"worker_extension_cls": "mathrl.rollout.vllm_worker.WeightReader", "disable_uvicorn_access_log": True}
 
 
@@ -50,6 +52,8 @@ def server_arguments(
 ) -> dict[str, Any]:
     """The fields of vLLM's `EngineArgs`, and one of its server, for a server on this hardware."""
     engine = engine_arguments(folder, model, rollout, hardware)
+    if not hardware.is_gpu and rollout.vllm.tensor_parallel == 1:
+        engine["distributed_executor_backend"] = ONE_WORKER
     return {**engine, **adapter_arguments(lora), **transfer_arguments(rollout, hardware), **SERVER}
 
 

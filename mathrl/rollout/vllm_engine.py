@@ -9,6 +9,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from mathrl.rollout.engine import (
 )
 from mathrl.rollout.ranks import join_ranks
 from mathrl.rollout.vllm_arguments import llm_arguments
+from mathrl.rollout.vllm_shared_memory import own_shared_memory
 
 # Set before vllm is imported: no usage statistics, the engine in this process, its threads not bound to one core.
 ENVIRONMENT = {
@@ -99,8 +101,10 @@ class VllmEngine(PerProcessEngine):
         self.group_stays = dist.is_initialized()
         arguments = llm_arguments(str(path), model, rollout, hardware, ranks=ranks, trains=trains)
         self.sleeps: bool = arguments["enable_sleep_mode"]
+        shared = options.tensor_parallel > 1 and not hardware.is_gpu
         try:
-            self.llm = LLM(**arguments)
+            with own_shared_memory() if shared else nullcontext():
+                self.llm = LLM(**arguments)
             # Some kernels refuse a model's sizes only when they are called.
             self._run([([0], 0, 1)], Sampling(1, 1.0, 1))
         except (ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:

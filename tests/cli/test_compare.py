@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def rows(model: str, mean: float, seed: int, problems: int = 60, benchmark: str 
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     shutil.copytree(ROOT / "params", folder / "params")
@@ -54,12 +54,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "cut.jsonl", rows("a", 0.5, 3)[:-1])
     changed = [row | {"question": "else"} for row in rows("changed", 0.5, 3)]
     write_jsonl(folder / "changed.jsonl", changed)
+    (folder / "python").symlink_to(warm_python("torch") / "python")
     return folder
 
 
 def compare(checkout: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", RUN, "compare", *words],
+        [checkout / "python", "-c", RUN, "compare", *words],
         cwd=checkout,
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from mathrl.core.errors import UserError
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.params.train import Optimizer
-from tests.marks import needs_deepspeed, run_program
+from tests.marks import needs_deepspeed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 # Largest differences over ten steps of losses near 3: 2.4e-7 of a loss, 2.4e-6 of a gradient norm (DeepSpeed adds
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 LOSS = 1e-5
 
 
-def test_what_a_gpu_would_be_given_is_accepted_and_steps() -> None:
+def test_what_a_gpu_would_be_given_is_accepted_and_steps(run_program: Callable[..., str]) -> None:
     """ZeRO 1 was refused on every GPU: DeepSpeed overlaps no communication there without its own accumulation."""
     output = run_program(Path(__file__).with_name("deepspeed_cuda_config.py"))
     assert sum(line.startswith("ZeRO ") for line in output.splitlines()) == 6

@@ -1,5 +1,6 @@
 """A DeepSpeed checkpoint of two ranks resumes at one and at three, with the same weights, moments and best weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,14 @@ import pytest
 import torch
 
 from tests.engines.test_deepspeed import LOSS
-from tests.marks import needs_deepspeed, run_program
+from tests.marks import needs_deepspeed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
 RUNS = ("sft, zero 1", "half, zero 2", "sft, zero 3", "half and offloaded, zero 3", "best, zero 2", "best, zero 3")
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory, run_program: Callable[..., str]) -> Path:
     folder = tmp_path_factory.mktemp("resharding")
     run_program(Path(__file__).with_name("resharded_runs.py"), folder)
     return folder

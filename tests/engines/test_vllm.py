@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from mathrl.models.load import load_model
 from mathrl.params.run import Model
-from tests.marks import needs_vllm, run_program
+from tests.marks import needs_vllm
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
@@ -23,7 +24,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(where: Path) -> dict[str, Any]:
+def results(where: Path, run_program: Callable[..., str]) -> dict[str, Any]:
     """The results of all runs, from one process, since vLLM's imports take seconds."""
     run_program(HERE / "vllm_rl.py", where)
     loaded: dict[str, Any] = json.loads((where / "results.json").read_text())
@@ -62,6 +63,13 @@ def test_two_processes_that_share_an_engine_get_the_same_samples_as_with_separat
     for row, other in zip(rows, expected, strict=True):
         assert row["rollout/canary_gap"] < 2e-5
         assert row == pytest.approx(other, abs=1e-4)
+
+
+def test_memory_that_two_processes_share_has_a_name_per_run_and_no_file(on_two: dict[str, Any]) -> None:
+    """Else two runs at once, or a run after one that was killed, fail with errno 17."""
+    assert len(on_two["shared memory"]) == 2
+    for number, name in enumerate(on_two["shared memory"]):
+        assert re.fullmatch(rf"/dev/shm/mathrl-[0-9a-f]{{32}}-tp:\d+-\[0-1\]-cpushm_{number} \(deleted\)", name)
 
 
 def test_adapters_under_zero_3_are_merged_for_the_sampler(on_two: dict[str, Any]) -> None:

@@ -163,6 +163,12 @@ class Gathered:
         self.most["network"] = max(self.most["network"], sum(each.ds_numel for each in own))
 
 
+def mapped(part: str) -> list[str]:
+    """The files with this part in their names that the process has mapped."""
+    rows = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sorted({row[5] for row in rows if len(row) > 5 and part in row[5]})
+
+
 def on_two_processes(where: Path) -> None:
     """Every run with the torch backend and with ZeRO 3, with one engine per process."""
     first = rank() == 0
@@ -185,6 +191,7 @@ def on_two_processes(where: Path) -> None:
     results["gathered"] = gathered.most
     halves = ROLLOUT.model_copy(update={"vllm": Vllm(tensor_parallel=2)})
     results["halves"] = Trial(where / "tied", where / f"halves {rank()}", halves).train(ZERO_STEPS)
+    results["shared memory"] = mapped("cpushm")
     if first:
         (where / "results.json").write_text(json.dumps(results))
 

@@ -65,6 +65,7 @@ def test_steps_that_the_server_missed_are_uploaded_once(
     settings = {
         "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # as `mathrl ui` has it: eight processes less
         "MATHRL_HOME": str(folder / "home"),
         "PYTHONPATH": str(ROOT),
         "MATHRL_MIRROR": "",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.learners.shards import open_shards
 from mathrl.models.fsdp import mixed_precision
-from tests.marks import run_program
 
 pytestmark = pytest.mark.timeout(600)
 # Of losses near 3, and of weights that a step moves by 1e-2.
@@ -26,7 +26,7 @@ BACKENDS = ("fsdp", "torch")
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory, run_program: Callable[..., str]) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
     run_program(Path(__file__).with_name("fsdp_runs.py"), folder)
     return folder

@@ -9,12 +9,14 @@ vLLM's for two families (tests/engines/test_vllm.py).
 import json
 import re
 import sys
-import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import run
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.marks import needs_deepspeed, run_program
+from tests.marks import needs_deepspeed
 from tests.models.family_cells import CELLS, result
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -63,19 +65,20 @@ def test_a_familys_cells_are_as_the_page_has_them(family: str) -> None:
     check(family, {cell: result(cell, family) for cell in HERE})
 
 
-def of_ranks(*families: str) -> dict[str, dict[str, str]]:
+def of_ranks(
+    folder: Path, families: Sequence[str], run_ranks: Callable[[Path, Mapping[Path, int]], None]
+) -> dict[str, dict[str, str]]:
     """By family, the results of the cells that two ranks compute together."""
-    folder = Path(tempfile.mkdtemp())
     (folder / "families").write_text("\n".join(families))
-    run_program("-m", "tests.forked_ranks", "tests.models.family_ranks", folder, "2")
+    run_ranks(Path(__file__).with_name("family_ranks.py"), {folder: 2})
     cells: dict[str, dict[str, str]] = json.loads((folder / "cells.json").read_text())
     return cells
 
 
-def test_the_cells_of_two_ranks_are_as_the_page_has_them() -> None:
+def test_the_cells_of_two_ranks_are_as_the_page_has_them(tmp_path: Path, run_ranks: Callable[..., None]) -> None:
     """Of those whose weights, norms or attention differ most; `python -m tests.models.test_families` runs all."""
     families = ("qwen3.5", "llama3", "gemma3", "phi4", "olmo2")
-    results = of_ranks(*families)
+    results = of_ranks(tmp_path, families, run_ranks)
     assert results.keys() == {*families}
     for family, cells in results.items():
         check(family, cells)
@@ -83,8 +86,8 @@ def test_the_cells_of_two_ranks_are_as_the_page_has_them() -> None:
 
 @pytest.mark.engines
 @needs_deepspeed
-def test_deepspeeds_cells_are_as_the_page_has_them() -> None:
-    output = run_program("-m", "tests.models.test_families", "DeepSpeed")
+def test_deepspeeds_cells_are_as_the_page_has_them(run_program: Callable[..., str]) -> None:
+    output = run_program(Path(__file__), "DeepSpeed")
     lines = re.findall(r"^(\S+), DeepSpeed: (.+)$", output, re.MULTILINE)
     assert [family for family, _ in lines] == list(ROWS)
     for family, value in lines:
@@ -116,6 +119,11 @@ if __name__ == "__main__":
             results[family][cell] = result(cell, family)
             sys.stdout.write(f"{family}, {cell}: {results[family][cell]}\n")
     if not sys.argv[1:]:
-        for family, cells in of_ranks(*ROWS).items():
+        words = [sys.executable, "-m", "tests.forked_ranks", "tests.models.family_ranks"]
+        with TemporaryDirectory() as made:
+            of_two = of_ranks(
+                Path(made), list(ROWS), lambda _, worlds: run([*words, *worlds, "2"], check=True) and None
+            )
+        for family, cells in of_two.items():
             results[family] |= cells
         write(results)

@@ -53,7 +53,7 @@ class Checkout:
     """A git repository with DVC at `folder`, its own .mathrl, and commands run in it as a person would."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.executable = folder, sys.executable
         bin_folder = str(Path(sys.executable).parent)
         dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "GIT_", "RANK", "WORLD_SIZE", "PYTHONPATH")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
@@ -66,6 +66,11 @@ class Checkout:
                 "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
             }
         )
+
+    def use_python(self, folder: Path) -> None:
+        """Start Python and DVC by the programs in `folder`."""
+        self.executable = str(folder / "python")
+        self.env["PATH"] = str(folder) + os.pathsep + self.env["PATH"]
 
     @property
     def home(self) -> Path:
@@ -88,11 +93,11 @@ class Checkout:
         return done
 
     def python(self, code: str, ok: bool = True, **env: str) -> str:
-        return self.run(sys.executable, "-c", code, ok=ok, **env).stdout
+        return self.run(self.executable, "-c", code, ok=ok, **env).stdout
 
     def mathrl(self, *words: str, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         # The checkout's own code: the installed script would take the one that it was installed from.
-        return self.run(sys.executable, "-c", "from mathrl.cli import main; main()", *words, ok=ok, **env)
+        return self.run(self.executable, "-c", "from mathrl.cli import main; main()", *words, ok=ok, **env)
 
     def repro(self, *words: str, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         return self.run("dvc", "repro", *words, ok=ok, **env)

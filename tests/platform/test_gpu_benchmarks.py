@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ PAGE = runpy.run_path(str(ROOT / "benchmarks/gpu/page.py"))
 NOTHING, tables, write_tables = (PAGE[name] for name in ("NOTHING", "tables", "write_tables"))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, python: str | Path = sys.executable) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [python, "-m", "benchmarks.gpu", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]) -> Path:
     folder = tmp_path_factory.mktemp("gpu")
-    done = run("machine", "correctness", "step-torch", "--toy", "--out", str(folder))
+    python = warm_python("torch") / "python"
+    done = run("machine", "correctness", "step-torch", "--toy", "--out", str(folder), python=python)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ pytestmark = pytest.mark.xdist_group("pipeline")  # the tests share a checkout a
 
 
 @pytest.fixture(scope="module")
-def checkout(new_checkout: Checkout) -> Checkout:
+def checkout(new_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
     """As after `git clone`: it makes its databases itself."""
+    new_checkout.use_python(warm_python("flows"))
     return new_checkout
 
 

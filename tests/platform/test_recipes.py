@@ -1,13 +1,10 @@
 """Recipes as DVC graphs, and a tiny run of one through `dvc repro`."""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,25 +118,9 @@ def run(checkout: Checkout, name: str, *steps: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a `python` that forks stages, since their imports take seconds; see warm_python.py."""
-    folder = tmp_path_factory.mktemp("warm")
-    server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("warm_python.py"), folder],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout and server.stdout.readline() == "ready\n"
-    yield folder
-    server.kill()
-    server.wait()
-
-
-@pytest.fixture(scope="module")
-def tiny(real_checkout: Checkout, warm_python: Path) -> Checkout:
+def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
     (real_checkout.folder / "params" / "curate.yaml").write_text(CURATE)
-    real_checkout.env["PATH"] = f"{warm_python}{os.pathsep}{real_checkout.env['PATH']}"
+    real_checkout.use_python(warm_python("torch"))
     return real_checkout
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,15 @@ AGAIN = [stage for stage in STAGES if stage != "register"]
 
 
 @pytest.fixture(scope="module")
-def registered(new_checkout: Checkout, empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def registered(
+    new_checkout: Checkout,
+    empty_store: Path,
+    warm_python: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Checkout:
     """A pipeline that was run with a parameter of its own in params/, its outputs pushed to a remote."""
     checkout = new_checkout
+    checkout.use_python(warm_python("flows"))
     checkout.home.mkdir(exist_ok=True)
     shutil.copy(empty_store, checkout.home / "mlflow.db")
     checkout.set_param("rl.yaml", "lr: 0.01", "lr: 0.02")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def tiny(real_checkout: Checkout) -> Iterator[Checkout]:
+def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
     real_checkout.python(
         "from mathrl.params import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
     real_checkout.env |= {"MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
-    yield real_checkout
+    real_checkout.use_python(warm_python("torch"))
+    return real_checkout
 
 
 def facts(checkout: Checkout) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def facts(checkout: Checkout) -> dict[str, Any]:
 
 def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout) -> None:
     flow = subprocess.Popen(
-        [sys.executable, "-c", RUN, "run", "sft"],
+        [tiny.executable, "-c", RUN, "run", "sft"],
         cwd=tiny.folder,
         env=tiny.env,
         text=True,

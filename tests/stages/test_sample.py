@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ class Place:
         problems = [problem(name, *KINDS[name.rstrip("0123456789")]) for name in names]
         write_problems(folder / "rl.jsonl", [each.with_(question="1+1=") for each in problems])
 
-    def run(self) -> None:
+    def run(self, python: Path) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
             "MATHRL_HOME": str(self.folder / "home"),
             "MATHRL_MIRROR": "none",
@@ -169,13 +169,13 @@ class Place:
             "rl.jsonl",
         ]
         sets = [word for setting in SETTINGS for word in ("--set", setting)]
-        command = [sys.executable, "-m", "mathrl.stages.recipe_step", *words, *sets]
+        command = [python, "-m", "mathrl.stages.recipe_step", *words, *sets]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr
 
 
-def test_two_processes_label_the_steps_that_rank_0_chose(tmp_path: Path) -> None:
-    Place(tmp_path).run()
+def test_two_processes_label_the_steps_that_rank_0_chose(tmp_path: Path, warm_python: Callable[[str], Path]) -> None:
+    Place(tmp_path).run(warm_python("torch") / "python")
     out = tmp_path / "pipelines/recipes/r/samples"
     rows = list(read_jsonl(out / "steps.jsonl"))
     halves = []

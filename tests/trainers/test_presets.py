@@ -1,6 +1,7 @@
 """Every preset resolves and trains three steps on a tiny model of its architecture; one with its backend."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.learners.distributed import Ranks
 from mathrl.params.load import load_params, preset_names
-from tests.marks import needs_deepspeed, run_program
+from tests.marks import needs_deepspeed
 from tests.trainers.preset_steps import ROOT, architecture, train
 
 PRESETS = preset_names(ROOT / "params")
@@ -54,7 +55,7 @@ def test_the_backend_of_each_has_what_it_asks_for() -> None:
 @pytest.mark.engines
 @pytest.mark.timeout(900)
 @needs_deepspeed
-def test_one_trains_with_its_own_deepspeed_section(tmp_path: Path) -> None:
+def test_one_trains_with_its_own_deepspeed_section(tmp_path: Path, run_program: Callable[..., str]) -> None:
     script = Path(__file__).with_name("preset_steps.py")
     run_program(script, "dapo-32b", tmp_path)
     check_steps(tmp_path)

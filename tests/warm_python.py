@@ -1,0 +1,247 @@
+"""A `python` and a `dvc` that fork programs from a process which has made their imports: they take seconds each time.
+
+`python -m tests.warm_python FOLDER PID SET` makes the imports of the set, writes FOLDER/python and FOLDER/dvc, and
+listens until the process PID ends. A program that they are given and that is named in MODULES, ROOMS or OWN is a fork,
+with the caller's folder, environment and streams and in a process group of its own, that imports mathrl from the
+caller's folder; its exit status, and signals for it, are passed on. `sys.executable` of a fork is FOLDER/python. All
+else is the usual Python.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import logging
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine", "mlflow", "mathrl.tracking.mirror",
+           "mathrl.sweeps.run", "mathrl.sweeps.worker")  # fmt: skip
+ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
+OWN = ("mathrl.cli", "mathrl.params", "tasks.")  # what a program imports that is given by -c
+# What is imported before the forks: for programs that train, and for flows and stages that do not.
+SETS = {
+    "torch": ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
+              "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
+              *(["deepspeed"] if find_spec("deepspeed") else [])),
+    "flows": ("dvc.cli", "dvc.cli.parser", "dvc.repo", "dvc.commands.repro", "dvc.repo.reproduce",
+              "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "flows.pipeline", "tasks.own_server",
+              "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn", "uvicorn.main",
+              "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
+              "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
+              "mathrl.tracking.mirror", "mathrl.stages.stage_run", "mathrl.cli.run"),
+}  # fmt: skip
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+words = {first!r} + sys.argv[1:]
+kind, program, *_ = [*words, "", ""]
+if not (kind == "-m" and (program in {modules!r} or program.startswith({rooms!r}))) and not (
+    kind == "-c" and any("from " + name in program for name in {own!r})
+):
+    os.execv({python!r}, [{python!r}, *words])
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+request = json.dumps(dict(words=words, folder=os.getcwd(), environment=dict(os.environ))).encode()
+socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+server.sendall(request)
+status = int.from_bytes(server.recv(4), "big", signed=True)
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+class Restored:
+    """Finds the modules of Prefect that were imported before the fork, and has it read the fork's settings first."""
+
+    def __init__(self) -> None:
+        self.modules = removed("prefect")
+        for name in MODULES:  # which are run as programs
+            if "." in name:
+                self.modules.pop(name, None)
+        self.specs = {name: module.__spec__ for name, module in self.modules.items()}
+        self.refreshed = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in self.modules else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = self.modules[spec.name]
+        spec.submodule_search_locations = getattr(module, "__path__", None)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.specs[module.__name__]  # which knows the module's files
+        if not self.refreshed:
+            self.refreshed = True
+            importlib.import_module("prefect.context").refresh_global_settings_context()
+            importlib.import_module("prefect.logging.configuration").setup_logging(incremental=False)
+
+    def get_code(self, name: str) -> Any:
+        """Of a module that is run as a program."""
+        return self.specs[name].loader.get_code(name)  # type: ignore[union-attr]
+
+
+def forget_loggers() -> None:
+    """Take Prefect's handlers away, which would repeat what DVC logs."""
+    for name in [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "prefect"]:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+
+
+def removed(package: str) -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
+
+
+def preload(folder: Path, imports: str) -> None:
+    gc.disable()
+    os.environ["PREFECT_HOME"] = str(folder / "prefect")
+    for name in SETS[imports]:
+        importlib.import_module(name)
+    for own in ("mathrl", "flows", "tasks", "tests"):  # a checkout has its own
+        removed(own)
+    forget_loggers()
+    sys.meta_path.insert(0, Restored())  # type: ignore[arg-type]
+    gc.freeze()
+    gc.enable()
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    others = [name for name in threads[1:] if name != "jemalloc_bg_thd"]  # of Arrow, which a fork starts again
+    assert not others, f"a process with threads must not fork: {others}"
+
+
+def received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A client's request and its three streams."""
+    header, streams, _, _ = socket.recv_fds(client, 4, 3)
+    text = b""
+    while len(text) < int.from_bytes(header, "big"):
+        text += client.recv(1 << 20)
+    request: dict[str, Any] = json.loads(text)
+    return request, streams
+
+
+def serve(listener: socket.socket, session: int) -> dict[str, Any]:
+    """Fork for each request; returns in the forked processes, with the request."""
+    selector = selectors.DefaultSelector()
+    selector.register(os.pidfd_open(session), selectors.EVENT_READ, None)
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                client = listener.accept()[0]
+                request, streams = received(client)
+                pid = os.fork()
+                if pid == 0:
+                    os.setpgid(0, 0)
+                    for number, stream in enumerate(streams):
+                        os.dup2(stream, number)
+                        os.close(stream)
+                    return request
+                with suppress(OSError):  # the fork has begun its program
+                    os.setpgid(pid, pid)
+                for stream in streams:
+                    os.close(stream)
+                selector.register(client, selectors.EVENT_READ, pid)
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
+            elif isinstance(key.fileobj, socket.socket):
+                numbers = key.fileobj.recv(16)
+                for number in numbers or [signal.SIGKILL]:  # the client has been killed
+                    os.killpg(key.data, number)
+                if not numbers:
+                    selector.unregister(key.fileobj)
+            elif key.data is None:
+                sys.exit("the session of tests has ended")
+            else:
+                pid, client = key.data
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if client in selector.get_map():
+                    selector.unregister(client)
+                    client.sendall(status.to_bytes(4, "big", signed=True))
+                client.close()
+                selector.unregister(key.fileobj)
+                os.close(key.fd)
+
+
+def main(folder: Path, session: int, imports: str) -> dict[str, Any]:
+    address = str(folder / "socket")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    preload(folder, imports)
+    for name, first in (("dvc", ["-m", "dvc"]), ("python", [])):
+        aside = folder / f".{name}"
+        aside.write_text(
+            CLIENT.format(python=sys.executable, first=first, modules=MODULES, rooms=ROOMS, own=OWN, address=address)
+        )
+        aside.chmod(0o755)
+        aside.rename(folder / name)
+    return serve(listener, session)
+
+
+def become(request: dict[str, Any], executable: str) -> list[str]:
+    """The request's folder, environment and arguments; the words that say what to run."""
+    os.chdir(request["folder"])
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [path for path in sys.path[1:] if path not in own]
+    sys.path[:] = [request["folder"], *filter(None, given), *installed]
+    sys.executable = executable
+    words: list[str] = request["words"]
+    sys.argv = [words[0] if words[0] == "-c" else words[1], *words[2:]]
+    globals().pop("__file__")  # a program that is given by -c has none
+    for output in (sys.stdout, sys.stderr):
+        output.reconfigure(write_through=True)  # type: ignore[union-attr]
+    return words[:2]
+
+
+def leave(error: BaseException | None) -> None:
+    """End as Python does after the program's last line, but do not take down the modules that were imported before."""
+    status = 1 if error else 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        traceback.print_exception(error)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for output in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            output.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    own = Path(sys.argv[1])
+    kind, program = become(main(own, int(sys.argv[2]), sys.argv[3]), str(own / "python"))
+    try:
+        if kind == "-c":
+            exec(program)
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except BaseException as error:
+        leave(error)
+    leave(None)
