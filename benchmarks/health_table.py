@@ -14,7 +14,7 @@ from mathrl.health.watch import ALL_RULES, Finding, examine
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
-HEALTH = Health(patience=16)  # of runs of 32 steps
+HEALTH = Health(patience=28)  # of runs of 32 steps; chosen on the even seeds
 BEHIND = 0.1  # true accuracy below that of plain runs at the same step
 SHUFFLES, DRAWS = 500, 4000
 # The values that a rule's own threshold may take; rules without one are kept as they are, or left out.
@@ -141,7 +141,7 @@ def share(found: int, of: int) -> str:
 
 
 def by_kind(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
-    print("| sabotage | found | by a rule that names it | first finding at step | accuracy behind | lead, steps |")
+    print("| sabotage | found by a rule that names it | rules | first finding at step | accuracy behind | lead, steps |")
     print("|---|---|---|---|---|---|")
     for name, kind in KINDS.items():
         some = [run for run in runs if run.kind == name]
@@ -152,9 +152,10 @@ def by_kind(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
         steps = [min(findings.values()) for findings in found]
         behind = [run.behind for run in some if run.behind is not None]
         ahead = leads(some, chosen)
+        rules = Counter(rule for findings in found for rule in findings)
         cells = [
-            f"{len(found)} of {len(some)}",
-            f"{named} of {len(some)}",
+            share(named, len(some)),
+            ", ".join(f"{rule} {count}" for rule, count in rules.most_common()),
             f"{statistics.median(steps):g}" if steps else "never",
             f"{len(behind)} of {len(some)}" + (f", from step {statistics.median(behind):g}" if behind else ""),
             f"{statistics.median(ahead):g}" if ahead else "",

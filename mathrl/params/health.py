@@ -39,7 +39,7 @@ class Health(Section):
         1.3, gt=1, description="Growth factor of the response length from which accuracy must grow too."
     )
     right_correlation: float = Field(
-        0.2,
+        0.1,
         ge=-1,
         le=1,
         description="Correlation with correctness from which growing responses, or a growing part of the reward, are "

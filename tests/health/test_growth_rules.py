@@ -26,7 +26,7 @@ def findings(rules: set[str], rl: Rl | None = None, steps: int = 6, **series: li
     [
         ({}, True),  # a record without the correlation
         ({"rollout__length_accuracy_correlation": [0.4]}, False),  # the right responses are the longer ones
-        ({"rollout__length_accuracy_correlation": [0.1]}, True),
+        ({"rollout__length_accuracy_correlation": [0.05]}, True),
         ({"rollout__length_accuracy_correlation": [-0.4]}, True),  # long wrong responses
         # A reward that pays length, and right responses that are no longer than wrong ones.
         ({"rollout__length_reward_correlation": [0.9], "rollout__length_accuracy_correlation": [0.0]}, True),
