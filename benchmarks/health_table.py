@@ -1,5 +1,6 @@
 """What the health rules find in the runs of `health_detector.py`, and the tables of it."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +142,7 @@ def share(found: int, of: int) -> str:
 
 
 def by_kind(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
-    print("| sabotage | found by a rule that names it | rules | first finding at step | accuracy behind | lead, steps |")
+    print("| sabotage | found by a rule that names it | rules | first finding at step | accuracy behind | lead |")
     print("|---|---|---|---|---|---|")
     for name, kind in KINDS.items():
         some = [run for run in runs if run.kind == name]
@@ -183,7 +184,9 @@ def totals(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
     print(f"- sabotaged runs found: {share(sum(bool(run.findings(chosen)) for run in ill), len(ill))}")
     print(f"- sabotaged runs found by a rule that names the sabotage: {share(sum(named), len(ill))}")
     print(f"- healthy runs with a finding: {share(sum(bool(run.findings(chosen)) for run in well), len(well))}")
-    alarms = interval([len(run.findings(chosen)) for run in well], statistics.mean)
+    counts = [len(run.findings(chosen)) for run in well]
+    # A bootstrap of zeros has no width: the exact bound of a rate at which nothing was seen.
+    alarms = interval(counts, statistics.mean) if any(counts) else f"0.00 [0.00, {-math.log(0.025) / len(well):.2f}]"
     print(f"- false alarms per healthy run: {alarms}")
     ahead = leads(ill, chosen)
     print(f"- steps from the first finding until the accuracy is behind, mean of {len(ahead)} runs: ", end="")
