@@ -345,7 +345,9 @@ def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
     for name in sorted(names):
         value, before = now(rows, health, name), then(rows, health, name)
         part = name.removeprefix("reward/")
-        if value is None or before is None or value - before <= SUDDEN or comes_with_right(rows, health, part):
+        if value is None or before is None or value - before <= SUDDEN:
+            continue
+        if comes_with_right(rows, health, f"part_{part}"):
             continue
         return (
             f"{name} rose from {before:.3f} to {value:.3f}, accuracy by {gain(rows, health):+.3f}",

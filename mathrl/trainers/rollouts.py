@@ -166,7 +166,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         figures.setdefault(f"reward/{name}", sum_in_order(values) / len(values))
         if name != "accuracy":
             right = [verdict for part, verdict in zip(parts, correct, strict=True) if name in part]
-            figures[f"rollout/{name}_accuracy_correlation"] = correlation(values, right)
+            figures[f"rollout/part_{name}_accuracy_correlation"] = correlation(values, right)
     return figures
 
 

@@ -41,7 +41,7 @@ def test_growing_responses_are_no_alarm_where_the_right_ones_are_longer(series: 
 
 @pytest.mark.parametrize(("correlation", "raised"), [([0.4], False), ([0.0], True), (None, True)])
 def test_a_growing_part_of_the_reward_is_no_alarm_where_right_responses_earn_it(correlation: Any, raised: bool) -> None:
-    series = {} if correlation is None else {"rollout__format_accuracy_correlation": correlation}
+    series = {} if correlation is None else {"rollout__part_format_accuracy_correlation": correlation}
     assert (findings({"reward_parts"}, reward__format=[0.2, 0.2, 0.3, 0.4, 0.5, 0.6], **series) != set()) == raised
 
 

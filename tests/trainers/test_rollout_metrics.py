@@ -28,13 +28,13 @@ def test_correlations_with_reward_and_with_correctness_are_two_figures() -> None
     assert metrics["rollout/length_accuracy_correlation"] == pytest.approx(0)
     # Rewards 0, 1, 1.5, 0.5: the deviations' products sum to 1, over the root of 5 x 1.25.
     assert metrics["rollout/length_reward_correlation"] == pytest.approx(1 / 2.5)
-    assert metrics["rollout/format_accuracy_correlation"] == pytest.approx(0)
-    assert "rollout/accuracy_accuracy_correlation" not in metrics
+    assert metrics["rollout/part_format_accuracy_correlation"] == pytest.approx(0)
+    assert "rollout/part_accuracy_accuracy_correlation" not in metrics
 
 
 def test_a_part_that_the_right_responses_earn_correlates_with_correctness() -> None:
     groups = [group([2, 4, 6, 8], [False, False, True, True], [0.0, 0.0, 1.0, 1.0])]
     metrics = rollout_metrics(groups, groups)
-    assert metrics["rollout/format_accuracy_correlation"] == pytest.approx(1)
+    assert metrics["rollout/part_format_accuracy_correlation"] == pytest.approx(1)
     # Deviations of length -3, -1, 1, 3 and of correctness -1/2, -1/2, 1/2, 1/2: 4 over the root of 20 x 1.
     assert metrics["rollout/length_accuracy_correlation"] == pytest.approx(4 / 20**0.5)
