@@ -1,4 +1,6 @@
-"""How many sick runs do the health rules find, and how often do they cry wolf? `python benchmarks/health_detector.py`
+"""How many sabotaged runs do the health rules find, and how many false alarms do they raise?
+
+`python benchmarks/health_detector.py`
 
 GRPO of a model of 0.1 million parameters from one SFT start, 32 steps of 16 prompts x 8 responses: twelve kinds of
 sabotage and twelve kinds of runs that are odd but healthy (`health_runs.py`), `--seeds` of each. Runs with an even seed
@@ -14,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from health_runs import KINDS, start_model, train
-from health_table import Run, by_kind, choose, read_runs, shipped, shuffled_labels, totals
+from health_table import Run, by_kind, choose, one_by_one, read_runs, shipped, shuffled_labels, totals
 
 from mathrl.core.files import read_json
 from mathrl.rewards.exact_audit import exact_verdict
@@ -61,6 +63,7 @@ def report(runs: list[Run], half: int) -> None:
     print(f"\nWith the thresholds of the other half ({others or 'the defaults'}; left out: {out or 'none'}):\n")
     totals(reporting, chosen)
     shuffled_labels(choosing, reporting)
+    one_by_one(runs)
 
 
 def exact_cost(times: int = 20_000) -> float:

@@ -151,13 +151,13 @@ def noisy_dev(parts: Parts) -> None:
     parts.dev = parts.dev[:8]
 
 
-PPO = {"advantage": "gae", "critic": Critic(lr=0.004, optimizer=Optimizer(type="muon", adamw_scale=0.05))}
+PPO = {"advantage": "gae", "critic": Critic(lr=0.02, optimizer=Optimizer(type="muon", adamw_scale=0.5))}
 FORMAT = {"parts": [{"type": "accuracy"}, {"type": "r1_tags", "weight": 0.2, "name": "format"}]}
 KINDS = {
     "stale sampler": Kind(("stale_sampler", "mismatch"), plant=stale_sampler),
     "learning rate x 10": Kind(("kl", "collapse", "loss", "entropy", "spikes"), {"lr": 0.04}),
     "KL with the wrong sign": Kind(("kl", "collapse", "loss"), plant=kl_sign),
-    "shuffled rewards": Kind(("flat", "collapse"), plant=shuffled_rewards),
+    "shuffled rewards": Kind(("agreement", "flat", "collapse"), plant=shuffled_rewards),
     "hole in the grader": Kind(("reward_hacking",), plant=grader_hole),
     "answer in the prompt": Kind(("dev_gap",), plant=leaking_prompt),
     "advantage not centred": Kind(("centring",), plant=uncentred),

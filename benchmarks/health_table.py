@@ -1,5 +1,6 @@
 """What the health rules find in the runs of `health_detector.py`, and the tables of it."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,11 @@ import numpy as np
 from health_runs import KINDS, RL
 
 from mathrl.core.statistics import wilson
-from mathrl.health.watch import ALL_RULES, examine
+from mathrl.health.watch import ALL_RULES, Finding, examine
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
-HEALTH = Health(patience=16)  # of runs of 32 steps
+HEALTH = Health(patience=28)  # of runs of 32 steps; chosen on the even seeds
 BEHIND = 0.1  # true accuracy below that of plain runs at the same step
 SHUFFLES, DRAWS = 500, 4000
 # The values that a rule's own threshold may take; rules without one are kept as they are, or left out.
@@ -26,13 +27,14 @@ GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
     "stale_sampler": ("alignment", (1.02, 1.05, 1.1)),
     "importance": ("importance", (0.05, 0.1, 0.2)),
     "entropy": ("entropy", (0.005, 0.01, 0.02, 0.05)),
-    "length": ("length_rise", (1.2, 1.3, 1.5, 2.0)),
+    "length": ("right_correlation", (0.0, 0.1, 0.2, 0.3)),
     "repetition": ("repetition", (0.05, 0.1, 0.2)),
     "truncated": ("truncated", (0.02, 0.05, 0.1, 0.2)),
     "zero_variance": ("zero_variance", (0.8, 0.9, 0.95)),
-    "flat": ("progress", (0.01, 0.02, 0.05, 0.1)),
+    "flat": ("patience", (16, 20, 24, 28)),
     "reward_hacking": ("hacking", (0.1, 0.2, 0.3, 0.5)),
     "reward_alone": ("hacking", (0.1, 0.2, 0.3, 0.5)),
+    "agreement": ("agreement", (0.2, 0.3, 0.5, 0.7)),
     "dev_gap": ("dev_gap", (0.1, 0.15, 0.2, 0.3, 0.4)),
     "entropy_rise": ("entropy_rise", (1.5, 2.0, 3.0, 5.0)),
     "empty": ("empty", (0.02, 0.05, 0.1, 0.2)),
@@ -42,11 +44,15 @@ Setting = tuple[str, float | None]  # a rule and the value of its threshold
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run; `first` is the step of each rule's first finding under each setting of its threshold."""
+    """A finished run; `first` is the step of each rule's first finding under each setting of its threshold.
+
+    `shown` are the findings with the defaults, as `mathrl health` shows them.
+    """
 
     kind: str
     seed: int
     first: Mapping[Setting, int]
+    shown: Sequence[Finding]
     behind: int | None
     seconds: float
 
@@ -76,8 +82,10 @@ def read_runs(results: Sequence[Mapping[str, Any]]) -> list[Run]:
     runs = []
     for result in results:
         behind = [step for step, value in result["true"] if value < statistics.mean(plain.get(step, [0])) - BEHIND]
-        first = first_findings(result["rows"], Rl.model_validate(RL | dict(KINDS[result["kind"]].rl)))
-        runs.append(Run(result["kind"], result["seed"], first, min(behind, default=None), result["seconds"]))
+        rows, rl = result["rows"], Rl.model_validate(RL | dict(KINDS[result["kind"]].rl))
+        shown = examine(rows, HEALTH, rl).ordered
+        first = first_findings(rows, rl)
+        runs.append(Run(result["kind"], result["seed"], first, shown, min(behind, default=None), result["seconds"]))
     return runs
 
 
@@ -134,7 +142,7 @@ def share(found: int, of: int) -> str:
 
 
 def by_kind(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
-    print("| sabotage | found | by a rule that names it | first finding at step | accuracy behind | lead, steps |")
+    print("| sabotage | found by a rule that names it | rules | first finding at step | accuracy behind | lead |")
     print("|---|---|---|---|---|---|")
     for name, kind in KINDS.items():
         some = [run for run in runs if run.kind == name]
@@ -145,9 +153,10 @@ def by_kind(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
         steps = [min(findings.values()) for findings in found]
         behind = [run.behind for run in some if run.behind is not None]
         ahead = leads(some, chosen)
+        rules = Counter(rule for findings in found for rule in findings)
         cells = [
-            f"{len(found)} of {len(some)}",
-            f"{named} of {len(some)}",
+            share(named, len(some)),
+            ", ".join(f"{rule} {count}" for rule, count in rules.most_common()),
             f"{statistics.median(steps):g}" if steps else "never",
             f"{len(behind)} of {len(some)}" + (f", from step {statistics.median(behind):g}" if behind else ""),
             f"{statistics.median(ahead):g}" if ahead else "",
@@ -175,7 +184,9 @@ def totals(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
     print(f"- sabotaged runs found: {share(sum(bool(run.findings(chosen)) for run in ill), len(ill))}")
     print(f"- sabotaged runs found by a rule that names the sabotage: {share(sum(named), len(ill))}")
     print(f"- healthy runs with a finding: {share(sum(bool(run.findings(chosen)) for run in well), len(well))}")
-    alarms = interval([len(run.findings(chosen)) for run in well], statistics.mean)
+    counts = [len(run.findings(chosen)) for run in well]
+    # A bootstrap of zeros has no width: the exact bound of a rate at which nothing was seen.
+    alarms = interval(counts, statistics.mean) if any(counts) else f"0.00 [0.00, {-math.log(0.025) / len(well):.2f}]"
     print(f"- false alarms per healthy run: {alarms}")
     ahead = leads(ill, chosen)
     print(f"- steps from the first finding until the accuracy is behind, mean of {len(ahead)} runs: ", end="")
@@ -185,6 +196,19 @@ def totals(runs: Sequence[Run], chosen: Sequence[Setting]) -> None:
         lambda pairs: auc([run for run, _ in pairs], [ill for _, ill in pairs], chosen),
     )
     print(f"- AUC of the number of findings: {area}")
+
+
+def one_by_one(runs: Sequence[Run]) -> None:
+    """Every sabotaged run that no rule names and every false alarm of both halves, to be looked at one by one."""
+    print("\nSabotaged runs that no rule names, and what was found in them:\n")
+    for run in runs:
+        if run.sabotaged and not {finding.rule for finding in run.shown} & set(KINDS[run.kind].rules):
+            print(f"- {run.kind}, seed {run.seed}: {', '.join(finding.rule for finding in run.shown) or 'nothing'}")
+    print("\nFalse alarms:\n")
+    for run in runs:
+        for finding in () if run.sabotaged else run.shown:
+            steps = f"steps {finding.first} to {finding.last}"
+            print(f"- {run.kind}, seed {run.seed}, {finding.rule} ({finding.colour}), {steps}: {finding.evidence}")
 
 
 def shuffled_labels(choosing: Sequence[Run], reporting: Sequence[Run]) -> None:

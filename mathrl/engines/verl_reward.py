@@ -40,6 +40,7 @@ def compute_score(
     with _grading:
         reward = _reward(settings)
         (result,) = reward.score([item])
+        reward.audit([item], [result])
         row = {
             "index": int(extra_info["index"]),
             "tokens": tokens,

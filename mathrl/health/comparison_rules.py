@@ -14,6 +14,7 @@ GRADERS = (
 )
 CENTRED = ("group_std", "group_mean", "leave_one_out", "part_std")
 ROUNDING = 1e-3
+FEW, RARE = 50, 0.1  # responses and shares that are too small to compare verdicts
 
 
 def rises(
@@ -61,6 +62,26 @@ def reward_alone(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
         f"the reward rose {evidence[0]}, accuracy went {evidence[1]}",
         "the policy earns what is paid beside right answers: form, length, a score, or a hole in a function",
         "read responses with `mathrl rollouts`, lower the weight of the part that rose in reward.parts",
+    )
+
+
+def agreement(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
+    """Cohen's kappa of the verdicts that the trainer is told and the exact grader's, on the same responses."""
+    names = ("verifier/exact_agreement", "verifier/exact_passed", "verifier/exact_accuracy")
+    agreed, passed, right = (now(rows, health, name) for name in names)
+    graded = sum(row.get("verifier/exact_graded", 0.0) for row in rows[-health.window :])
+    if agreed is None or passed is None or right is None or graded < FEW:
+        return None
+    # A grader that finds hardly any response right is too coarse for these answers, and says nothing.
+    if not RARE < passed < 1 - RARE or not max(RARE, passed / 2) < right < 1 - RARE:
+        return None
+    chance = passed * right + (1 - passed) * (1 - right)
+    if (agreed - chance) / (1 - chance) >= health.agreement:
+        return None
+    return (
+        f"on {graded:.0f} responses the verdicts agree with an exact grader's in {agreed:.0%}, by chance {chance:.0%}",
+        "rewards reach other responses than they are for, or the verifier judges something else than the answer",
+        "compare responses and verdicts with `mathrl rollouts`, check the order of what the reward function returns",
     )
 
 
@@ -117,6 +138,7 @@ def empty(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 COMPARISON_RULES = (
     Rule("reward_hacking", "red", reward_hacking),
     Rule("centring", "red", centring),
+    Rule("agreement", "red", agreement),
     Rule("reward_alone", "yellow", reward_alone),
     Rule("dev_gap", "yellow", dev_gap),
     Rule("entropy_rise", "yellow", entropy_rise),

@@ -75,6 +75,18 @@ def accuracy(rows: Sequence[Row], health: Health) -> float:
     return now(rows, health, ACCURACY) or 0.0
 
 
+def chance(first: float, second: float, problems: float) -> float:
+    """Two standard errors of the difference between two accuracies, each over so many problems."""
+    share = (first + second) / 2
+    return 2 * math.sqrt(2 * share * (1 - share) / problems)
+
+
+def comes_with_right(rows: Sequence[Row], health: Health, name: str) -> bool:
+    """Whether the responses that have more of it are the right ones: then its growth is how the policy learns."""
+    value = now(rows, health, f"rollout/{name}_accuracy_correlation")
+    return value is not None and value >= health.right_correlation
+
+
 def learning_rate(rl: Rl) -> float:
     """The highest rate of any weight."""
     return max(rl.lr, rl.optimizer.adamw_lr(rl.lr))
@@ -105,11 +117,17 @@ def loss(rows: Sequence[Row], health: Health, rl: Rl | None) -> Diagnosis | None
 def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     size = health.window
     dev = [row[DEV] for row in rows if DEV in row]
-    falls = [("on dev", max(dev), dev[-1])] if len(dev) >= 2 else []
+    problems = earliest(rows, "dev/problems") or math.inf
+    falls = [("on dev", max(dev), dev[-1], problems)] if len(dev) >= 2 else []
     # In another order the problems become harder by design. Dev accuracy alone is late: it is that of averaged weights.
     if rl.curriculum.order == "shuffled" and len(rows) >= 2 * size:
-        falls.append(("of the rollouts", max(windows(rows, health)), accuracy(rows, health)))
-    fell = [f"{where} fell from {best:.3f} to {last:.3f}" for where, best, last in falls if last < best - health.drop]
+        asked = size * rl.prompts_per_step
+        falls.append(("of the rollouts", max(windows(rows, health)), accuracy(rows, health), asked))
+    fell = [
+        f"{where} fell from {best:.3f} to {last:.3f}"
+        for where, best, last, asked in falls
+        if best - last > max(health.drop, chance(best, last, asked))
+    ]
     if not fell:
         return None
     evidence = f"accuracy {' and '.join(fell)}"
@@ -197,6 +215,8 @@ def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 def length(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value, before = now(rows, health, "response_length"), then(rows, health, "response_length")
     if value is None or not before or value < health.length_rise * before or gain(rows, health) >= health.progress:
+        return None
+    if comes_with_right(rows, health, "length"):
         return None
     evidence = f"responses grew from {before:.1f} to {value:.1f} tokens, accuracy by {gain(rows, health):+.3f}"
     correlation = now(rows, health, "rollout/length_reward_correlation")
@@ -324,12 +344,16 @@ def reward_parts(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
     names = {name for name in rows[-1] if name.startswith("reward/") and name not in TOTALS}
     for name in sorted(names):
         value, before = now(rows, health, name), then(rows, health, name)
-        if value is not None and before is not None and value - before > SUDDEN:
-            return (
-                f"{name} rose from {before:.3f} to {value:.3f}, accuracy by {gain(rows, health):+.3f}",
-                "the policy earns the easier part of the reward alone",
-                f"lower the weight of {name.removeprefix('reward/')} in reward.parts",
-            )
+        part = name.removeprefix("reward/")
+        if value is None or before is None or value - before <= SUDDEN:
+            continue
+        if comes_with_right(rows, health, f"part_{part}"):
+            continue
+        return (
+            f"{name} rose from {before:.3f} to {value:.3f}, accuracy by {gain(rows, health):+.3f}",
+            "the policy earns the easier part of the reward alone",
+            f"lower the weight of {part} in reward.parts",
+        )
     return None
 
 

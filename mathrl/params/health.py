@@ -9,7 +9,7 @@ from mathrl.params.section import Section
 RuleName = Literal[
     "loss", "collapse", "kl", "mismatch", "stale_sampler", "importance", "entropy", "length", "repetition",
     "no_success", "flat", "spikes", "zero_variance", "truncated", "critic", "reward_parts", "timeouts",
-    "reward_hacking", "reward_alone", "centring", "dev_gap", "entropy_rise", "empty",
+    "reward_hacking", "reward_alone", "centring", "agreement", "dev_gap", "entropy_rise", "empty",
     "tool_down", "tool_calls", "told_answers", "dropped_groups",
 ]  # fmt: skip
 
@@ -38,6 +38,13 @@ class Health(Section):
     length_rise: float = Field(
         1.3, gt=1, description="Growth factor of the response length from which accuracy must grow too."
     )
+    right_correlation: float = Field(
+        0.1,
+        ge=-1,
+        le=1,
+        description="Correlation with correctness from which growing responses, or a growing part of the reward, are "
+        "accepted: the right responses have more of it.",
+    )
     repetition: float = Field(0.1, ge=0, le=1, description="Maximum share of repeated 16-grams.")
     truncated: float = Field(0.05, ge=0, le=1, description="Maximum share of truncated responses.")
     zero_variance: float = Field(0.9, gt=0, le=1, description="Maximum share of zero-variance groups.")
@@ -55,6 +62,12 @@ class Health(Section):
         0.3,
         gt=0,
         description="Maximum rise of what is paid above that of what is right, in standard deviations of a response.",
+    )
+    agreement: float = Field(
+        0.3,
+        ge=-1,
+        le=1,
+        description="Minimum agreement of the verdicts with the exact grader's: Cohen's kappa, 0: chance, 1: always.",
     )
     dev_gap: float = Field(
         0.2, ge=0, le=1, description="Maximum accuracy of the rollouts above that on dev, beyond what chance explains."

@@ -242,6 +242,11 @@ class RewardFunction:
             items = [replace(item, agrees=agree) for item, agree in zip(items, agrees, strict=True)]
         return [self._reward(item, verdict) for item, verdict in zip(items, verdicts, strict=True)]
 
+    def audit(self, items: Sequence[RewardInput], results: Sequence[RewardResult]) -> None:
+        """Grade a share of the responses exactly too, beside the results as they reach whoever trains on them."""
+        for item, result in zip(items, results, strict=True):
+            self.exact.see(item.prompt, item.response, item.ground_truth, result.correct)
+
     def counters(self) -> dict[str, float]:
         """Metrics of the verifier since the last call: timeouts, seconds, rule shares, what other graders say."""
         graded = self._rules.total()
@@ -274,7 +279,6 @@ class RewardFunction:
         self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
         self._timeouts += verdict.reason == "timeout"
         self._seconds += verdict.seconds
-        self.exact.see(item.prompt, item.response, item.ground_truth, verdict.correct)
         disagrees = None
         if self.second is not None:
             disagrees = self.second.see(item.prompt, item.response, item.ground_truth, verdict.correct)

@@ -11,6 +11,7 @@ SHARES_OF = {
     "verifier/second_passed": "verifier/second_graded",
     "verifier/exact_accuracy": "verifier/exact_graded",
     "verifier/exact_passed": "verifier/exact_graded",
+    "verifier/exact_agreement": "verifier/exact_graded",
     "verifier/model_disagreement": "verifier/model_judged",
 }
 

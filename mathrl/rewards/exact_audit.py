@@ -43,17 +43,18 @@ def _plain(text: str) -> str:
 
 
 class ExactAudit:
-    """Grades a share of the responses, chosen by their hash, beside what the verifier says of the same ones.
+    """Grades a share of the responses, chosen by their hash, beside what the trainer is told of the same ones.
 
     >>> audit = ExactAudit(share=1.0)
     >>> audit.see("1+1=", "<answer></answer>", ["2"], correct=True)
     >>> audit.counters()
-    {'verifier/exact_graded': 1.0, 'verifier/exact_accuracy': 0.0, 'verifier/exact_passed': 1.0}
+    {'verifier/exact_graded': 1.0, 'verifier/exact_accuracy': 0.0, 'verifier/exact_passed': 1.0,
+     'verifier/exact_agreement': 0.0}
     """
 
     def __init__(self, share: float) -> None:
         self.share = share
-        self.graded = self.right = self.passed = 0
+        self.graded = self.right = self.passed = self.agreed = 0
 
     def see(self, prompt: str, response: str, truths: Sequence[str], correct: bool) -> None:
         """Grade the response if it falls into the sample; `correct` is the verifier's verdict."""
@@ -64,15 +65,17 @@ class ExactAudit:
             self.graded += 1
             self.right += verdict
             self.passed += correct
+            self.agreed += verdict == correct
 
     def counters(self) -> dict[str, float]:
-        """Number graded, shares of them that are right and that the verifier accepts, since the last call."""
+        """Number graded since the last call, shares that are right, that are accepted, and on which both agree."""
         metrics = {}
         if self.graded:
             metrics = {
                 "verifier/exact_graded": float(self.graded),
                 "verifier/exact_accuracy": self.right / self.graded,
                 "verifier/exact_passed": self.passed / self.graded,
+                "verifier/exact_agreement": self.agreed / self.graded,
             }
-        self.graded = self.right = self.passed = 0
+        self.graded = self.right = self.passed = self.agreed = 0
         return metrics

@@ -91,7 +91,9 @@ class Sampler:
         self, pairs: Sequence[tuple[Problem, Completion]], sampling: Sampling, reward: RewardFunction
     ) -> list[Graded]:
         """Each completion with its reward; whoever sampled it, it continues its problem's `prompt_tokens`."""
-        rewards = reward.score([self.reward_input(problem, completion, sampling) for problem, completion in pairs])
+        inputs = [self.reward_input(problem, completion, sampling) for problem, completion in pairs]
+        rewards = reward.score(inputs)
+        reward.audit(inputs, rewards)
         return [
             Graded(
                 problem_id=problem.id,

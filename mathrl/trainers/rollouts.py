@@ -142,16 +142,18 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
     `trained` are those of the groups that are trained on; the zero-variance share is of them.
     """
     rewards = torch.tensor([reward for group in groups for reward in group.rewards])
+    correct = [float(right) for group in groups for right in group.correct]
     uniform = sum(bool(uniform_groups(torch.tensor([group.rewards]))) for group in trained)
     lengths = [length for group in groups for length in group.lengths]
     count = len(lengths)
     figures = {
         "reward/overall": float(rewards.mean()),
         "reward/overall_std": float(rewards.std()) if count > 1 else 0.0,
-        "reward/accuracy": sum(sum(group.correct) for group in groups) / count,
+        "reward/accuracy": sum(correct) / count,
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
         "rollout/length_reward_correlation": correlation(lengths, rewards.tolist()),
+        "rollout/length_accuracy_correlation": correlation(lengths, correct),
         "rollout/repetition": sum_in_order(share for group in groups for share in group.repeated) / count,
         "rollout/empty_groups": sum(max(group.lengths) <= 1 for group in groups) / len(groups),
         "rollout/truncated_share": sum(sum(group.truncated) for group in groups) / count,
@@ -162,6 +164,9 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         # A response without the part (its route is another) does not count.
         values = [part[name] for part in parts if name in part]
         figures.setdefault(f"reward/{name}", sum_in_order(values) / len(values))
+        if name != "accuracy":
+            right = [verdict for part, verdict in zip(parts, correct, strict=True) if name in part]
+            figures[f"rollout/part_{name}_accuracy_correlation"] = correlation(values, right)
     return figures
 
 

@@ -9,7 +9,7 @@ from mathrl.params.health import Health, RuleName
 from mathrl.params.train import Curriculum, Rl
 
 HEALTH = Health(window=2, patience=4)
-RULES = {"reward_hacking", "reward_alone", "centring", "dev_gap", "entropy_rise", "empty"}
+RULES = {"reward_hacking", "reward_alone", "centring", "agreement", "dev_gap", "entropy_rise", "empty"}
 HEALTHY = {"reward/overall": 0.5, "reward/overall_std": 0.5, "reward/accuracy": 0.5}
 RISE = [0.4, 0.4, 0.5, 0.6, 0.7, 0.8]
 
@@ -21,6 +21,11 @@ def findings(rl: Rl, **series: list[float]) -> dict[str, Any]:
         values = {name.replace("__", "/"): numbers[min(step, len(numbers) - 1)] for name, numbers in series.items()}
         rows.append({"step": step + 1, **HEALTHY, **values})
     return {name: finding for name, finding in examine(rows, HEALTH, rl).findings.items() if name in RULES}
+
+
+def verdicts(passed: float, right: float, agreed: float, graded: float = 30.0) -> dict[str, list[float]]:
+    shares = {"accuracy": right, "passed": passed, "agreement": agreed, "graded": graded}
+    return {f"verifier__exact_{name}": [value] for name, value in shares.items()}
 
 
 def test_every_rule_can_be_switched_off_by_its_name() -> None:
@@ -58,6 +63,13 @@ def test_every_rule_can_be_switched_off_by_its_name() -> None:
             | {"verifier__exact_passed": RISE, "verifier__exact_accuracy": [value / 2 for value in RISE]},
             set(),
         ),
+        # Half are right and accepted, and the two have nothing to do with each other: kappa 0.1, then 0.4.
+        (verdicts(0.5, 0.5, 0.55), {"agreement"}),
+        (verdicts(0.5, 0.5, 0.7), set()),
+        (verdicts(0.5, 0.5, 0.55, graded=20.0), set()),  # too few
+        # A grader that understands few of these answers, and a run in which nearly all are right.
+        (verdicts(0.6, 0.2, 0.5), set()),
+        (verdicts(0.95, 0.95, 0.9), set()),
         # Nor is the rest of a run that is right nearly always.
         ({"reward__overall": [0.5, 0.5, 1.0], "reward__accuracy": [0.92]}, set()),
         ({"advantage__mean": [1e-6]}, set()),

@@ -40,6 +40,8 @@ def test_both_shares_are_of_the_same_sample() -> None:
         right = number % 4 == 0
         audit.see("2+2=", f"{number} <answer>{4 if right else 5}</answer>", ["4"], right or number % 4 == 1)
     counters = audit.counters()
+    accepted_wrongly = counters["verifier/exact_passed"] - counters["verifier/exact_accuracy"]
+    assert counters["verifier/exact_agreement"] == pytest.approx(1 - accepted_wrongly)
     # 4000 draws of 0.25 have a standard deviation of 27, the shares of a thousand of at most 0.016.
     assert abs(counters["verifier/exact_graded"] - 1000) < 5 * 27
     assert counters["verifier/exact_accuracy"] == pytest.approx(0.25, abs=0.08)
@@ -50,12 +52,12 @@ def test_both_shares_are_of_the_same_sample() -> None:
 def test_the_reward_reports_it_and_zero_switches_it_off() -> None:
     items = [RewardInput(f"{n} <answer>{n % 2} or 5</answer>", ("1", "0 or 5"), prompt="3-2=") for n in range(400)]
     reward = build_reward({"exact_share": 1.0})
-    reward.score(items)
+    reward.audit(items, reward.score(items))
     counters = reward.counters()
     assert counters["verifier/exact_graded"] == 400 and counters["verifier/exact_passed"] == 0.5
     assert counters["verifier/exact_accuracy"] == 0.0, "5 is the last number"
     off = build_reward({"exact_share": 0.0})
-    off.score(items)
+    off.audit(items, off.score(items))
     assert not any("exact" in name for name in off.counters())
 
 

@@ -55,7 +55,7 @@ class CountsOnes(RewardFunction):
     """A reward that a random model can climb: the share of the character 1 in the response."""
 
     def __init__(self, broken: bool = False, right_above: float = 0.04) -> None:
-        super().__init__(Reward())
+        super().__init__(Reward(exact_share=0.0))  # what is right here is not the problems' answer
         self.broken, self.right_above = broken, right_above
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:

@@ -242,6 +242,9 @@ def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
         def score(self, items: Any) -> Any:
             return super().score([dataclasses.replace(item, ground_truth=("9",)) for item in items])
 
+        def audit(self, items: Any, results: Any) -> None:
+            super().audit([dataclasses.replace(item, ground_truth=("9",)) for item in items], results)
+
     monkeypatch.setattr(compose, "grade_batch", accepts_sevens)
     watch = train(reward=Nines(Reward(extraction="lenient")), steps=12, lr=4e-3)
     assert watch.rows[-1]["reward/accuracy"] > watch.rows[0]["reward/accuracy"] + 0.3

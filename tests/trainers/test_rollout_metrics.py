@@ -1,0 +1,40 @@
+"""The figures of a step's rollouts, by hand."""
+
+import pytest
+
+from mathrl.trainers.rollouts import RolloutGroup, rollout_metrics
+
+
+def group(lengths: list[int], correct: list[bool], form: list[float]) -> RolloutGroup:
+    """Responses of these lengths; the reward is 1 for a right one, and 0.5 times its form."""
+    right = [float(each) for each in correct]
+    return RolloutGroup(
+        problem=0,
+        prompt=(1,),
+        responses=tuple((5,) * length for length in lengths),
+        logprobs=tuple((0.0,) * length for length in lengths),
+        rewards=tuple(one + 0.5 * other for one, other in zip(right, form, strict=True)),
+        correct=tuple(correct),
+        truncated=(False,) * len(lengths),
+        parts=tuple({"accuracy": one, "format": other} for one, other in zip(right, form, strict=True)),
+    )
+
+
+def test_correlations_with_reward_and_with_correctness_are_two_figures() -> None:
+    # Lengths 1, 2, 3, 4; the right responses are the two of middling length, form is paid for the long ones.
+    metrics = rollout_metrics(
+        groups := [group([1, 2], [False, True], [0.0, 0.0]), group([3, 4], [True, False], [1.0, 1.0])], groups
+    )
+    assert metrics["rollout/length_accuracy_correlation"] == pytest.approx(0)
+    # Rewards 0, 1, 1.5, 0.5: the deviations' products sum to 1, over the root of 5 x 1.25.
+    assert metrics["rollout/length_reward_correlation"] == pytest.approx(1 / 2.5)
+    assert metrics["rollout/part_format_accuracy_correlation"] == pytest.approx(0)
+    assert "rollout/part_accuracy_accuracy_correlation" not in metrics
+
+
+def test_a_part_that_the_right_responses_earn_correlates_with_correctness() -> None:
+    groups = [group([2, 4, 6, 8], [False, False, True, True], [0.0, 0.0, 1.0, 1.0])]
+    metrics = rollout_metrics(groups, groups)
+    assert metrics["rollout/part_format_accuracy_correlation"] == pytest.approx(1)
+    # Deviations of length -3, -1, 1, 3 and of correctness -1/2, -1/2, 1/2, 1/2: 4 over the root of 20 x 1.
+    assert metrics["rollout/length_accuracy_correlation"] == pytest.approx(4 / 20**0.5)
