@@ -1,6 +1,7 @@
 """The trainer's side of weights by NCCL or CUDA IPC: vLLM's own engines, one pass over the weights for all servers.
 
-Each server has an NCCL group of its own with rank 0, so one that dies or hangs holds up no other.
+Each server has an NCCL group of its own with rank 0: one that dies is dropped alone, and one that is restarted joins
+alone.
 """
 
 import base64

@@ -26,8 +26,6 @@ from mathrl.rollout.servers import Pool
 from mathrl.trainers.sampler_thread import SamplerThread
 
 TOKENIZER = character_tokenizer(FreshModel())
-
-
 HANG_SECONDS = 120.0
 FILES = {"transfer": "", "gpus": []}  # weights come as files alone
 
@@ -49,8 +47,7 @@ class Stand(ThreadingHTTPServer):
         self.release = threading.Event()
         self.asked: list[int] = []
         self.taken: list[str] = []
-        self.steps: list[tuple[str, Any]] = []  # vLLM's endpoints for weights that are no files, and their bodies
-        self.refused = ""  # one of them
+        self.steps, self.refused = list[tuple[str, Any]](), ""  # vLLM's endpoints and bodies; the path that fails
         self.generation, self.digest = 1, ""
         self.answered: list[str] = []  # the digest of the weights behind each response
         self.counting = threading.Lock()
