@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mathrl/generator_levels"
 TRAIN_PER_LEVEL, TEST_PER_LEVEL, SAMPLES = 500, 60, 4
 MAX_PROMPT, MAX_TOKENS = 640, 480  # characters; the longest worked solution, a power modulo n, has some 450
-# Small numbers, so that a model of this size learns some of it; no tool.
+# Small numbers, so that a model of this size learns some of it; combinatorics needs larger ones for enough problems.
 OPTIONS: dict[str, dict[str, Any]] = {
     "combinatorics": {"largest_number": 14},
     "countdown": {"largest_number": 10, "largest_target": 30},
