@@ -1,5 +1,6 @@
 """Ranks that share the tokens of a micro-batch compute plain torch's numbers, each with its part of the activations."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,13 @@ from mathrl.params.load import load_params
 from mathrl.planning.memory import kept_activations
 from tests.learners import context_runs
 from tests.learners.test_fsdp import assert_equal_runs
-from tests.marks import run_program
 
 pytestmark = pytest.mark.timeout(600)
 VALUES = 2e-6  # of log-probs near 3: products of fewer rows may add in another order
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory, run_program: Callable[..., str]) -> Path:
     folder = tmp_path_factory.mktemp("context")
     run_program(Path(__file__).with_name("context_runs.py"), folder)
     return folder
