@@ -84,7 +84,7 @@ class FiveKindsOptions(Options):
 
 
 class FractionsOptions(FiveKindsOptions):
-    """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
+    """Level 1: a product or quotient; 2: a sum; 3: a percentage; 4: percentage change; 5: three fractions."""
 
     largest_denominator: int = Field(30, ge=4, description="Largest denominator; the smallest is 2.")
 

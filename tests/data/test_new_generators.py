@@ -1,5 +1,6 @@
 """Geometry, combinatorics and unit conversion: solved again by coordinates, by counting and by a table of units."""
 
+import functools
 import itertools
 import math
 import re
@@ -71,12 +72,14 @@ def test_geometry_by_coordinates() -> None:
     assert set(seen) == set(GEOMETRY)
 
 
+@functools.cache
 def rows(people: int) -> list[Sequence[int]]:
     return list(itertools.permutations(range(people)))
 
 
-def apart(row: Sequence[int]) -> int:
-    return abs(row.index(0) - row.index(1))
+def places(row: Sequence[int], group: int) -> list[int]:
+    """Where those of the group, which have the first numbers, stand in the row."""
+    return sorted(row.index(member) for member in range(group))
 
 
 def paths(right: int, up: int, x: int, y: int) -> int:
@@ -107,8 +110,10 @@ COMBINATORICS: dict[str, Any] = {
         if len(rest) > 1
         else len(list(itertools.combinations(range(a), i))) * rest[0]
     ),
-    "sit next to each other": lambda n: sum(apart(row) == 1 for row in rows(n)),
-    "not stand next to": lambda n: sum(apart(row) > 1 for row in rows(n)),
+    "all the": lambda n, group: sum(places(row, group)[-1] - places(row, group)[0] < group for row in rows(n)),
+    "no two of the girls": lambda boys, girls: sum(
+        all(b - a > 1 for a, b in itertools.pairwise(places(row, girls))) for row in rows(boys + girls)
+    ),
     "how many paths lead": lambda _a, _b, right, up, x, y: paths(right, up, x, y),
     "identical": compositions,
 }

@@ -68,7 +68,8 @@ def test_help_texts_are_sentences_without_the_old_dialect() -> None:
     texts = [text for top in (Params, Recipe, Simulation) for text in descriptions(top, set()) if text]
     assert len(texts) > 300
     dialect = re.compile(
-        r"\b(no number|so many|so often|anew|begun|resume point|in the place of|problems a step|a token\b|roll-out)", re.I
+        r"\b(no number|so many|so often|anew|begun|resume point|in the place of|problems a step|a token\b|roll-out)",
+        re.I,
     )
     for text in texts:
         assert not dialect.search(text), text

@@ -5,7 +5,6 @@ import random
 from collections import Counter
 
 from mathrl.data.generators.draft import Draft
-from mathrl.data.stories.people import people
 from mathrl.params.generators import CombinatoricsOptions
 
 WORDS = (
@@ -93,14 +92,18 @@ class Combinatorics(CombinatoricsOptions):
         return Draft(question, str(ways), f"{written} = {ways}", "arrangements")
 
     def _together(self, rng: random.Random) -> Draft:
-        who, n = people(rng, "en"), rng.randint(4, 8)
-        units, ways = n - 1, 2 * math.factorial(n - 1)
+        group = rng.randint(2, 4)
+        n = rng.randint(group + 2, 8)
+        who, whom = rng.choice((("friends", "cousins"), ("guests", "colleagues"), ("players", "goalkeepers")))
+        units, inside = math.factorial(n - group + 1), math.factorial(group)
         question = (
-            f"{n} friends, among them {who['name']} and {who['friend']}, sit down in a row. In how many orders do "
-            f"{who['name']} and {who['friend']} sit next to each other?"
+            f"Of {n} {who}, {group} are {whom}. They sit down in a row. In how many orders do all the {whom} sit next "
+            "to each other?"
         )
-        steps = f"{_product(units)} = {math.factorial(units)}\n2 * {math.factorial(units)} = {ways}"
-        return Draft(question, str(ways), steps, "arrangements")
+        steps = (
+            f"{_product(n - group + 1)} = {units}\n{_product(group)} = {inside}\n{units} * {inside} = {units * inside}"
+        )
+        return Draft(question, str(units * inside), steps, "arrangements")
 
     def _paths(self, rng: random.Random) -> Draft:
         right, up = rng.randint(3, self.largest_number), rng.randint(3, self.largest_number)
@@ -126,17 +129,16 @@ class Combinatorics(CombinatoricsOptions):
         )
 
     def _apart(self, rng: random.Random) -> Draft:
-        who, n = people(rng, "en"), rng.randint(4, 7)
-        everyone, together = math.factorial(n), 2 * math.factorial(n - 1)
+        boys = rng.randint(2, 5)
+        girls = rng.randint(2, min(4, boys + 1, 8 - boys))
+        first, places = math.factorial(boys), math.perm(boys + 1, girls)
         question = (
-            f"{n} children, among them {who['name']} and {who['friend']}, stand in a line. In how many orders do "
-            f"{who['name']} and {who['friend']} not stand next to each other?"
+            f"In how many orders can {boys} boys and {girls} girls stand in a line so that no two of the girls stand "
+            "next to each other?"
         )
-        steps = (
-            f"{_product(n)} = {everyone}\n2 * {_product(n - 1)} = {together}\n"
-            f"{everyone} - {together} = {everyone - together}"
-        )
-        return Draft(question, str(everyone - together), steps, "arrangements")
+        chosen = " * ".join(str(boys + 1 - index) for index in range(girls))
+        steps = f"{_product(boys)} = {first}\n{chosen} = {places}\n{first} * {places} = {first * places}"
+        return Draft(question, str(first * places), steps, "arrangements")
 
 
 def _product(n: int) -> str:

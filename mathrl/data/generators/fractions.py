@@ -8,15 +8,10 @@ from mathrl.params.generators import FractionsOptions
 
 
 class Fractions(FractionsOptions):
-    """Level 1: a sum; 2: a product or quotient; 3: a percentage; 4: percentage change; 5: three fractions."""
+    """Level 1: a product or quotient; 2: a sum; 3: a percentage; 4: percentage change; 5: three fractions."""
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:
-        return (self._sum, self._product, self._percent, self._change, self._three)[level - 1](rng)
-
-    def _sum(self, rng: random.Random) -> Draft:
-        a, b, sign = self._fraction(rng), self._fraction(rng), rng.choice("+-")
-        value, steps = _add(a, b, sign)
-        return Draft(f"Compute {a} {sign} {b} in lowest terms.", str(value), steps, "sum")
+        return (self._product, self._sum, self._percent, self._change, self._three)[level - 1](rng)
 
     def _product(self, rng: random.Random) -> Draft:
         a, b, sign = self._fraction(rng), self._fraction(rng), rng.choice("*:")
@@ -27,6 +22,11 @@ class Fractions(FractionsOptions):
         steps = f"{turned}{_chain(f'{a} * {factor}', f'{top}/{bottom}', str(value))}"
         question = f"Compute ({a}) {'*' if sign == '*' else 'divided by'} ({b}) in lowest terms."
         return Draft(question, str(value), steps, "product")
+
+    def _sum(self, rng: random.Random) -> Draft:
+        a, b, sign = self._fraction(rng), self._fraction(rng), rng.choice("+-")
+        value, steps = _add(a, b, sign)
+        return Draft(f"Compute {a} {sign} {b} in lowest terms.", str(value), steps, "sum")
 
     def _percent(self, rng: random.Random) -> Draft:
         percent, base = rng.randint(1, 99), rng.randint(4, 2_000) * 5
