@@ -142,6 +142,9 @@ class Alternating:
         verdict = Verdict(False, None, "none", "", 0.0)
         return [RewardResult(float(n % 3 == 0), n % 3 == 0, {"accuracy": 1.0}, verdict) for n in range(len(items))]
 
+    def audit(self, items: Any, results: list[RewardResult]) -> None:
+        """No other grader."""
+
 
 def encode(value: Any) -> bytes:
     """What torch's all_gather_object does before it sends, as `decode` does after."""

@@ -47,7 +47,7 @@ class ExactAudit:
 
     >>> audit = ExactAudit(share=1.0)
     >>> audit.see("1+1=", "<answer></answer>", ["2"], correct=True)
-    >>> audit.counters()
+    >>> audit.counters()  # doctest: +NORMALIZE_WHITESPACE
     {'verifier/exact_graded': 1.0, 'verifier/exact_accuracy': 0.0, 'verifier/exact_passed': 1.0,
      'verifier/exact_agreement': 0.0}
     """

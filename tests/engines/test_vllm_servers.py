@@ -79,12 +79,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         "weight_transfer_config": {"backend": "mathrl_gloo"},
     }
     try:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:  # for every test: other commands would start other servers
             patch.setattr(serve, "SERVER", serve.SERVER | gloo)
             started = start_servers(where / "base", MODEL, rollout, LORA)
-        pool = Pool(rollout.servers, started.urls, started.check)
-        within(400, lambda: pool.revive() or len(pool.alive()) == 2)
-        yield Two(where / "base", started)
+            pool = Pool(rollout.servers, started.urls, started.check)
+            within(400, lambda: pool.revive() or len(pool.alive()) == 2)
+            yield Two(where / "base", started)
     finally:
         close_servers()
 
