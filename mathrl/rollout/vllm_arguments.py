@@ -62,7 +62,8 @@ def transfer_arguments(rollout: Rollout, hardware: Hardware) -> dict[str, Any]:
     Raises:
         UserError: `rollout.servers.weights` asks for a GPU that is not there.
 
-    >>> transfer_arguments(Rollout(), Hardware("cuda"))
+    >>> from mathrl.params.rollout import Servers
+    >>> transfer_arguments(Rollout(servers=Servers(weights="auto")), Hardware("cuda"))
     {'weight_transfer_config': {'backend': 'mathrl_nccl'}}
     """
     wanted = rollout.servers.weights

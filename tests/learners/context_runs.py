@@ -35,6 +35,7 @@ from tests.engines import deepspeed_runs
 from tests.forked_ranks import in_ranks
 from tests.learners import fsdp_runs
 from tests.learners.fsdp_runs import demonstrations, weights
+from tests.learners.kept_bytes import kept_bytes as memory_kept
 from tests.trainers import small
 
 # Four ranks have one query head each, and a key head for two of them.
@@ -150,15 +151,7 @@ def kept_bytes(ranks: Ranks) -> dict[str, Any]:
     share_rows(model, ranks.context, packed=True)
 
     def counted() -> int:
-        kept: dict[int, int] = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with memory_kept(own) as kept:
             held = response_logprobs(model, MEASURED)
         del held
         return sum(kept.values())

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from mathrl.cli.plan import plan_run, size_in_bytes
 from mathrl.core.errors import UserError
@@ -28,6 +27,7 @@ from mathrl.planning.memory import RUNTIME, kept_activations, plan_memory
 from mathrl.planning.memory_advice import advise
 from mathrl.planning.memory_states import GIB, divided, fetched, trainable, trained
 from mathrl.planning.rollout_memory import check_vllm_share
+from tests.learners.kept_bytes import kept_bytes
 
 ROOT = Path(__file__).parents[2]
 # Of the model cards; embedding counted once where it is tied.
@@ -74,7 +74,7 @@ def test_shapes_of_known_models_have_their_published_number_of_parameters() -> N
     ],
 )
 def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, adapters: bool) -> None:
-    model, kept = network(bfloat16=bfloat16), {}
+    model = network(bfloat16=bfloat16)
     if adapters:
         add_lora(model, Lora(r=2), seed=0)
     groups = [Group([5 + i] * 20, [[7 + i] * 60] * 4) for i in range(4)]
@@ -89,13 +89,7 @@ def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, a
         if "_product" in each.__dict__
     }
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with kept_bytes(own) as kept:
         response_logprobs(model, groups)
     tokens = pack(groups).input_ids_1T.shape[1]
     precision = "bfloat16" if bfloat16 else "float32"

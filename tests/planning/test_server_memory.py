@@ -16,7 +16,8 @@ def test_servers_that_are_started_and_the_buffers_of_their_weights() -> None:
 
     def planned(*more: str) -> Any:
         given = params(
-            "rollout.engine=vllm_server", "rollout.servers.start=1", "rollout.vllm.memory_share=0.3", *more,
+            "rollout.engine=vllm_server", "rollout.servers.start=1", "rollout.vllm.memory_share=0.3",
+            "rollout.servers.weights=auto", *more,
             preset="gsm8k-ppo-24gb",
         )  # fmt: skip
         return plan_memory(shape_of(config_of(given.model.base)), given, "rl", "cuda", gpu_memory=80e9)

@@ -14,6 +14,7 @@ from mathrl.core.hardware import CPU
 from mathrl.core.problems import read_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.results import EvaluationSummary
+from mathrl.data.generators import VERSIONS
 from mathrl.models.base import make_base
 from mathrl.params import Params, load_params
 from mathrl.params.run import ModelVerifier
@@ -144,7 +145,7 @@ def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(param
     }
     for name, file in own["files"].items():
         assert file["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    assert (made["generator"], made["version"], made["rows"]) == ("fractions", 2, 4)
+    assert (made["generator"], made["version"], made["rows"]) == ("fractions", VERSIONS["fractions"], 4)
     assert set(manifest["outputs"]) == {
         f"{name}.jsonl" for name in ("sft", "rl", "dev", "test", "dropped", "rejected", "hits", "variants", "quality")
     }

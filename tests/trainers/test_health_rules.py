@@ -11,22 +11,6 @@ from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.health import Health
 from mathrl.params.train import Curriculum, Rl
 from mathrl.trainers.rollouts import correlation, repeated_shares
-from tests.trainers.small import FAST
-
-# This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
-HEALTH = Health(lr=0.02, patience=20)
-SETTINGS: dict[str, Any] = {
-    "steps": 24,
-    "prompts_per_step": 8,
-    "group_size": 16,
-    "max_tokens": 6,
-    "lr": 2e-3,
-    "optimizer": FAST,
-    "eval_every": 0,
-    "ema": None,
-    "kl_probe": 4,
-}
-
 
 RL = Rl()
 
