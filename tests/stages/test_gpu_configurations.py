@@ -15,9 +15,10 @@ from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import load_params
-from mathrl.params.rollout import Rollout, Vllm
+from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.params.run import Prompt
 from mathrl.rollout.resolve import choose_engine, longest_sequence, resolve_importance, resolve_rollout
+from mathrl.rollout.vllm_arguments import command_line, transfer_arguments
 from mathrl.rollout.vllm_budget import BATCH, GIB, LARGE_BATCH, LARGE_GPU, vllm_budget
 from tests.stages.gpu_configurations import (
     GOLDEN,
@@ -78,8 +79,11 @@ def test_vllm_takes_the_arguments(preset: str, tmp_path: Path) -> None:
         model = made.create_model_config()
         assert model.max_model_len == arguments["max_model_len"] and str(model.dtype) == "torch.bfloat16"
         assert not model.hf_config.tie_word_embeddings and model.logprobs_mode == "processed_logprobs"
-    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(golden["serve"])
-    assert parsed.weight_transfer_config.backend == "mathrl_nccl"
+    parser = make_arg_parser(FlexibleArgumentParser())
+    by_nccl = transfer_arguments(Rollout(servers=Servers(weights="nccl")), H100)
+    assert parser.parse_args(command_line(by_nccl)).weight_transfer_config.backend == "mathrl_nccl"
+    parsed = parser.parse_args(golden["serve"])
+    assert parsed.weight_transfer_config is None, "files, unless the run asks for more"
     assert parsed.max_num_seqs == golden["rl"]["llm"]["max_num_seqs"] and parsed.hf_overrides == {
         "tie_word_embeddings": False
     }
