@@ -78,12 +78,14 @@ class Restored:
         self.refreshed = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in self.modules else None  # type: ignore[arg-type]
+        if name not in self.modules:
+            return None
+        spec = ModuleSpec(name, self)  # type: ignore[arg-type]
+        spec.submodule_search_locations = getattr(self.modules[name], "__path__", None)
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = self.modules[spec.name]
-        spec.submodule_search_locations = getattr(module, "__path__", None)
-        return module
+        return self.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.specs[module.__name__]  # which knows the module's files

@@ -171,9 +171,12 @@ def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def checkout(new_checkout: Checkout, empty_prefect: Path, empty_store: Path) -> Checkout:
-    """The same; its databases have their tables, which takes seconds to make."""
+def checkout(
+    new_checkout: Checkout, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
+) -> Checkout:
+    """The same; its databases have their tables, and its programs their imports, which take seconds each."""
     copy_databases(new_checkout, empty_prefect, empty_store)
+    new_checkout.use_python(warm_python("flows"))
     return new_checkout
 
 

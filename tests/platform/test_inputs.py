@@ -1,7 +1,6 @@
 """Files outside the checkout: DVC and `mathrl run` notice when they change."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def link(checkout: Checkout) -> None:
         "from tasks.inputs import link_inputs; "
         "link_inputs(Path.cwd(), ['curate', 'sft', 'evaluate'], load_params(), os.environ)"
     )
-    checkout.run(sys.executable, "-c", code)
+    checkout.run(checkout.executable, "-c", code)
 
 
 def test_a_plain_repro_notices_a_file_with_other_bytes(own: tuple[Checkout, Path]) -> None:

@@ -52,7 +52,7 @@ def test_what_needs_nothing_runs_at_once_and_what_failed_holds_up_its_own_alone(
     after, beside = ({"cmd": f"touch {name}", "deps": [dep], "outs": [name]}
                      for name, dep in (("after", "wrong"), ("beside", "both")))  # fmt: skip
     write(checkout, {**meeting, "both": both, "wrong": wrong, "after": after, "beside": beside})
-    failed = checkout.run(sys.executable, "-c", FLOW, ok=False)
+    failed = checkout.run(checkout.executable, "-c", FLOW, ok=False)
     side = checkout.folder / "side"
     assert failed.returncode and "stage side/dvc.yaml:wrong failed: no room" in failed.stderr
     assert (side / "both").read_text() == "a\nb\n" and (side / "beside").exists() and not (side / "after").exists()
@@ -63,7 +63,7 @@ def test_what_needs_nothing_runs_at_once_and_what_failed_holds_up_its_own_alone(
     write(
         checkout, {**meeting, "both": both, "wrong": wrong | {"cmd": "touch wrong"}, "after": after, "beside": beside}
     )
-    done = checkout.run(sys.executable, "-c", FLOW)
+    done = checkout.run(checkout.executable, "-c", FLOW)
     ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ENDED")]
     assert ended == [["a", "skipped"], ["b", "skipped"], ["both", "skipped"], ["wrong", "ran"], ["after", "ran"],
                      ["beside", "skipped"]]  # fmt: skip

@@ -19,6 +19,13 @@ pytestmark = pytest.mark.xdist_group("stopping")
 RUN = "from mathrl.cli import main; main()"
 
 
+@pytest.fixture(scope="module")
+def checkout(checkout: Checkout) -> Checkout:
+    """Signals must meet Python itself, and not a program that forwards them."""
+    checkout.use_python(Path(sys.executable).parent)
+    return checkout
+
+
 def wait_for(condition: Any, seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -3,7 +3,6 @@
 import json
 import random
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +80,7 @@ def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checko
     with uncommitted_edits(checkout):
         edited = load_params(checkout.folder / "params").model_dump(mode="json", by_alias=True)
         mine = dict(leaves(read_yaml(checkout.folder / "params" / "presets" / "mine.yaml")))
-        done = checkout.run(sys.executable, "-c", ASK, json.dumps(cases))
+        done = checkout.run(checkout.executable, "-c", ASK, json.dumps(cases))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == len(cases)
     for (preset, overrides), ran in zip(cases, rows, strict=True):

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,23 @@ fresh_seeds: 2
 MATHRL = "from mathrl.cli import main; main()"
 
 
+def called(module: str) -> list[str]:
+    return ["-c", MATHRL] if module == "mathrl" else ["-m", module]
+
+
 class Place:
     """The folder, and commands run in it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, folder / ".mathrl"
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder, self.home, self.python = folder, folder / ".mathrl", str(python)
         dropped = ("MATHRL_", "PREFECT_", "MLFLOW_", "RANK", "WORLD_SIZE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         self.started: list[subprocess.Popen[str]] = []
         self.env = kept | {"MATHRL_MIRROR": "none", "MATHRL_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
 
     def start(self, module: str, *words: str, **env: str) -> "subprocess.Popen[str]":
-        how = ["-c", MATHRL] if module == "mathrl" else ["-m", module]
-        return self.begin([sys.executable, *how, *words], **env)
+        """By Python itself: its processes are below it."""
+        return self.begin([sys.executable, *called(module), *words], **env)
 
     def begin(self, command: list[str], **env: str) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
@@ -74,7 +78,7 @@ class Place:
         return child
 
     def run(self, module: str, *words: str, ok: bool = True, **env: str) -> str:
-        child = self.start(module, *words, **env)
+        child = self.begin([self.python, *called(module), *words], **env)
         said = child.communicate(timeout=300)[0]
         assert not ok or child.returncode == 0, said
         return said
@@ -89,12 +93,17 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(warm_python: Callable[[str], Path]) -> Path:
+    return warm_python("torch") / "python"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
     folder = tmp_path_factory.mktemp("sweeps") / "made"
     shutil.copytree(ROOT / "params", folder / "params")
     (folder / "params" / "sweep.yaml").write_text(SWEEP)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    place = Place(folder)
+    place = Place(folder, python)
     tiny = [word for each in (*TINY, *CURATE) for word in ("--set", each)]
     place.run("mathrl.stages.recipe_step", "curate", "data", *tiny)
     place.run("mathrl.stages.recipe_step", "base", "models", *tiny)
@@ -102,9 +111,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(made: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """The same folder for every test; studies have names of their own, params/ is put back."""
-    here = Place(made)
+    here = Place(made, python)
     monkeypatch.chdir(made)
     monkeypatch.setenv("MATHRL_HOME", str(here.home))
     main_checkout.cache_clear()

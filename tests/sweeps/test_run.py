@@ -111,7 +111,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     assert read_study(STUDY).trials[0].state == TrialState.RUNNING
 
     # Started again, with two workers; one is killed while the other still works, which takes over its trial.
-    again = place.start("mathrl.sweeps.run", "run", *words, "sweep.workers=2")
+    again = place.begin([place.python, "-m", "mathrl.sweeps.run", "run", *words, "sweep.workers=2"])
     other = opened.folder / "t0003-s0"
     wait(lambda: sum(len(steps_of(run)) for run in runs) > before or steps_of(other))
     os.kill(processes()[0], signal.SIGKILL)
