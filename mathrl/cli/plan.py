@@ -52,7 +52,6 @@ def plan_run(
     if simulate is not None:
         show_simulation(simulate)
         return
-    from mathrl.models.context_parallel import check_heads
     from mathrl.models.model_shape import config_of, shape_of
     from mathrl.planning.memory import plan_memory  # torch and transformers: --help answers without them
     from mathrl.planning.memory_advice import advise
@@ -62,7 +61,6 @@ def plan_run(
     params = load_params(preset=preset, overrides=settings)
     config = config_of(params.model.base)
     params.training.check_ranks(params.run.processes)
-    check_heads(config, params.training.context_ranks)
     shape = shape_of(config)
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
 
@@ -194,13 +192,18 @@ def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -
 
 def show_servers(shape: "ModelShape", params: Params, memory: float) -> bool:
     """Print what the servers that the stage starts hold on GPUs of their own; whether it fits."""
-    from mathrl.planning.rollout_memory import check_vllm_share, on_ranks_gpus, starts_servers, vllm_parts
-    from mathrl.rollout.resolve import stage_longest
+    from mathrl.planning.rollout_memory import (
+        check_vllm_share,
+        longest_request,
+        on_ranks_gpus,
+        starts_servers,
+        vllm_parts,
+    )
 
     if not starts_servers(params) or on_ranks_gpus(params):
         return True
     count, parallel = params.rollout.servers.start, params.rollout.vllm.tensor_parallel
-    needed = stage_longest(params, "rl")
+    needed = longest_request(params)
     longest = params.rollout.vllm.max_model_length or needed
     parts, lacking = vllm_parts(shape, params, longest, memory)
     print(f"\nservers: {count}, each on {parallel} GPU{'s' * (parallel != 1)} of its own, for {longest:,} tokens")

@@ -16,6 +16,7 @@ import numpy as np
 
 from mathrl.core.types import Problem
 from mathrl.data.clusters import Clusters, Numbers
+from mathrl.data.near_duplicates import near_clusters
 from mathrl.data.question_tokens import question_tokens
 from mathrl.data.row_shards import SPLITS
 from mathrl.data.row_store import RowStore, StoredProblems
@@ -132,8 +133,6 @@ def deduplicate(store: RowStore, params: Deduplicate) -> Deduplicated:
         variants += _twins(store, clusters, "nothing: a benchmark asks it twice")
         dropped.append(Losses.of(store, _settle(store, clusters, answers, "exact")))
     if params.near:
-        from mathrl.data.near_duplicates import near_clusters  # scipy; only near-duplicates need it
-
         near, similar = near_clusters(store, params.near)
         parts = (part for cluster in near for part in _same_questions(store, cluster, answers))
         detail = f"jaccard >= {params.near.threshold}"

@@ -10,7 +10,7 @@ import torch
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import import_deepspeed, make_engine, release, without_trace
 from mathrl.learners.distributed import Ranks
-from mathrl.models.context_parallel import check_heads
+from mathrl.models.context_parallel import check_heads, heads_of
 from mathrl.models.device import hardware_of
 from mathrl.models.fsdp import is_divided, layer_by_layer, rank_mesh, start
 from mathrl.models.load import plain_dtype
@@ -42,7 +42,7 @@ def load_to_train(load: Callable[..., Any], folder: Path | str, model: Model, ra
     mesh = rank_mesh(ranks.device) if backend == "fsdp" else None
     with _sharded(ranks, plain_dtype(model)) if zero_3 else nullcontext():
         network = load(folder, model, ranks.device, plain=ranks.divides, mesh=mesh)
-    check_heads(network.config, ranks.training.context_ranks)
+    check_heads(*heads_of(network.config), ranks.training.context_ranks)
     return network
 
 

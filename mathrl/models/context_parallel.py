@@ -139,7 +139,7 @@ def share_rows(model: Any, context: ContextGroup, packed: bool) -> None:
     Raises:
         UserError: the model is not computed packed, or not exactly in parts.
     """
-    check_heads(model.config, context.size)
+    check_heads(*heads_of(model.config), context.size)
     kind = model.config.model_type
     if not packed:
         raise UserError(
@@ -154,11 +154,14 @@ def share_rows(model: Any, context: ContextGroup, packed: bool) -> None:
     model.__dict__[MARK] = context
 
 
-def check_heads(config: Any, size: int) -> None:
-    """Raises UserError: the model's heads cannot be divided among `size` ranks."""
+def heads_of(config: Any) -> tuple[int, int]:
+    """The numbers of query heads and of key heads, from a Hugging Face configuration."""
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    keys = getattr(text, "num_key_value_heads", None) or heads
+    return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
+def check_heads(heads: int, keys: int, size: int) -> None:
+    """Raises UserError: `heads` query heads and `keys` key heads cannot be divided among `size` ranks."""
     if heads % size or (keys % size and size % keys):
         possible = [str(n) for n in (1, 2, 4, 8) if not (heads % n or (keys % n and n % keys))]
         raise UserError(

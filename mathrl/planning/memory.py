@@ -8,6 +8,7 @@ Symbols: P parameters, D width, I width of the MLP, H and K query and key heads 
 T tokens of a micro-batch (with context parallelism a rank's part of them), B sequences decoded at a time.
 """
 
+from mathrl.models.context_parallel import check_heads
 from mathrl.models.head import MOST_LOGITS
 from mathrl.models.model_shape import ModelShape
 from mathrl.models.packing import LONG
@@ -64,7 +65,11 @@ def plan_memory(
 
     `prompt_tokens` and `response_tokens` are the assumed lengths (default: the parameters' limits, the worst case);
     `gpu_memory` is the size of the GPU's memory in bytes, of which vLLM takes its share.
+
+    Raises:
+        UserError: the ranks that share a micro-batch cannot divide the model's heads.
     """
+    check_heads(shape.heads, shape.key_heads, params.training.context_ranks)
     params = with_engine(params, device)
     prompt = prompt_tokens or params.prompt.max_tokens
     length = prompt + (response_tokens or params.rl.max_tokens)

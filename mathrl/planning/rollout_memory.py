@@ -79,11 +79,16 @@ def transfer_buffers(params: Params, whole: float, largest: float) -> Parts:
     return {"weights packed for NCCL": 3 * min(buffer + largest, whole)}
 
 
+def longest_request(params: Params) -> int:
+    """Tokens of the longest prompt with its response that RL asks for."""
+    return stage_longest(params, "rl")
+
+
 def check_vllm_share(shape: ModelShape, params: Params, gpu_memory: float) -> None:
     """Raises UserError: vLLM would refuse to start for RL on GPUs of this memory."""
     params = with_engine(params, "cuda")
     if params.rollout.engine == "vllm" or starts_servers(params):
-        check_budget(*_vllm_budget(shape, params, stage_longest(params, "rl"), gpu_memory))
+        check_budget(*_vllm_budget(shape, params, longest_request(params), gpu_memory))
 
 
 def _vllm_budget(

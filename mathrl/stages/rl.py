@@ -168,16 +168,9 @@ def _train_with_verl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult
     python = verl_python()
     _refuse_other_models(inputs, "verl")
     # torch: not before the inputs have been checked.
-    import torch
-
     from mathrl.engines.verl_rl import train_rl_with_verl
-    from mathrl.learners.distributed import Ranks
-    from mathrl.trainers.training_run import TrainingRun
 
-    params = run.params
-    training = TrainingRun(
-        Ranks(torch.device("cpu"), params.training), run.state, params.run.seed, run.open_metrics, inputs.health
-    )
+    params, training = run.params, open_training(run, inputs.health, device="cpu")
     run.resolved(params.rollout.model_copy(update={"engine": "vllm"}), params.rl)
     log = run.record.folder / "verl.log"
     return train_rl_with_verl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training, python, log)

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from mathrl.trainers.training_run import TrainingRun
 
 
-def open_training(run: StageRun, health: HealthMonitor | None = None, rollouts: Path | None = None) -> TrainingRun:
-    """Join the stage's ranks, of which this process is one. Imports torch: check the inputs before."""
+def open_training(
+    run: StageRun, health: HealthMonitor | None = None, rollouts: Path | None = None, device: str | None = None
+) -> TrainingRun:
+    """Join the stage's ranks, of which this process is one, on `device` (default: `run.device`). Imports torch: check
+    the inputs before."""
     from mathrl.learners.distributed import Ranks
     from mathrl.models.device import choose_device
     from mathrl.trainers.training_run import TrainingRun
 
     params = run.params
-    ranks = Ranks(choose_device(params.run.device), params.training)
+    ranks = Ranks(choose_device(device or params.run.device), params.training)
     return TrainingRun(ranks, run.state, params.run.seed, run.open_metrics, health, rollouts, run.record.events)
 
 
