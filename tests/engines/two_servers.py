@@ -55,16 +55,21 @@ def train(two: Two, where: Path, params: Rl = STEPS, sender: Any = None) -> tupl
     ahead = params.asynchronous is not None
     engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), ahead)
     engine.sender = sender
+    return run_rl(network, engine, params, Ranks(torch.device("cpu")), where), network, engine
+
+
+def run_rl(network: Any, engine: Any, params: Rl, ranks: Ranks, where: Path) -> list[dict[str, float]]:
+    """Train; the rows of the metrics, at rank 0."""
     train_rl(
         network,
-        Sampler(engine, tokenizer, Prompt()),
+        Sampler(engine, engine.tokenizer, Prompt()),
         PROBLEMS,
         PROBLEMS[:2],
         Letters(),
         params,
-        TrainingRun(Ranks(torch.device("cpu")), where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
+        TrainingRun(ranks, where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
     )
-    return without_timings(where / "metrics.jsonl"), network, engine
+    return without_timings(where / "metrics.jsonl") if ranks.rank == 0 else []
 
 
 def gloo_sender(folder: Path, **settings: Any) -> Any:
