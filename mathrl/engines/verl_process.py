@@ -21,7 +21,7 @@ DRIVER = "mathrl.engines.verl_driver"
 NEEDED = ("verl", "ray", "transfer_queue", "mathrl")
 FIND = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if not importlib.util.find_spec(name)))"
 POLL_SECONDS = 0.5
-STOP_SECONDS = 10.0
+STOP_SECONDS = 5.0  # less than a flow that ends gives a stage (mathrl.core.guard)
 TAIL_LINES = 20
 # The last line of a traceback, behind what Ray puts before a worker's lines.
 RAISED = re.compile(r"(?:^|\x1b\[0m )((?:\w+\.)*\w*(?:Error|Exception): .+)$")

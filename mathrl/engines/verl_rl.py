@@ -44,7 +44,7 @@ class VerlSteps:
         self.of, self.params, self.files = of, params, files
         self.sampled, self.trained = int(values.get("sampled", 0)), int(values.get("trained", 0))
         self.accuracy = values.get("accuracy")
-        self.lr: float | None = None  # verl logs the learning rate of the step that follows
+        self.lr = values.get("lr")  # verl logs the learning rate of the step that follows
 
     def figures(self, step: int, data: Mapping[str, float | None]) -> dict[str, float]:
         """The row of a step that verl has reported."""
@@ -61,7 +61,8 @@ class VerlSteps:
 
     def values(self) -> dict[str, float]:
         kept = {"sampled": float(self.sampled), "trained": float(self.trained)}
-        return kept if self.accuracy is None else {**kept, "accuracy": self.accuracy}
+        others = {"accuracy": self.accuracy, "lr": self.lr}
+        return kept | {name: value for name, value in others.items() if value is not None}
 
 
 def train_rl_with_verl(

@@ -21,7 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
 from mathrl.models.lora import adapter_tensors, has_lora, lora_of, save_adapter, weight_parts
 from mathrl.models.sharding import is_sharded
-from mathrl.models.weights import adapter_digest, folder_digest, weight_shapes, with_head, write_buckets
+from mathrl.models.weights import adapter_digest, folder_digest, full_weights, weight_shapes, with_head, write_buckets
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
 from mathrl.rollout.ranks import from_rank_0, gather
@@ -33,6 +33,7 @@ from mathrl.rollout.vllm_engine import finish_reason
 if TYPE_CHECKING:
     from mathrl.rollout.weight_transfer import Sender, SyncedWeights
 
+TRANSFERRED = "transferred"  # folder of weights that went by a transfer, for servers that were lost
 MOST_TRIES = 10  # of a prompt: one on which every server breaks would go round for ever
 
 
@@ -66,6 +67,7 @@ class ServerEngine:
         self.folder: Path | None = None
         self.sent = 0
         self.sender = self._sender()
+        self.pool.as_files = self._as_files
 
     def generate(
         self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
@@ -166,7 +168,32 @@ class ServerEngine:
             failures = sender.send(servers, source)
             return source.total.hexdigest(), failures
 
+        self._remove_transferred()
         self.pool.send_by(transfer)
+
+    def _as_files(self, digest: str) -> SentWeights | None:
+        """The weights with this digest, which were transferred, as files for a server that was lost since.
+
+        None where the network holds others by now (the next sync is near then), or is sharded: all ranks would have to
+        gather them.
+
+        Raises:
+            UserError: the folder cannot be written to.
+        """
+        if self.network is None or is_sharded(self.network):
+            return None
+        self._remove_transferred()
+        folder = self._folder() / TRANSFERRED
+        try:
+            written = write_buckets(full_weights(self.network), folder, self.dtype, self.rollout.servers.bucket_mb)
+        except (OSError, SafetensorError) as error:
+            raise self._unwritable(error) from None
+        return SentWeights(str(folder), digest) if written == digest else None
+
+    def _remove_transferred(self) -> None:
+        """Remove the files of weights that are no longer the newest."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder / TRANSFERRED, ignore_errors=True)
 
     def _source(self, weights: Iterable[tuple[str, Tensor]]) -> "SyncedWeights":
         from mathrl.rollout.weight_transfer import SyncedWeights  # imports vLLM: seconds
@@ -176,6 +203,7 @@ class ServerEngine:
     def join(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `SyncedEngine.join`."""
         if self.sender and not self._sends_adapter():
+            self._remove_transferred()
             self.sender.join(self._source(weights))
 
     def _sender(self) -> "Sender | None":
@@ -242,7 +270,8 @@ class ServerEngine:
             root, record = self.rollout.servers.folder, Variable.RECORD.get()
             try:
                 if record:
-                    self.folder = Path(root or tempfile.gettempdir()) / f"mathrl-weights-{hashing.digest(record)}"
+                    name = f"mathrl-weights-{hashing.digest(record)}" + (f"-{rank()}" if rank() else "")
+                    self.folder = Path(root or tempfile.gettempdir()) / name
                     shutil.rmtree(self.folder, ignore_errors=True)
                     self.folder.mkdir()
                 else:

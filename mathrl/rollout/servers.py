@@ -42,6 +42,9 @@ class Pool:
         self.weights: SentWeights | None = None  # what was sent last
         self.replaced: SentWeights | None = None  # while it is sent: the weights before it
         self.sending = False  # within `send_by`
+        # The weights of this digest, which a transfer has sent, as files; None where they cannot be written any more.
+        self.as_files: Callable[[str], SentWeights | None] = lambda digest: None
+        self.writing, self.unwritable = threading.Lock(), ""  # the digest of such weights
         self.none_since: float | None = None  # when the last server alive was lost
         self.starting = params.start > 0  # until the first of the stage's own servers answers
         self.revive(wait=True)
@@ -260,11 +263,11 @@ class Pool:
     def send_by(self, transfer: Callable[[list[Server]], tuple[str, dict[str, str]]]) -> None:
         """Have `transfer` bring weights to every server that answers; no request of this process begins meanwhile.
 
-        `transfer` gives the digest of what it sent, and why a server failed, by address. One that is lost later has no
-        weights until the next call.
+        `transfer` gives the digest of what it sent, and why a server failed, by address. That one, or one that is lost
+        later, gets them as files (`as_files`), or at the next call.
 
         Raises:
-            UserError: no server took the weights.
+            UserError: no server took the weights, and none came back in time to read them as files.
         """
         with self.lock:
             self.sending = True
@@ -286,16 +289,44 @@ class Pool:
                 if before and not server.alive:
                     print(f"rollout: the weights were not accepted: {server.failure}", file=sys.stderr, flush=True)
             self._note_states()
-        if not self.alive():
-            reasons = "; ".join(server.failure for server in self.servers)
+        if self.alive():
+            return
+        reasons = "; ".join(server.failure for server in self.servers)
+        if self._readable().folder:
+            self.revive(wait=True)
+        else:
             raise UserError(
                 f"no vLLM server took the weights ({reasons}): restart the servers and resume the run, or set "
                 "rollout.servers.weights to files"
             )
 
+    def _readable(self) -> SentWeights:
+        """The newest weights; those of a transfer as files, written where a server needs them, if they can be.
+
+        Raises:
+            UserError: the files cannot be written.
+        """
+        with self.writing:
+            weights = self.weights
+            assert weights is not None
+            if weights.folder or weights.digest == self.unwritable:
+                return weights
+            self.unwritable = weights.digest
+            written = self.as_files(weights.digest)
+            if written is None:
+                return weights
+            with self.lock:
+                self.unwritable = ""
+                if self.weights == weights:
+                    self.weights = written
+            return written
+
     def _send(self, server: Server) -> bool:
-        weights = self.weights
-        assert weights is not None
+        try:
+            weights = self._readable()
+        except UserError as error:
+            server.failure = f"{server.url} has no weights since it was lost: {error}"
+            return False
         if not weights.folder:
             server.failure = (
                 f"{server.url} has no weights since it was lost: they are sent to it at the next sync, "

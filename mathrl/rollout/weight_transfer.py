@@ -140,7 +140,10 @@ class NcclSender:
         if alone.failures:
             client.fail(server, alone.failures[server.url])
             return
-        made = joined.get()
+        try:
+            made = joined.get(timeout=self.seconds)
+        except queue.Empty:
+            made = TimeoutError(f"not within {self.seconds:g} s")
         if isinstance(made, Exception):
             client.fail(server, f"{server.url}: rank 0 could not join its NCCL group ({made})")
         else:

@@ -11,6 +11,7 @@ A name that MLflow refuses is escaped (`tracking.names`), with the name as writt
 
 import getpass
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from mathrl.core.files import encodable
-from mathrl.core.metrics import complete_rows
+from mathrl.core.metrics import TIMING_PREFIXES, complete_rows
 from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
 from mathrl.core.run_forecast import forecast_of
@@ -86,11 +87,33 @@ class Upload:
             step = int(row["step"])
             if after is not None and step <= after:
                 continue
-            at = _milliseconds(row["at"])
-            points += [Point(name, value, at, step) for name, value in row.items() if name not in ("step", "at")]
+            points += _points(row)
             after = step
         self.batches.metrics(run_id, points)
         return after
+
+    def metrics_again(self, run_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Send the rows that differ from those of the same steps in MLflow, which then has both and shows the later.
+
+        A resumed run does the steps after its checkpoint again, and not every engine repeats them to the bit.
+        """
+        before: dict[str, dict[int, float]] = {}
+
+        def differs(point: Point) -> bool:
+            if point.name not in before:
+                history = self.client.get_metric_history(run_id, escape(point.name))
+                history.sort(key=lambda each: each.timestamp)
+                before[point.name] = {each.step: each.value for each in history}
+            was = before[point.name].get(point.step)
+            return was is None or (was != point.value and not (math.isnan(was) and math.isnan(point.value)))
+
+        points: list[Point] = []
+        for row in rows:
+            points_of_row = _points(row)
+            compared = [point for point in points_of_row if not point.name.startswith(TIMING_PREFIXES)]
+            if any(differs(point) for point in compared):
+                points += points_of_row
+        self.batches.metrics(run_id, points)
 
     def health(self, run_id: str, report: Mapping[str, Any]) -> None:
         """Tags `health` (green, yellow, red) and `health.<rule>`, a sentence each."""
@@ -293,6 +316,12 @@ def _origin(record: RunRecord) -> dict[str, str]:
     }
     optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
     return tags | {name: text for name, text in optional.items() if text}
+
+
+def _points(row: Mapping[str, Any]) -> list[Point]:
+    """The figures of a row of metrics.jsonl."""
+    at, step = _milliseconds(row["at"]), int(row["step"])
+    return [Point(name, value, at, step) for name, value in row.items() if name not in ("step", "at")]
 
 
 def _best_on_dev(record: RunRecord) -> dict[str, float]:

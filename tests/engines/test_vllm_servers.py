@@ -4,12 +4,9 @@ Weights go as files, or by vLLM's own transfer, with gloo in NCCL's place (tests
 """
 
 import json
-import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +15,36 @@ import torch
 from torch import Tensor
 
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer, make_base
-from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapter_weights, add_lora
-from mathrl.models.packing import Group
 from mathrl.models.weights import full_weights, write_buckets
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
-from mathrl.params.run import Prompt
-from mathrl.params.train import Rl
 from mathrl.rollout import serve, server_engine
 from mathrl.rollout.ask_server import state_of
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
-from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.servers import Pool
-from mathrl.rollout.started_servers import StartedServers, close_servers, start_servers
-from mathrl.trainers.rl import train_rl
-from mathrl.trainers.training_run import TrainingRun
-from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from mathrl.rollout.started_servers import close_servers, start_servers
+from tests.engines.tiny_rl import MODEL, STEPS
+from tests.engines.two_servers import (
+    PROMPTS,
+    SAMPLING,
+    Two,
+    changed,
+    gloo_sender,
+    largest_gap,
+    train,
+    with_transfer,
+    within,
+)
 from tests.engines.vllm_turns import measured
 from tests.marks import needs_vllm
-from tests.trainers.small import PROBLEMS
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
 torch.set_num_threads(1)
-PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]
-SAMPLING = Sampling(4, 0.8, 12)
 LORA = Lora(r=4, alpha=8.0)
-
-
-@dataclass
-class Two:
-    """Two servers of one model folder, as a stage starts them."""
-
-    folder: Path
-    started: StartedServers
-
-    def rollout(self, **servers: Any) -> Rollout:
-        given = {"urls": tuple(self.started.urls), "timeout_seconds": 120.0, "wait_seconds": 400.0} | servers
-        return Rollout(engine="vllm_server", max_sequences=32, servers=Servers(**given))
-
-    def signal(self, number: int, kind: signal.Signals) -> int:
-        """Signal a server and the engine that it started, and return its process's id."""
-        process = int(json.loads(self.started.file.read_text())[number]["pid"])
-        os.killpg(process, kind)
-        return process
 
 
 @pytest.fixture(scope="module")
@@ -87,52 +65,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
             yield Two(where / "base", started)
     finally:
         close_servers()
-
-
-def train(two: Two, where: Path, params: Rl = STEPS, sender: Any = None) -> tuple[list[dict[str, float]], Any, Any]:
-    network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
-    ahead = params.asynchronous is not None
-    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), ahead)
-    engine.sender = sender
-    train_rl(
-        network,
-        Sampler(engine, tokenizer, Prompt()),
-        PROBLEMS,
-        PROBLEMS[:2],
-        Letters(),
-        params,
-        TrainingRun(Ranks(torch.device("cpu")), where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
-    )
-    return without_timings(where / "metrics.jsonl"), network, engine
-
-
-def gloo_sender(folder: Path, **settings: Any) -> Any:
-    from tests.engines.gloo_transfer import GlooSender  # vLLM, which may not be installed
-
-    return GlooSender(folder, **settings)
-
-
-def with_transfer(two: Two, folder: Path, **sender: Any) -> tuple[Any, Any]:
-    """A network, and an engine that sends its weights by vLLM's transfer."""
-    network, tokenizer = load_model(two.folder, MODEL, "cpu"), load_tokenizer(two.folder)
-    engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), False)
-    engine.sender = gloo_sender(folder, **sender)
-    return network, engine
-
-
-def changed(network: Any, seed: int) -> None:
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for weight in network.parameters():
-            weight.add_(torch.randn_like(weight) / 20)
-
-
-def largest_gap(network: Any, completions: Any) -> float:
-    groups = [Group(prompt, [each.tokens for each in row]) for prompt, row in zip(PROMPTS, completions, strict=True)]
-    with torch.no_grad():
-        expected, _ = response_logprobs(network, groups, SAMPLING.temperature)
-    sampled = torch.tensor([value for row in completions for each in row for value in each.logprobs])
-    return float((expected - sampled).abs().max())
 
 
 def test_turns_with_servers_are_plain_calls(two: Two) -> None:
@@ -285,6 +217,73 @@ def test_a_transfer_that_breaks_off_leaves_nothing_behind(two: Two, tmp_path: Pa
     assert [largest_gap(network, group) < 1e-4 for _, group in other.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
 
 
+def test_ranks_gather_weights_while_rank_0_sends_them(two: Two, tmp_path: Path, run_ranks: Callable[..., None]) -> None:
+    whole, scale = load_model(two.folder, MODEL, "cpu"), 1.25  # exact in float32
+    with torch.no_grad():
+        for weight in whole.parameters():
+            weight.mul_(scale)
+    digest = write_buckets(full_weights(whole), tmp_path / "whole", torch.float32, 1)
+    world = tmp_path / "world"
+    world.mkdir()
+    (world / "servers.json").write_text(json.dumps([str(two.folder), two.started.urls, scale]))
+    run_ranks(Path(__file__).with_name("ranked_transfer.py"), {world: 2})
+    first, second = (json.loads((world / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["digest"] == second["digest"] == digest and not first["folder"] and not second["folder"]
+    assert first["figures"]["rollout/canary_gap"] < 2e-5 and first["alone"] is None
+    rows = first["rows"]
+    assert len(rows) == 2 and rows[0]["grad_norm"] > 0
+    assert all(row["rollout/canary_gap"] < 2e-5 for row in rows)
+    assert not first["files"] and not second["files"]
+    assert {state_of(url).weights for url in two.started.urls} == {first["digest after"]} != {digest}
+
+
+def test_a_server_that_is_lost_within_a_transfer_gets_the_weights_as_files(
+    two: Two, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Each weight is sent as it is taken, and an update may take 10 s.
+    network, engine = with_transfer(two, tmp_path, buffer_bytes=1, seconds=10.0)
+    engine.sync(full_weights(network))
+
+    def lost_by(kind: signal.Signals) -> Iterator[tuple[str, Tensor]]:
+        for number, (name, weight) in enumerate(full_weights(network)):
+            if number == 5:  # after the first matrices of a layer's attention
+                two.signal(1, kind)
+            yield name, weight
+
+    def gaps() -> list[bool]:
+        return [largest_gap(network, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)]
+
+    def sent() -> set[str]:
+        assert len({state_of(url).weights for url in two.started.urls}) == 1
+        return {state_of(two.started.urls[0]).weights, engine.pool.weights.digest}
+
+    # Killed: the transfer comes to its end with the other, which alone samples.
+    changed(network, 0)
+    engine.sync(lost_by(signal.SIGKILL))
+    killed = two.started.urls[1]
+    assert f"rollout: the weights were not accepted: {killed} broke off /update_weights" in capfd.readouterr().err
+    assert [server.alive for server in engine.pool.servers] == [True, False] and gaps() == [True]
+    assert engine.pool.weights.folder == "" and engine.folder is None
+    # Started again, it gets them as files before a request.
+    within(400, lambda: state_of(killed).alive)
+    assert state_of(killed).weights == ""
+    engine.pool.revive()
+    assert gaps() == [True, True] and len(sent()) == 1
+    assert [each.name for each in engine.folder.iterdir()] == ["transferred"]
+    # The next transfer finds it in a group of its own, and leaves no file.
+    changed(network, 1)
+    engine.sync(full_weights(network))
+    assert gaps() == [True, True] and len(sent()) == 1
+    assert engine.pool.weights.folder == "" and not list(engine.folder.iterdir())
+    # One that hangs: it is left out after the limit of a sync, and takes part again when it answers.
+    changed(network, 2)
+    engine.sync(lost_by(signal.SIGSTOP))
+    assert [server.alive for server in engine.pool.servers] == [True, False] and gaps() == [True]
+    two.signal(1, signal.SIGCONT)
+    within(60, lambda: engine.pool.revive() or engine.pool.servers[1].alive)
+    assert gaps() == [True, True] and len(sent()) == 1
+
+
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
     engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=4.0), "cpu")[0]
     with pytest.raises(UserError, match=r"answered /mathrl/weights with 500.*finds no.* set rollout\.servers\.folder"):
@@ -303,13 +302,6 @@ def test_the_canary_notices_a_server_without_the_new_head(
     monkeypatch.setattr(server_engine, "write_buckets", headless)
     with pytest.raises(UserError, match=r"the log-probs of http://127.* differ from the trainer's"):
         train(two, tmp_path / "broken")
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ vLLM's own engines between real servers: tests/engines/test_vllm_servers.py.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout.gpu_handles import handles_as_json, handles_from_json
+from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_protocol import FINISH, INIT, START, UPDATE
 from mathrl.rollout.servers import Pool
 from mathrl.rollout.transfer_choice import transfer_of
@@ -137,25 +139,78 @@ def test_a_server_that_fails_takes_no_further_part_and_the_others_come_to_the_en
     assert handles_from_json(good.steps[2][1]["update_info"]["ipc_handles"]) == {"GPU-a": HANDLE}
 
 
+def bring(digest: str, stands: Sequence[Any], *failing: Any) -> Any:
+    """A transfer of weights with this digest that does not reach those in `failing`."""
+
+    def transfer(servers: Any) -> tuple[str, dict[str, str]]:
+        for each in stands:
+            each.digest = "" if each in failing else digest
+        return digest, {each.url: f"{each.url} broke off" for each in failing}
+
+    return transfer
+
+
 def test_servers_that_fail_wait_for_the_next_sync_and_none_left_is_an_error(stand: Any) -> None:  # noqa: F811
-    good, bad = stand(), stand()
+    good, bad = both = stand(), stand()
     pool, second = Pool(params(good, bad)), Pool(params(good, bad))
-
-    def bring(digest: str, failing: tuple[str, ...] = ()) -> Any:
-        def transfer(servers: Any) -> tuple[str, dict[str, str]]:
-            for each in (good, bad):
-                each.digest = "" if each.url in failing else digest
-            return digest, {url: f"{url} broke off" for url in failing}
-
-        return transfer
-
-    pool.send_by(bring("one", (bad.url,)))
+    pool.send_by(bring("one", both, bad))
     second.follow(pool.sync_message())
     assert used(pool) == used(second) == {good.url} and pool.digests() == ["one"]
     pool.revive()  # it answers, but weights are not there to be read
     assert used(pool) == {good.url} and "they are sent to it at the next sync" in pool.servers[1].failure
-    pool.send_by(bring("two"))
+    pool.send_by(bring("two", both))
     second.follow(pool.sync_message())
     assert used(pool) == used(second) == {good.url, bad.url}
     with pytest.raises(UserError, match=r"no vLLM server took the weights \(.* broke off; .* broke off\): restart"):
-        pool.send_by(bring("three", (good.url, bad.url)))
+        pool.send_by(bring("three", both, good, bad))
+
+
+def test_a_server_that_is_lost_reads_transferred_weights_as_files_while_they_can_be_written(
+    stand: Any,  # noqa: F811
+) -> None:
+    good, bad = both = stand(), stand()
+    pool, second = Pool(params(good, bad)), Pool(params(good, bad))
+    asked: list[str] = []
+    changed = False
+
+    def as_files(digest: str) -> SentWeights | None:
+        asked.append(digest)
+        return None if changed else SentWeights(f"/weights/{digest}", digest)
+
+    pool.as_files = as_files
+    pool.send_by(bring("one", both, bad))
+    assert asked == [] and used(pool) == {good.url}
+    second.follow(pool.sync_message())
+    pool.revive()
+    second.revive()  # another rank finds that the server has them
+    assert bad.taken == ["/weights/one"] and used(pool) == used(second) == {good.url, bad.url}
+    bad.restart()
+    pool.died(pool.servers[1], RuntimeError("it broke off"))
+    pool.revive()
+    assert bad.taken == 2 * ["/weights/one"] and asked == ["one"] and pool.servers[1].failure == ""
+    # No server took them: the first that answers reads them.
+    pool.send_by(bring("two", both, good, bad))
+    assert used(pool) == {good.url, bad.url} and good.taken == ["/weights/two"]
+    # The network has changed since: they are at no place any more, and are asked for once.
+    changed = True
+    pool.send_by(bring("three", both, bad))
+    pool.revive()
+    pool.revive()
+    assert asked == ["one", "two", "three"] and used(pool) == {good.url}
+    assert "they are sent to it at the next sync" in pool.servers[1].failure
+
+
+def test_a_folder_that_cannot_be_written_to_is_the_reason_of_a_server_without_weights(stand: Any) -> None:  # noqa: F811
+    good, bad = both = stand(), stand()
+    pool = Pool(params(good, bad))
+
+    def full(digest: str) -> SentWeights | None:
+        raise UserError("rollout.servers.folder: /full cannot be written to")
+
+    pool.as_files = full
+    pool.send_by(bring("one", both, bad))
+    pool.revive()
+    assert used(pool) == {good.url}
+    assert pool.servers[1].failure == (
+        f"{bad.url} has no weights since it was lost: rollout.servers.folder: /full cannot be written to"
+    )

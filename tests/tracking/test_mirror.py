@@ -1,6 +1,7 @@
 """Records as they come to stand: resumed, another machine's, ended while they are looked at."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -226,6 +227,36 @@ def test_a_record_that_is_removed_while_it_is_followed_ends_nothing(
     assert mirror.sweep() == 1 and status() == "FINISHED"
     assert len(seen[0]) == 2 and not other.exists()
     assert list(mirror.followed) == [record] and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("again", [0.5, 0.25], ids=["to the bit", "otherwise"])
+def test_a_step_that_is_done_again_is_sent_where_it_differs(record: Path, again: float) -> None:
+    """Its checkpoint was after step 2, and MLflow has step 3 from before the kill."""
+
+    def log(rows: list[tuple[int, float, float]]) -> None:
+        lines = [{"step": step, "at": at, "loss": loss, "bad": math.nan, "time/step": at} for step, at, loss in rows]
+        (record / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def history(name: str) -> list[tuple[int, float]]:
+        client = connect()
+        (run,) = client.search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+        points = sorted(client.get_metric_history(run.info.run_id, name), key=lambda point: point.timestamp)
+        return [(point.step, point.value) for point in points]
+
+    mirror = Mirror()
+    say(record, "stopped", 1.0)
+    log([(1, 2.0, 0.75), (2, 3.0, 0.625), (3, 4.0, 0.5)])
+    mirror.sweep()
+    say(record, "running", 10.0)
+    log([(1, 2.0, 0.75), (2, 3.0, 0.625), (3, 11.0, again)])
+    mirror.sweep()
+    log([(1, 2.0, 0.75), (2, 3.0, 0.625), (3, 11.0, again), (4, 12.0, 0.125)])
+    say(record, "finished", 10.0)
+    mirror.sweep()
+    mirror.sweep()
+    changed = [(3, 0.25)] if again == 0.25 else []
+    assert history("loss") == [(1, 0.75), (2, 0.625), (3, 0.5), *changed, (4, 0.125)]
+    assert history("time/step") == [(1, 2.0), (2, 3.0), (3, 4.0), *((3, 11.0) for _ in changed), (4, 12.0)]
 
 
 def test_a_resumed_run_is_opened_again_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
