@@ -10,7 +10,9 @@ controls = form_flow(
     __doc__,
     sections_read(STEP_STAGES),
     run_controls,
-    rl_run=option(str, "RL run: rl (the pipeline's), a run under runs/ by its name, or RECIPE/STEP.", "rl"),
+    rl_run=option(
+        str, "RL run: rl (the pipeline's), NAME of a folder under runs/, or a recipe's RECIPE/STEP or NAME/STEP.", "rl"
+    ),
     seeds=option(int, "Number of seeds: the run's own and those that follow it.", 3),
     only=option(list[str], "Controls to run; empty: all that this run can have.", []),
     jobs=option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1),

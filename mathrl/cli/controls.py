@@ -20,7 +20,10 @@ from mathrl.params.recipe import CLAIM
 
 def controls(
     run: Annotated[
-        str, typer.Argument(help="RL run: rl (the pipeline's), a run under runs/ by its name, or RECIPE/STEP.")
+        str,
+        typer.Argument(
+            help="RL run: rl (the pipeline's), NAME of a folder under runs/, or a recipe's RECIPE/STEP or NAME/STEP."
+        ),
     ] = "rl",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: the run's own and those that follow it.")] = 3,
     only: Annotated[

@@ -1,4 +1,4 @@
-"""What the tests of a claim say, in sentences: against which controls it stands, and against which it does not."""
+"""What the tests of a claim say, in sentences: against which controls it stands, does not, or is not shown."""
 
 from mathrl.core.results import BenchmarkResults, Comparison
 
@@ -14,18 +14,20 @@ def conclusion(results: BenchmarkResults) -> list[str]:
     if not (gain.shown and gain.difference > 0):
         return [f"nothing to claim: {gain.verdict()}"]
     lines = [f"without controls the claim would be that training raises accuracy by {_figures(gain)}"]
-    against: dict[bool, list[str]] = {True: [], False: []}
+    stands, better, unclear = list[str](), list[str](), list[str]()
     for control in controls:
         own, rest = tests[f"{start}_to_{control}"], tests[f"{control}_to_{model}"]
-        stands = rest.shown and rest.difference > 0
-        against[stands].append(control)
+        (unclear if not rest.shown else stands if rest.difference > 0 else better).append(control)
         lines.append(f"{control}: {_own_effect(start, own)}; {_left(model, rest)}")
-    if against[False]:
+    if better:
+        lines.append(f"the claim does not stand against {', '.join(better)}: better than {model}")
+    if unclear:
         lines.append(
-            f"the claim does not stand against {', '.join(against[False])}: what {model} gained is also had that way"
+            f"the claim is not shown against {', '.join(unclear)}: no difference from {model} is shown, corrected for "
+            f"{len(tests)} tests, which is not the same as equal; more seeds or problems narrow the intervals"
         )
-    if against[True]:
-        lines.append(f"the claim stands against {', '.join(against[True])}")
+    if stands:
+        lines.append(f"the claim stands against {', '.join(stands)}")
     return lines
 
 
@@ -42,4 +44,7 @@ def _left(model: str, test: Comparison) -> str:
 
 
 def _figures(test: Comparison) -> str:
-    return f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]"
+    figures = f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]"
+    if test.shown or test.corrected_p is None or test.low <= 0 <= test.high:
+        return figures
+    return f"{figures}, corrected p = {test.corrected_p:.2g}"  # the interval alone leaves out 0

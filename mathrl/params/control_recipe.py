@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_jsonl, write_text
-from mathrl.core.paths import RECIPES
+from mathrl.core.files import read_json, read_jsonl, write_text
+from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS
 from mathrl.core.statistics import sum_in_order
 from mathrl.params.changes import differences
@@ -76,8 +76,8 @@ def write_control_recipe(
 ) -> str:
     """Write the recipe of the run's controls into params/recipes of the checkout; returns its name.
 
-    `run` is rl (the pipeline's), a folder under runs/ by its name, or a recipe's step RECIPE/STEP. `overrides` go over
-    the run's parameters in every step.
+    `run` is rl (the pipeline's), NAME of a folder under runs/, or a recipe's step: RECIPE/STEP, run in the checkout, or
+    NAME/STEP, run under runs/ because it had overrides. `overrides` go over the run's parameters in every step.
 
     Raises:
         UserError: no such run, one without metrics, or one whose rewards have no counterpart without truth.
@@ -98,19 +98,23 @@ def find_controlled(run: str, overrides: tuple[str, ...] = (), checkout: Path = 
     Raises:
         UserError: see `write_control_recipe`.
     """
-    recipe_name, _, step = run.partition("/")
+    name, _, step = run.partition("/")
     if step:
-        recipe = load_recipe(recipe_name, checkout / "params")
+        folder, recipe_name = _recipe_run(checkout, name)
+        recipe = load_recipe(recipe_name, folder / "params")
         if not isinstance(recipe.steps.get(step), RlStep):
             names = [name for name, each in recipe.steps.items() if isinstance(each, RlStep)]
             raise UserError(f"{run}: no RL step of recipe {recipe_name}; RL steps: {', '.join(names) or 'none'}")
-        recipe = _ancestors(recipe, step)
+        recipe = _with_params(_ancestors(recipe, step), folder, checkout)
         labels = [step, *(f"{step}-s{seed}" for seed in recipe.seeds)]
-        files = [checkout / RECIPES / recipe_name / label / "report" / METRICS for label in labels]
+        files = [folder / RECIPES / recipe_name / label / "report" / METRICS for label in labels]
     else:
         folder = checkout if run == "rl" else checkout / "runs" / run
         if not (folder / "params").is_dir():
-            raise UserError(f"{run}: no such run; give rl (the pipeline's), a run under runs/, or RECIPE/STEP")
+            raise UserError(
+                f"{run}: no such run; give rl (the pipeline's), NAME of a folder under runs/, or a recipe's "
+                "RECIPE/STEP or NAME/STEP"
+            )
         recipe, step = _pipeline(checkout, folder), "rl"
         files = [folder / "reports" / "rl" / METRICS]
     rows = [row for file in files if file.is_file() for row in read_jsonl(file) if "reward/accuracy" in row]
@@ -219,20 +223,33 @@ def _prefix(params: Params) -> str | None:
 
 def _pipeline(checkout: Path, folder: Path) -> Recipe:
     """The pipeline up to RL as a recipe of the checkout, with the parameters of the run in `folder`."""
-    before, after = (
-        load_params(place / "params").model_dump(mode="json", by_alias=True) for place in (checkout, folder)
-    )
-    changed = {key: value for key, value in differences(before, after).items() if key != "run.seed"}
-    curated = "splits" if any(key.startswith("curate.") for key in changed) else None
-    steps: dict[str, Any] = {"splits": CurateStep(stage="curate")} if curated else {}
-    steps |= {
+    steps: dict[str, Any] = {
         "sft": SftStep(stage="sft", start="base"),
         "rates": DifficultyStep(stage="difficulty", start="sft"),
         "mixture": MixStep(stage="mix", difficulty="rates"),
         "rl": RlStep(stage="rl", start="sft", data=("mixture",), difficulty="rates"),
     }
-    settings = tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changed.items())
-    return Recipe(description="the pipeline", set=settings, curated=curated, steps=steps)
+    return _with_params(Recipe(description="the pipeline", steps=steps), folder, checkout)
+
+
+def _recipe_run(checkout: Path, name: str) -> tuple[Path, str]:
+    """The folder in which a recipe was run, and the recipe: `name` is the recipe's, or that of a folder under runs/."""
+    folder = checkout / "runs" / name
+    return (folder, read_json(folder / WORKTREE_NOTE)["run"]) if folder.is_dir() else (checkout, name)
+
+
+def _with_params(recipe: Recipe, folder: Path, checkout: Path) -> Recipe:
+    """The recipe with what params/ of the run's folder changes in the checkout's, but for the seed; other splits are
+    a step of their own."""
+    before, after = (
+        load_params(place / "params").model_dump(mode="json", by_alias=True) for place in (checkout, folder)
+    )
+    changed = {key: value for key, value in differences(before, after).items() if key != "run.seed"}
+    settings = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changed.items())
+    update: dict[str, Any] = {"set": (*settings, *recipe.set)}
+    if recipe.curated is None and any(key.startswith("curate.") for key in changed):
+        update |= {"curated": "splits", "steps": {"splits": CurateStep(stage="curate"), **recipe.steps}}
+    return recipe.model_copy(update=update)
 
 
 def _ancestors(recipe: Recipe, step: str) -> Recipe:

@@ -9,7 +9,7 @@ import pytest
 
 from mathrl.core.claims import conclusion
 from mathrl.core.files import write_jsonl
-from mathrl.core.results import BenchmarkResults, read_recipe_summary, results_table
+from mathrl.core.results import BenchmarkResults, Comparison, Interval, ModelFigures, read_recipe_summary, results_table
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.claim import claim_results
 from mathrl.params import Params, load_params
@@ -87,8 +87,36 @@ def test_the_conclusion_says_against_what_the_claim_stands(params: Params, tmp_p
     assert lines[2].startswith("inverted: worse than sft by -0.2")
     assert lines[3].startswith("form: better than sft by +0.7") and "no difference shown from rl (+0.000" in lines[3]
     assert lines[4].startswith("thinking: better than sft") and "rl is better by" in lines[4]
-    assert lines[-2] == "the claim does not stand against form: what rl gained is also had that way"
+    assert lines[-2].startswith(
+        "the claim is not shown against form: no difference from rl is shown, corrected for 11 te"
+    )
     assert lines[-1] == "the claim stands against random, inverted, thinking, best_of_4"
+
+
+def test_a_difference_lost_to_the_correction_is_not_shown_and_a_better_control_ends_the_claim() -> None:
+    """By hand: random is 0.5 below rl, but its corrected p is 0.06; thinking is above rl."""
+
+    def test(before: str, after: str, difference: float, p: float) -> Comparison:
+        low, high = difference - 0.1, difference + 0.1
+        return Comparison(before, after, 100, difference, low, high, p / 5, 0.1, shown=p < 0.05, corrected_p=p)
+
+    interval = Interval(0.5, 0.4, 0.6)
+    figures = ModelFigures(100, 4, {1: interval}, {}, response_length=5.0, truncated_share=0.0)
+    tests = {
+        "sft_to_rl": test("sft", "rl", 0.4, 0.01),
+        "sft_to_random": test("sft", "random", -0.05, 0.9),
+        "random_to_rl": test("random", "rl", 0.5, 0.06),
+        "sft_to_thinking": test("sft", "thinking", 0.6, 0.001),
+        "thinking_to_rl": test("thinking", "rl", -0.2, 0.04),
+    }
+    lines = conclusion(BenchmarkResults(dict.fromkeys(("sft", "random", "thinking", "rl"), figures), tests))
+    assert lines[1] == (
+        "random: no difference shown from sft (-0.050 [-0.150, +0.050]); no difference shown from rl (+0.500 [+0.400, "
+        "+0.600], corrected p = 0.06)"
+    )
+    assert lines[3] == "the claim does not stand against thinking: better than rl"
+    assert lines[4].startswith("the claim is not shown against random: no difference from rl is shown")
+    assert len(lines) == 5, "it stands against none"
 
 
 def test_without_a_gain_there_is_nothing_to_claim(params: Params, tmp_path: Path) -> None:

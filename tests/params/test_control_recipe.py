@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_jsonl, write_text
+from mathrl.core.files import write_json, write_jsonl, write_text
+from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.grading.verdict import Verdict
 from mathrl.params.control_recipe import CONTROLS, control_rewards, equal_steps, find_controlled, write_control_recipe
 from mathrl.params.load import dump_yaml, load_params, read_yaml
@@ -109,6 +110,26 @@ def test_a_run_under_runs_brings_its_own_parameters_and_splits(checkout: Path) -
     assert set(recipe.set) == {"rl.kl_coef=0.5", 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
     assert "curate.on_bad_row" in step_overrides(recipe, "splits")[0]
     assert recipe.claim and load_params(overrides=step_overrides(recipe, "random")).rl.kl_coef == 0.5
+
+
+def test_a_recipe_run_with_overrides_is_named_by_its_folder(checkout: Path) -> None:
+    """Its overrides, its preset's parameters and its seed's metrics; not those of the checkout's own run."""
+    folder = checkout / "runs/sft-rl-steps_30-12ab34cd"
+    shutil.copytree(checkout / "params", folder / "params")
+    write_json(folder / WORKTREE_NOTE, {"overrides": ["rl.steps=30"], "made": 0.0, "commit": "", "run": "sft-rl"})
+    file = folder / "params/recipes/sft-rl.yaml"
+    write_text(file, dump_yaml(read_yaml(file) | {"overrides": ["rl.steps=30"]}))
+    for section, change in (("rl", {"kl_coef": 0.5}), ("curate", {"on_bad_row": "reject"})):
+        file = folder / f"params/{section}.yaml"
+        write_text(file, dump_yaml(read_yaml(file) | change))
+    write_jsonl(folder / "pipelines/recipes/sft-rl/rl/report/metrics.jsonl", ROWS)
+    write_jsonl(checkout / "pipelines/recipes/sft-rl/rl/report/metrics.jsonl", [ROWS[0]])
+    own, other = find_controlled(f"{folder.name}/rl"), find_controlled("sft-rl/rl")
+    assert (own.rate, own.params.rl.steps, own.params.rl.kl_coef) == (0.7, 30, 0.5)
+    assert (other.rate, other.params.rl.steps) == (0.5, load_params().rl.steps)
+    recipe = load_recipe(write_control_recipe(f"{folder.name}/rl", 1))
+    assert set(recipe.set) == {"rl.kl_coef=0.5", 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
+    assert recipe.overrides == ("rl.steps=30",) and recipe.claim and recipe.claim.model == "rl"
 
 
 def test_a_recipes_step_keeps_what_it_needs_alone(checkout: Path) -> None:
