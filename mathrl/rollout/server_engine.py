@@ -188,7 +188,10 @@ class ServerEngine:
             written = write_buckets(full_weights(self.network), folder, self.dtype, self.rollout.servers.bucket_mb)
         except (OSError, SafetensorError) as error:
             raise self._unwritable(error) from None
-        return SentWeights(str(folder), digest) if written == digest else None
+        if written != digest:
+            self._remove_transferred()
+            return None
+        return SentWeights(str(folder), digest)
 
     def _remove_transferred(self) -> None:
         """Remove the files of weights that are no longer the newest."""

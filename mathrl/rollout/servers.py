@@ -44,7 +44,8 @@ class Pool:
         self.sending = False  # within `send_by`
         # The weights of this digest, which a transfer has sent, as files; None where they cannot be written any more.
         self.as_files: Callable[[str], SentWeights | None] = lambda digest: None
-        self.writing, self.unwritable = threading.Lock(), ""  # the digest of such weights
+        self.writing = threading.Lock()
+        self.unwritable: tuple[str, UserError | None] = ("", None)  # the digest of such weights, and why
         self.none_since: float | None = None  # when the last server alive was lost
         self.starting = params.start > 0  # until the first of the stage's own servers answers
         self.revive(wait=True)
@@ -291,14 +292,13 @@ class Pool:
             self._note_states()
         if self.alive():
             return
-        reasons = "; ".join(server.failure for server in self.servers)
-        if self._readable().folder:
-            self.revive(wait=True)
-        else:
+        if not self._readable().folder:
+            reasons = "; ".join(server.failure for server in self.servers)
             raise UserError(
                 f"no vLLM server took the weights ({reasons}): restart the servers and resume the run, or set "
                 "rollout.servers.weights to files"
             )
+        self.revive(wait=True)
 
     def _readable(self) -> SentWeights:
         """The newest weights; those of a transfer as files, written where a server needs them, if they can be.
@@ -309,14 +309,22 @@ class Pool:
         with self.writing:
             weights = self.weights
             assert weights is not None
-            if weights.folder or weights.digest == self.unwritable:
+            if weights.folder:
                 return weights
-            self.unwritable = weights.digest
-            written = self.as_files(weights.digest)
+            digest, reason = self.unwritable
+            if digest == weights.digest:
+                if reason is not None:
+                    raise reason
+                return weights
+            try:
+                written = self.as_files(weights.digest)
+            except UserError as error:
+                self.unwritable = (weights.digest, error)
+                raise
             if written is None:
+                self.unwritable = (weights.digest, None)
                 return weights
             with self.lock:
-                self.unwritable = ""
                 if self.weights == weights:
                     self.weights = written
             return written

@@ -210,7 +210,10 @@ def test_a_folder_that_cannot_be_written_to_is_the_reason_of_a_server_without_we
     pool.as_files = full
     pool.send_by(bring("one", both, bad))
     pool.revive()
+    pool.revive()
     assert used(pool) == {good.url}
     assert pool.servers[1].failure == (
         f"{bad.url} has no weights since it was lost: rollout.servers.folder: /full cannot be written to"
     )
+    with pytest.raises(UserError, match="/full cannot be written to"):
+        pool.send_by(bring("two", both, good, bad))
