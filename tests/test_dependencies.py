@@ -109,7 +109,7 @@ class Missing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 import mathrl.grading
 assert mathrl.grading.grade("#### 4", "4").correct
-outside = {name.partition(".")[0] for name in sys.modules} - {*sys.stdlib_module_names, "mathrl"}
+outside = {name.partition(".")[0] for name in sys.modules} - {*sys.stdlib_module_names, "mathrl", "sitecustomize"}
 print([name for name in outside if not name.startswith("_")])
 sys.argv = ["mathrl", *ARGUMENTS]
 from mathrl.cli import main

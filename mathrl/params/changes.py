@@ -3,7 +3,7 @@
 import io
 import shutil
 import subprocess
-import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,12 +38,12 @@ def changed_since_commit(sections: Mapping[str, Any], preset: str = "") -> dict[
         return {}
     with TemporaryDirectory() as temporary:
         try:
-            with tarfile.open(fileobj=io.BytesIO(_git("archive", "HEAD", str(FOLDER)))) as archive:
-                archive.extractall(temporary, filter="data")
+            with zipfile.ZipFile(io.BytesIO(_git("archive", "--format=zip", "HEAD", str(FOLDER)))) as archive:
+                archive.extractall(temporary)
             folder = Path(temporary) / FOLDER
             shutil.copytree(FOLDER / "presets", folder / "presets", dirs_exist_ok=True)
             before = load_params(folder, preset=preset or None).model_dump(mode="json", by_alias=True)
-        except (UserError, tarfile.TarError, OSError):
+        except (UserError, zipfile.BadZipFile, OSError):
             return {}
     return differences({name: before.get(name, {}) for name in sections}, sections)
 

@@ -67,7 +67,8 @@ class ServerEngine:
         self.folder: Path | None = None
         self.sent = 0
         self.sender = self._sender()
-        self.pool.as_files = self._as_files
+        as_files = weakref.WeakMethod(self._as_files)  # the folder goes with the engine, which the pool must not hold
+        self.pool.as_files = lambda digest: write(digest) if (write := as_files()) else None
 
     def generate(
         self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
