@@ -55,7 +55,7 @@ def max_rl_advantages(rewards_PG: Tensor) -> Tensor:
     if bool((rewards_PG < 0).any()):
         raise ValueError("max_rl divides by the mean reward and needs rewards of at least 0")
     mean_P1 = rewards_PG.mean(dim=1, keepdim=True)
-    return torch.where(mean_P1 > 0, (rewards_PG - mean_P1) / mean_P1.where(mean_P1 > 0, 1.0), 0.0)
+    return (rewards_PG - mean_P1) / mean_P1.where(mean_P1 > 0, 1.0)  # without any reward 0 / 1
 
 
 def pass_at_k_advantages(rewards_PG: Tensor, k: int, *, eps: float = 1e-6) -> Tensor:

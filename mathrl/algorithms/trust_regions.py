@@ -107,7 +107,7 @@ def dppo_loss(
         rest_N = ((1 - old_N + TINY) / (1 - p_N + TINY)).log()
         moved_N = old_N * (old_logprobs_N - logprobs_N.detach()) + (1 - old_N) * rest_N
     too_high_N = (advantages_N > 0) & (p_N > old_N) & (moved_N > bounds[1])
-    too_low_N = (advantages_N <= 0) & (p_N < old_N) & (moved_N > bounds[0])
+    too_low_N = (advantages_N < 0) & (p_N < old_N) & (moved_N > bounds[0])
     left_out_N = too_high_N | too_low_N
     if most_ratio is not None:  # value of the truncated ratio, gradient of its product with the log-prob
         bounded_N = ratio_N.detach().clamp(max=most_ratio)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mathrl.algorithms.advantages import group_advantages
-from mathrl.algorithms.set_objectives import part_advantages, set_advantages
+from mathrl.algorithms.set_objectives import part_advantages, pass_at_k_advantages, set_advantages
 
 REWARDS = st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=3, max_size=7)
 
@@ -109,7 +109,7 @@ def test_equal_rewards_have_no_advantage_and_order_does_not_matter(kind: Any) ->
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match=r"^max_rl divides .* at least 0$"):
         set_advantages(torch.tensor([[-1.0, 1.0]]), "max_rl", 2)
     with pytest.raises(ValueError, match="between 2 and the group size 2"):
         set_advantages(torch.tensor([[0.0, 1.0]]), "max_at_k", 3)
@@ -129,3 +129,15 @@ def test_parts_are_normalised_apart() -> None:
         part_advantages(torch.stack([accuracy, length]), [2.0, 0.0]), 2 * group_advantages(accuracy, "group_std")
     )
     assert (part_advantages(torch.ones(2, 1, 4), [1.0, 1.0]) == 0).all()
+
+
+def test_parts_take_their_ddof_and_keep_their_precision() -> None:
+    """Rewards 1 and 0: without ddof the std is 1/2, so ±1; a part of 64-bit floats stays one."""
+    found = part_advantages(torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), [0.1], ddof=0, eps=0.0)
+    assert found.dtype == torch.float64 and found.tolist() == [[0.1, -0.1]]
+
+
+def test_pass_at_k_divides_by_little_more_than_the_std() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 0.0]])
+    for found in (pass_at_k_advantages(rewards, 2), set_advantages(rewards, "pass_at_k", 2)):
+        assert found.tolist()[0] == pytest.approx([0.5**0.5, -(0.125**0.5), -(0.125**0.5)], abs=1e-5)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.policy_loss import Clip, policy_loss
+from mathrl.algorithms.returns import response_sums
+from mathrl.algorithms.trust_regions import dppo_loss, geometric_mean_loss, mean_log_ratio, sapo_loss
 
 LENGTHS = torch.tensor([3, 2])
 WIDE = Clip(1.0, 50.0, None)
@@ -94,3 +96,53 @@ def test_dppos_divergences_by_hand() -> None:
         within = gradients(kind, gap, [0.5], [1.0], Clip(0.01, divergence + 1e-3))
         beyond = gradients(kind, gap, [0.5], [1.0], Clip(0.01, divergence - 1e-3))
         assert within != 0 and beyond == 0, kind
+
+
+def test_sapos_temperature_divides_the_gate() -> None:
+    """A = -1, r = 1, τ = 2: (4 / 2) σ(0) = 1."""
+    loss, _ = sapo_loss(torch.zeros(1), torch.zeros(1), -torch.ones(1), (1.0, 2.0))
+    assert loss.tolist() == [1.0]
+
+
+def test_the_geometric_means_bounds_differ_and_only_kept_tokens_count() -> None:
+    """A = -1, bounds -0.4 and 0.1: -0.9 is clipped to -0.4, -0.3 and 0.5 stay; without the last the mean is -0.35."""
+    gaps, kept = torch.tensor([-0.9, -0.3, 0.5]), torch.tensor([True, True, False])
+    arguments = torch.zeros(3), -torch.ones(3), torch.tensor([3])
+    loss, clipped = geometric_mean_loss(gaps, *arguments, (0.4, 0.1))
+    assert loss.tolist() == pytest.approx([math.exp(-0.2 / 3)] * 3) and clipped.tolist() == [True, False, False]
+    loss, _ = policy_loss("geo_mean", gaps, *arguments, Clip(0.4, 0.1), kept)
+    assert loss[:2].tolist() == pytest.approx([math.exp(-0.35)] * 2)
+
+
+def test_a_ratio_within_the_geometric_means_bounds_is_not_clipped() -> None:
+    _, clipped = geometric_mean_loss(torch.tensor([0.3]), torch.zeros(1), torch.ones(1), torch.tensor([1]), (0.4, 0.4))
+    assert not clipped.any()
+
+
+@pytest.mark.parametrize(("p", "old", "advantage"), [(1.0, 0.5, 1.0), (0.5, 1.0, -1.0)])
+def test_dppo_at_certain_tokens_and_at_the_bound_itself(p: float, old: float, advantage: float) -> None:
+    """TV is exactly 0.5, which is not above a bound of 0.5; the KL of a certain token is finite and large."""
+    tokens = torch.tensor([p]).log(), torch.tensor([old]).log(), torch.tensor([advantage])
+    for kind, bound, expected in (("tv", 0.5, False), ("tv", 0.49, True), ("kl", 0.6, True)):
+        side = (bound, 9.0) if advantage < 0 else (9.0, bound)
+        for bounds, left_out in ((side, expected), (side[::-1], False)):
+            assert dppo_loss(kind, *tokens, bounds)[1].tolist() == [left_out], (kind, bounds)  # type: ignore[arg-type]
+
+
+def test_dppo_without_an_advantage_leaves_nothing_out() -> None:
+    p, old = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()
+    assert not dppo_loss("tv", p, old, torch.zeros(2), (0.1, 0.1))[1].any()
+
+
+def test_dppos_truncated_ratio_is_the_value_of_the_loss() -> None:
+    """Ratios 3 and 0.5 with at most 2 and A = 1: -2 and -0.5."""
+    p, old = torch.tensor([0.03, 0.25]).log(), torch.tensor([0.01, 0.5]).log()
+    loss, _ = dppo_loss("tv", p, old, torch.ones(2), (1.0, 1.0), 2.0)
+    assert loss.tolist() == pytest.approx([-2.0, -0.5])
+
+
+def test_sums_and_means_of_responses_wait_for_no_values() -> None:
+    """On the meta device, which has no values: a size that depends on them would be an error."""
+    values, lengths = torch.zeros(3, device="meta"), torch.tensor([2, 1], device="meta")
+    assert response_sums(values, lengths).shape == (2,)
+    assert spread(values[:2], lengths, 3).shape == mean_log_ratio(values, lengths).shape == (3,)

@@ -92,3 +92,10 @@ def test_lengths_have_students_interval() -> None:
     for equal in ([6.0, 6.0, 6.0], [6.0]):
         interval = cluster_interval(equal, share=False)
         assert (interval.mean, interval.low, interval.high) == (6.0, 6.0, 6.0)
+
+
+def test_two_lengths_have_an_interval_and_short_floats_are_widened() -> None:
+    """1 and 3: mean 2, variance of it 1, t(0.975, 1) = 12.706. In 32 bits the second sum would round off its ones."""
+    interval = cluster_interval([1.0, 3.0], share=False)
+    assert (interval.mean, interval.high) == (2.0, pytest.approx(14.706, abs=1e-3))
+    assert cluster_interval(list(np.array([2.0**24, 1.0, 1.0], np.float32)), share=False).mean == (2**24 + 2) / 3

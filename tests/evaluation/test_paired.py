@@ -143,3 +143,10 @@ def test_the_verdict_word_by_word(changes: dict[str, object], said: str) -> None
 def test_too_few_problems_in_common() -> None:
     with pytest.raises(UserError, match=r"^a and b have 0 problems in common.*; evaluate both on the same bench"):
         compare("a", "b", {"x": 1.0}, {"y": 0.0})
+
+
+def test_a_p_value_exactly_at_the_level_shows_nothing() -> None:
+    sides = pair([0.5, -0.25, 0.5, -0.5])
+    p_value = compare("a", "b", *sides).p_value
+    assert p_value > 0.5 and 1 - (1 - p_value) == p_value
+    assert not compare("a", "b", *sides, confidence=1 - p_value).shown

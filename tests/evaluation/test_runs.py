@@ -203,3 +203,8 @@ def test_what_is_needed_is_said() -> None:
 def test_equal_lengths_of_all_runs_have_an_interval_of_no_width() -> None:
     found = seeds_interval([{"x": 5.0, "y": 5.0}] * 2, share=False)
     assert (found.mean, found.low, found.high) == (5.0, 5.0, 5.0)
+
+
+def test_two_problems_are_enough() -> None:
+    before, after = {"x": 0.25, "y": 0.5}, {"x": 0.5, "y": 1.0}
+    assert compare_runs("a", "b", [before], [after]) == compare("a", "b", before, after)

@@ -53,3 +53,7 @@ def test_further_values_count_half_each() -> None:
     alone, without = with_further(np.array([0.5, 1.0]), ())
     assert (alone, without) == (0.75, part_of(np.array([0.5, 1.0])))
     assert with_further(np.array([1.0]), (0.0, 1.0))[1].freedom == 1
+
+
+def test_no_spread_and_no_mean_is_no_evidence() -> None:
+    assert two_sided_p(0.0, [Part(0.0, 2), Part(0.0, 3)]) == 1.0
