@@ -16,12 +16,13 @@ from mathrl.learners.sharding import load_to_train
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.sharding import is_sharded
 from mathrl.params.rollout import Rollout, Servers
+from mathrl.params.run import Prompt
 from mathrl.params.training import Training
 from mathrl.rollout.open_engine import training_engine
+from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.weight_sync import WeightSync
 from tests.engines.gloo_transfer import GlooSender
-from tests.engines.tiny_rl import MODEL, STEPS
-from tests.engines.two_servers import run_rl
+from tests.engines.tiny_rl import MODEL, STEPS, run_rl
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11]]
 
@@ -42,7 +43,7 @@ def main(folder: Path) -> None:
     sent = engine.pool.weights
     # A server that is lost now waits for the next sync: this rank alone cannot gather the weights.
     alone = engine.pool.as_files(sent.digest)
-    rows = run_rl(network, engine, STEPS, ranks, folder)
+    rows = run_rl(network, Sampler(engine, tokenizer, Prompt()), STEPS, ranks, folder)
     results = {"figures": figures, "digest": sent.digest, "folder": sent.folder, "alone": alone, "rows": rows,
                "digest after": engine.pool.weights.digest, "files": engine.folder is not None}  # fmt: skip
     (folder / f"{ranks.rank}.json").write_text(json.dumps(results))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.logprobs import response_logprobs
@@ -23,10 +22,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.started_servers import StartedServers
-from mathrl.trainers.rl import train_rl
-from mathrl.trainers.training_run import TrainingRun
-from tests.engines.tiny_rl import MODEL, STEPS, Letters
-from tests.trainers.small import PROBLEMS
+from tests.engines.tiny_rl import MODEL, STEPS, run_rl
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]
 SAMPLING = Sampling(4, 0.8, 12)
@@ -55,21 +51,8 @@ def train(two: Two, where: Path, params: Rl = STEPS, sender: Any = None) -> tupl
     ahead = params.asynchronous is not None
     engine: Any = training_engine(network, two.folder, tokenizer, MODEL, two.rollout(), ahead)
     engine.sender = sender
-    return run_rl(network, engine, params, Ranks(torch.device("cpu")), where), network, engine
-
-
-def run_rl(network: Any, engine: Any, params: Rl, ranks: Ranks, where: Path) -> list[dict[str, float]]:
-    """Train; the rows of the metrics, at rank 0."""
-    train_rl(
-        network,
-        Sampler(engine, engine.tokenizer, Prompt()),
-        PROBLEMS,
-        PROBLEMS[:2],
-        Letters(),
-        params,
-        TrainingRun(ranks, where, 0, lambda _: JsonlSink(where / "metrics.jsonl")),
-    )
-    return without_timings(where / "metrics.jsonl") if ranks.rank == 0 else []
+    sampler = Sampler(engine, tokenizer, Prompt())
+    return run_rl(network, sampler, params, Ranks(torch.device("cpu")), where), network, engine
 
 
 def gloo_sender(folder: Path, **settings: Any) -> Any:

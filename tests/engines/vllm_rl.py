@@ -18,7 +18,6 @@ from torch import Tensor
 import mathrl.rollout.vllm_engine as vllm_engine
 from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners import deepspeed_learner
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
@@ -36,13 +35,10 @@ from mathrl.params.training import DeepSpeed, Training
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.rl import train_rl
-from mathrl.trainers.training_run import TrainingRun
-from tests.engines.tiny_rl import MODEL, STEPS, Letters
+from tests.engines.tiny_rl import MODEL, STEPS, run_rl
 from tests.engines.vllm_greedy import greedy
 from tests.engines.vllm_turns import turns_in_process
 from tests.models.family_cells import result
-from tests.trainers.small import PROBLEMS
 
 BEFORE_FORKS = ("deepspeed",)
 torch.set_num_threads(1)
@@ -79,16 +75,7 @@ class Trial:
         self.network = load_to_train(load_model, self.folder, MODEL, ranks)
         sampler = Sampler(self.engine, self.tokenizer, Prompt())
         state = self.where / f"run{self.runs}"
-        train_rl(
-            self.network,
-            sampler,
-            PROBLEMS,
-            PROBLEMS[:2],
-            Letters(),
-            params,
-            TrainingRun(ranks, state, 0, lambda _: JsonlSink(state / "metrics.jsonl")),
-        )
-        return without_timings(state / "metrics.jsonl") if ranks.rank == 0 else []
+        return run_rl(self.network, sampler, params, ranks, state)
 
     def error_of(self, params: Rl = STEPS, training: Training | None = None) -> str:
         """The error that a run ends with; empty if it does not."""
