@@ -4,7 +4,8 @@
 listens until the process PID ends. A program that they are given and that is named in MODULES, ROOMS or OWN is a fork,
 with the caller's folder, environment and streams and in a process group of its own, that imports mathrl from the
 caller's folder; its exit status, and signals for it, are passed on. `sys.executable` of a fork is FOLDER/python. All
-else is the usual Python.
+else is the usual Python, and so is everything while the file exists that USUAL_PYTHON_IF names: a fork is not in its
+caller's process group, which matters to what ends a whole group.
 """
 
 import atexit
@@ -49,7 +50,7 @@ words = {first!r} + sys.argv[1:]
 kind, program, *_ = [*words, "", ""]
 if not (kind == "-m" and (program in {modules!r} or program.startswith({rooms!r}))) and not (
     kind == "-c" and any("from " + name in program for name in {own!r})
-):
+) or os.path.exists(os.environ.get("USUAL_PYTHON_IF", "")):
     os.execv({python!r}, [{python!r}, *words])
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
@@ -114,11 +115,22 @@ def removed(package: str) -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
 
 
+def complete_models() -> None:
+    """Build Pydantic's models that wait for their first use: it looks for their modules, which a fork has not yet."""
+    waiting = importlib.import_module("pydantic").BaseModel.__subclasses__()
+    while waiting:
+        model = waiting.pop()
+        waiting += model.__subclasses__()
+        if model.__module__.startswith("prefect.") and not model.__pydantic_complete__:
+            model.model_rebuild(raise_errors=False)
+
+
 def preload(folder: Path, imports: str) -> None:
     gc.disable()
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
     for name in SETS[imports]:
         importlib.import_module(name)
+    complete_models()
     for own in ("mathrl", "flows", "tasks", "tests"):  # a checkout has its own
         removed(own)
     forget_loggers()

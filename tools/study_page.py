@@ -1,22 +1,28 @@
-"""The tables and pictures of docs/study.md from the outputs of `mathrl recipe study`: `python tools/study_page.py`.
+"""The tables and pictures of docs/study.md: `python tools/study_page.py`.
 
-Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are rewritten; a person writes the
-sentences around them. `make study` runs it after the recipe.
+They are made from the outputs of `mathrl recipe study` and, where they have run too, of `beyond-objectives` and
+`process-supervision`. Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are rewritten; a
+person writes the sentences around them. `make study` runs it after the recipe.
 """
 
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mathrl.core.figures import FURTHER, picture
 from mathrl.core.files import read_jsonl, write_text
 from mathrl.core.results import BenchmarkResults, Comparison, GroupFigures, Interval, read_recipe_summary
+from mathrl.evaluation.compare import compare_pair, holm
 from mathrl.evaluation.responses import read_runs
+from mathrl.evaluation.summary import Rows, interval_over, values_of
+from mathrl.params.load import load_params
 from mathrl.reports.pictures import draw_groups, draw_pass_at_k
 
 ROOT = Path(__file__).parents[1]
 STUDY, PAGE, PICTURES = ROOT / "pipelines/recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
+OBJECTIVES, PROCESS = (ROOT / "pipelines/recipes" / name for name in ("beyond-objectives", "process-supervision"))
 COLOURS = ("#0072B2", *FURTHER, "#D55E00", "#666666", "#8C564B")
 ROLLOUTS = 512  # per step: 32 prompts x 16
 ROUNDS = {"one_round": ["one_round"], "two rounds": ["round_1", "round_2"]}
@@ -25,12 +31,20 @@ SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "
 
 
 def main() -> None:
-    if not (STUDY / "summary.json").exists():
+    done = [folder for folder in (STUDY, OBJECTIVES, PROCESS) if (folder / "summary.json").exists()]
+    if not done:
         sys.exit(f"error: {STUDY / 'summary.json'} does not exist; run `mathrl recipe study` first (make study)")
-    summary = {
-        step: next(iter(benchmarks.values()))
-        for step, benchmarks in read_recipe_summary(STUDY / "summary.json").items()
-    }
+    tables = study() if STUDY in done else {}
+    if OBJECTIVES in done:
+        tables["objectives"] = objectives()
+    if PROCESS in done:
+        tables["process"] = table(figures_of(PROCESS)["test"])
+    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables))
+
+
+def study() -> dict[str, str]:
+    """Its tables by name; draws its pictures."""
+    summary = figures_of(STUDY)
     PICTURES.mkdir(exist_ok=True)
     draw_curves({name: [name] for name in METHODS}, PICTURES / "study-methods.png", "Methods, one SFT start")
     draw_pass_at_k(summary["at_64"].models, PICTURES / "study-at-64.png", "maj@k and pass@k before and after RL")
@@ -38,8 +52,45 @@ def main() -> None:
     draw_curves({name: [name] for name in SETTINGS}, PICTURES / "study-settings.png", "Settings of GRPO")
     draw_groups(levels("beyond"), PICTURES / "study-beyond.png", "Chains longer than any demonstration")
     tables = {name: table(summary[name]) for name in ("methods", "rounds", "settings", "beyond", "forced")}
-    tables["at_64"] = at_k(summary["at_64"])
-    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables))
+    return tables | {"at_64": at_k(summary["at_64"])}
+
+
+def figures_of(recipe: Path) -> dict[str, BenchmarkResults]:
+    """The first benchmark's results by evaluation."""
+    read = read_recipe_summary(recipe / "summary.json")
+    return {step: next(iter(benchmarks.values())) for step, benchmarks in read.items()}
+
+
+def objectives() -> str:
+    """pass@1, pass@8 and pass@64 by model; the difference of each to GRPO, tested over seeds and problems."""
+    models: dict[str, list[Rows]] = {}
+    for folder in sorted(OBJECTIVES.glob("at_64-s*")):
+        for run in read_runs(folder / "report/responses.jsonl"):
+            models.setdefault(run.label, []).append(run.rows)
+    metrics = [f"pass_at_{k}" for k in (1, 8, 64)]
+    settings = load_params(ROOT / "params").evaluate
+    lines = [
+        "| model | " + " | ".join(f"pass@{metric.rpartition('_')[2]} | against grpo" for metric in metrics) + " |",
+        "|---|" + "---|---|" * len(metrics),
+    ]
+    tests = {
+        (label, metric): compare_pair(("grpo", label), (models["grpo"], runs), settings, metric)
+        for metric in metrics
+        for label, runs in models.items()
+        if label != "grpo"
+    }
+    corrected = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+    for label, runs in models.items():
+        cells = []
+        for metric in metrics:
+            test = tests.get((label, metric))
+            shown = corrected.get((label, metric), 1.0) < 1 - settings.confidence
+            cells.append(str(interval_over([values_of(rows, metric) for rows in runs], settings)))
+            cells.append(difference(replace(test, shown=shown) if test else None))
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    rows = models["grpo"][0]
+    size = f"{len(models['grpo'])} seeds, {len(rows)} problems x {len(rows[0].correct)} samples; "
+    return "\n".join(lines) + f"\n\n{size}p-values corrected for {len(tests)} tests.\n"
 
 
 def filled(page: str, tables: Mapping[str, str]) -> str:

@@ -55,13 +55,21 @@ def uniform_groups(rewards_PG: Tensor) -> Tensor:
 
 
 def process_advantages(
-    rewards_K: Tensor, response_K: Tensor, ends_K: Tensor, lengths_S: Tensor, *, ddof: int = 1, eps: float = 1e-6
+    rewards_K: Tensor,
+    response_K: Tensor,
+    ends_K: Tensor,
+    lengths_S: Tensor,
+    *,
+    mean: bool = False,
+    ddof: int = 1,
+    eps: float = 1e-6,
 ) -> Tensor:
     """Process supervision within one group: GRPO, DeepSeekMath (arXiv:2402.03300, section 4.1.3).
 
     The rewards of all steps of all the group's responses are normalised together, and a token's advantage is
     the sum of the normalised rewards of the steps that end at or after it: A_t = sum over end(k) >= t of
-    (r_k - mean) / (std + eps). Equal rewards, a single step, or none give exactly 0.
+    (r_k - mean) / (std + eps). Equal rewards, a single step, or none give exactly 0. With `mean` it is the mean of
+    these steps and not their sum, so that more steps do not make it larger.
 
     Two responses of 3 and 2 tokens; the first has steps that end at its tokens 0 and 2, the second one that
     ends at its token 1. Mean 1/3, and with ddof 0 std sqrt(2)/3:
@@ -69,6 +77,9 @@ def process_advantages(
     >>> process_advantages(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1]),
     ...                    torch.tensor([3, 2]), ddof=0, eps=0.0)
     tensor([ 0.7071, -0.7071, -0.7071, -0.7071, -0.7071])
+    >>> process_advantages(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1]),
+    ...                    torch.tensor([3, 2]), mean=True, ddof=0, eps=0.0)
+    tensor([ 0.3536, -0.7071, -0.7071, -0.7071, -0.7071])
 
     Args:
         rewards_K: The reward of each step.
@@ -84,9 +95,12 @@ def process_advantages(
         return torch.zeros(int(lengths_S.sum()), dtype=rewards_K.dtype)
     normalised_K = group_advantages(rewards_K[None], "group_std", ddof=ddof, eps=eps)[0]
     starts_S = lengths_S.cumsum(0) - lengths_S
-    at_N = torch.zeros(int(lengths_S.sum()), dtype=rewards_K.dtype)
-    at_N = at_N.index_add(0, starts_S[response_K] + ends_K, normalised_K)
-    return discounted_returns(at_N, lengths_S, 1.0)
+    at_K, none_N = starts_S[response_K] + ends_K, torch.zeros(int(lengths_S.sum()), dtype=rewards_K.dtype)
+    sums_N = discounted_returns(none_N.index_add(0, at_K, normalised_K), lengths_S, 1.0)
+    if not mean:
+        return sums_N
+    counts_N = discounted_returns(none_N.index_add(0, at_K, torch.ones_like(normalised_K)), lengths_S, 1.0)
+    return sums_N / counts_N.clamp(min=1)
 
 
 def distillation_advantages(teacher_N: Tensor, logprobs_N: Tensor) -> Tensor:

@@ -75,6 +75,8 @@ def _rl(rl: Rl) -> Iterator[tuple[str, str]]:
     if rl.advantage not in ("group_std", "part_std", "process"):
         reason = f"rl.advantage {rl.advantage} divides by no standard deviation of rewards"
         yield from idle(reason, *(("std_ddof",) if rl.advantage == "pass_at_k" else ("std_ddof", "std_eps")))
+    if rl.advantage != "process":
+        yield from idle(f"rl.advantage {rl.advantage} takes no scores of steps (only process does)", "step_returns")
     if rl.advantage not in SETS:
         yield from idle(f"rl.advantage {rl.advantage} has no sets (only {' and '.join(SETS)} do)", "k")
     if rl.advantage != "part_std":

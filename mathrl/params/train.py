@@ -188,6 +188,11 @@ class Rl(Section):
     std_eps: float = Field(
         1e-6, ge=0, description="Added to the group std. Only for group_std, part_std, pass_at_k and process."
     )
+    step_returns: Literal["sum", "mean"] = Field(
+        "sum",
+        description="How the scores of the steps that end at or after each token make its advantage; mean does not "
+        "grow with their number. Only for advantage process.",
+    )
     k: int = Field(4, ge=2, description="Number of responses per set; only for advantage pass_at_k and max_at_k.")
     part_weights: dict[str, float | Ramp] = Field(
         {},

@@ -54,6 +54,7 @@ TRL_RL = (
     Meaning("rl.std_ddof", "TRL's constant", (1,), "it divides by the unbiased standard deviation"),
     Meaning("rl.std_eps", "TRL's constant", (1e-4,), "it adds 0.0001 to the standard deviation"),
     Meaning("rl.k", f"{UNUSED}: advantages of sets are refused"),
+    Meaning("rl.step_returns", f"{UNUSED}: advantage process is refused"),
     Meaning("rl.part_weights", f"{UNUSED}: advantage part_std is refused"),
     Meaning("rl.whiten", "refused", (False,), "it does not whiten advantages"),
     Meaning("rl.gamma", f"{UNUSED}: advantages of groups use no discount"),

@@ -50,6 +50,7 @@ VERL_RL = (
     Meaning("rl.std_ddof", "verl's constant", (1,), "it divides by the unbiased standard deviation"),
     Meaning("rl.std_eps", "verl's constant", (1e-6,), "it adds 0.000001 to the standard deviation"),
     Meaning("rl.k", f"{UNUSED}: advantages of sets are refused"),
+    Meaning("rl.step_returns", f"{UNUSED}: advantage process is refused"),
     Meaning("rl.part_weights", f"{UNUSED}: advantage part_std is refused"),
     Meaning("rl.whiten", "refused", (False,), "its group advantages are not whitened"),
     Meaning("rl.gamma", f"{UNUSED}: advantages of groups use no discount"),

@@ -40,6 +40,8 @@ def engine_arguments(folder: str, model: Model, rollout: Rollout, hardware: Hard
         "gpu_memory_utilization": options.memory_share,
         "kv_cache_memory_bytes": cache,
         "enforce_eager": not hardware.is_gpu if options.eager is None else options.eager,
+        # A seeded request that a batch cuts in two ends vLLM 0.32's engine on a CPU: its generators cannot go back.
+        "enable_chunked_prefill": None if hardware.is_gpu else False,
         "hf_overrides": UNTIED,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
@@ -99,14 +101,16 @@ def llm_arguments(
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
     """The arguments as options of vLLM's server.
 
-    >>> command_line({"max_num_seqs": 8, "enforce_eager": True, "max_model_len": None, "hf_overrides": {"a": False}})
-    ['--max-num-seqs', '8', '--enforce-eager', '--hf-overrides', '{"a": false}']
+    >>> command_line({"max_num_seqs": 8, "enforce_eager": True, "max_model_len": None, "enable_lora": False})
+    ['--max-num-seqs', '8', '--enforce-eager', '--no-enable-lora']
+    >>> command_line({"hf_overrides": {"a": False}})
+    ['--hf-overrides', '{"a": false}']
     """
     words: list[str] = []
     for name, value in arguments.items():
-        option = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(option)
-        elif value is not None and value is not False:
-            words += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words

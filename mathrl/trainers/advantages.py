@@ -107,6 +107,7 @@ def _step_advantages(group: RolloutGroup, lengths_G: Tensor, params: Rl) -> Tens
         torch.tensor(numbers, dtype=torch.long),
         torch.tensor(ends, dtype=torch.long),
         lengths_G,
+        mean=params.step_returns == "mean",
         ddof=params.std_ddof,
         eps=params.std_eps,
     )

@@ -80,9 +80,9 @@ def test_advantages_sum_to_zero_and_follow_a_permutation(rewards: list[float], d
 
 
 def process_by_loops(
-    rewards: list[list[float]], ends: list[list[int]], lengths: list[int], ddof: int, eps: float
+    rewards: list[list[float]], ends: list[list[int]], lengths: list[int], ddof: int, eps: float, average: bool
 ) -> list[float]:
-    """DeepSeekMath, section 4.1.3, word by word: R has the rewards of all steps of all the outputs."""
+    """DeepSeekMath, section 4.1.3, word by word: R has the rewards of all steps of all the outputs; or their mean."""
     everything = [reward for each in rewards for reward in each]
     mean = sum(everything) / len(everything)
     std = math.sqrt(sum((reward - mean) ** 2 for reward in everything) / (len(everything) - ddof))
@@ -90,7 +90,7 @@ def process_by_loops(
     for row, places, length in zip(rewards, ends, lengths, strict=True):
         for token in range(length):
             later = [(r - mean) / (std + eps) for r, end in zip(row, places, strict=True) if end >= token]
-            out.append(sum(later))
+            out.append(sum(later) / (len(later) or 1) if average else sum(later))
     return out
 
 
@@ -112,12 +112,15 @@ def test_process_supervision_by_hand() -> None:
     # 0 and 1 get the sum of both, token 2 the second, token 3 nothing. Response 1
     # ends its step at its token 0.
     unit = 1 / math.sqrt(3)
-    found = process_advantages(*flat([[1, 0], [0]], [[1, 2], [0]], [4, 2]), eps=0.0)
-    assert found.tolist() == pytest.approx([unit, unit, -unit, 0, -unit, 0])
+    steps = flat([[1, 0], [0]], [[1, 2], [0]], [4, 2])
+    assert process_advantages(*steps, eps=0.0).tolist() == pytest.approx([unit, unit, -unit, 0, -unit, 0])
+    means = process_advantages(*steps, mean=True, eps=0.0)
+    assert means.tolist() == pytest.approx([unit / 2, unit / 2, -unit, 0, -unit, 0])
 
 
+@pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("ddof,eps", [(1, 1e-6), (0, 0.0), (1, 0.3)])
-def test_process_supervision_against_loops(ddof: int, eps: float) -> None:
+def test_process_supervision_against_loops(ddof: int, eps: float, average: bool) -> None:
     rng = random.Random(ddof)
     for _ in range(30):
         lengths = [rng.randint(1, 9) for _ in range(rng.randint(1, 4))]
@@ -127,8 +130,9 @@ def test_process_supervision_against_loops(ddof: int, eps: float) -> None:
         rewards = [[rng.random() for _ in row] for row in ends]
         if sum(len(row) for row in rewards) < 2:
             continue
-        found = process_advantages(*flat(rewards, ends, lengths), ddof=ddof, eps=eps)
-        assert found.tolist() == pytest.approx(process_by_loops(rewards, ends, lengths, ddof, eps), abs=1e-9)
+        found = process_advantages(*flat(rewards, ends, lengths), mean=average, ddof=ddof, eps=eps)
+        expected = process_by_loops(rewards, ends, lengths, ddof, eps, average)
+        assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_process_supervision_gives_zero_where_nothing_differs() -> None:

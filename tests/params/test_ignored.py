@@ -33,6 +33,7 @@ def test_the_shipped_recipes_have_no_idle_settings() -> None:
         ("rl.gae_lambda=0.9", [], ["rl.advantage=gae", "rl.critic={}"]),
         ("rl.std_ddof=0", ["rl.advantage=group_mean"], ["rl.advantage=group_std"]),
         ("rl.std_eps=0.1", ["rl.advantage=leave_one_out"], ["rl.advantage=process"]),
+        ("rl.step_returns=mean", [], ["rl.advantage=process"]),
         ("rl.k=2", [], ["rl.advantage=pass_at_k"]),
         ("rl.part_weights={accuracy: 2}", [], ["rl.advantage=part_std"]),
         ("rl.sapo_temperatures=[1, 2]", [], ["rl.policy_loss=sapo"]),

@@ -153,7 +153,7 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
     assert "pipelines/pages/dvc.yaml:pages" in stages()
     refused = checkout.mathrl("graph", "page", ok=False)
     assert refused.returncode == 2
-    assert "no pipeline or recipe 'page'; write one of controls, pages, suite, countdown" in refused.stderr
+    assert "no pipeline or recipe 'page'; write one of controls, pages, suite, beyond-objectives" in refused.stderr
     # A graph that was written is no change to the code: runs with overrides are still taken.
     assert uncommitted(checkout.folder) == []
     shutil.rmtree(checkout.folder / "pipelines" / "pages")

@@ -82,6 +82,17 @@ def test_seeds_are_stages_of_their_own_and_start_from_their_own() -> None:
     assert "methods=pipelines/recipes/study/methods-s2" in stages["summary"]["cmd"]
 
 
+def test_only_a_base_with_a_trained_tokenizer_reads_the_sft_split_of_its_curate_step() -> None:
+    deps = {
+        name: graph(name, load_recipe(name, ROOT / "params"), ROOT)["base"]["deps"]
+        for name in ("sft-rl", "word-problems")
+    }
+    assert deps["word-problems"][0] == "pipelines/recipes/word-problems/stories/splits/sft.jsonl"
+    assert all(dep.startswith("mathrl/") for dep in (*deps["sft-rl"], *deps["word-problems"][1:]))
+    overridden = load_recipe("word-problems", ROOT / "params", ("model.base.tokenizer=null",))
+    assert graph("word-problems", overridden, ROOT)["base"]["deps"] == deps["word-problems"][1:]
+
+
 def test_a_value_with_a_dollar_and_a_brace_reaches_its_step(tmp_path: Path) -> None:
     from dvc.repo import Repo  # seconds
 

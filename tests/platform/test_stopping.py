@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ def checkout(checkout: Checkout) -> Checkout:
     """Signals must meet Python itself, and not a program that forwards them."""
     checkout.use_python(Path(sys.executable).parent)
     return checkout
+
+
+@pytest.fixture
+def unsignalled(checkout: Checkout, warm_python: Callable[[str], Path]) -> Iterator[Checkout]:
+    """For tests that signal nothing but a server: programs that have their imports."""
+    checkout.use_python(warm_python("flows"))
+    yield checkout
+    checkout.use_python(Path(sys.executable).parent)
 
 
 def wait_for(condition: Any, seconds: float, what: str) -> None:
@@ -134,37 +142,37 @@ def test_two_of_one_stage_at_once_is_refused(checkout: Checkout, tmp_path: Path)
         first.wait()
 
 
-def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(checkout: Checkout) -> None:
+def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(unsignalled: Checkout) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    checkout.mathrl("sync")  # the tests above
-    before = {run["id"] for run in checkout.mlflow_runs()}
-    done = checkout.repro("mix", MLFLOW_TRACKING_URI=nobody)
+    unsignalled.mathrl("sync")  # the tests above
+    before = {run["id"] for run in unsignalled.mlflow_runs()}
+    done = unsignalled.repro("mix", MLFLOW_TRACKING_URI=nobody)
     output = done.stdout + done.stderr
     assert 1 <= output.count("does not answer") <= 2, "once a stage that runs"
-    assert (checkout.folder / "data" / "mixture").is_dir()
-    refused = checkout.mathrl("sync", ok=False, MLFLOW_TRACKING_URI=nobody)
+    assert (unsignalled.folder / "data" / "mixture").is_dir()
+    refused = unsignalled.mathrl("sync", ok=False, MLFLOW_TRACKING_URI=nobody)
     assert refused.returncode == 2 and "start it with `make ui`" in refused.stderr
-    checkout.mathrl("sync")
-    after = {run["id"]: run for run in checkout.mlflow_runs()}
+    unsignalled.mathrl("sync")
+    after = {run["id"]: run for run in unsignalled.mlflow_runs()}
     new = [after[run]["tags"].get("dvc.stage", "parent") for run in after.keys() - before]
     # DVC does not know what the stage made that ran without it.
     assert sorted(stage for stage in new if stage != "parent") == ["difficulty", "mix"]
     assert {after[run]["status"] for run in after.keys() - before} == {"FINISHED"}
-    checkout.mathrl("sync")
-    assert {run["id"] for run in checkout.mlflow_runs()} == set(after), "a second upload adds nothing"
+    unsignalled.mathrl("sync")
+    assert {run["id"] for run in unsignalled.mlflow_runs()} == set(after), "a second upload adds nothing"
 
 
-def test_the_flow_says_at_once_that_the_tracking_server_is_down(checkout: Checkout) -> None:
-    done = checkout.mathrl("run", "rl", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+def test_the_flow_says_at_once_that_the_tracking_server_is_down(unsignalled: Checkout) -> None:
+    done = unsignalled.mathrl("run", "rl", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert "http://127.0.0.1:9 does not answer" in done.stderr
-    assert (checkout.folder / "models" / "rl").is_dir()
+    assert (unsignalled.folder / "models" / "rl").is_dir()
 
 
 @pytest.fixture
 def prefect_server(
-    tmp_path: Path, checkout: Checkout, empty_prefect: Path
+    tmp_path: Path, unsignalled: Checkout, empty_prefect: Path
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """A server of its own, with its address."""
     shutil.copytree(empty_prefect, tmp_path / "prefect")
@@ -173,8 +181,8 @@ def prefect_server(
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
     server = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=checkout.env | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url},
+        [unsignalled.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=unsignalled.env | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -196,22 +204,22 @@ def prefect_server(
 
 @pytest.mark.timeout(900)
 def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
-    checkout: Checkout, prefect_server: tuple[str, "subprocess.Popen[bytes]"]
+    unsignalled: Checkout, prefect_server: tuple[str, "subprocess.Popen[bytes]"]
 ) -> None:
     url, server = prefect_server
-    checkout.set_param("difficulty.yaml", "samples: 8", "samples: 9")
-    env = checkout.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
+    unsignalled.set_param("difficulty.yaml", "samples: 8", "samples: 9")
+    env = unsignalled.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
     env |= {"MATHRL_MIRROR": "none"}
     flow = subprocess.Popen(
-        [sys.executable, "-c", RUN, "run", "mix", "--allow-dirty"],
-        cwd=checkout.folder,
+        [unsignalled.executable, "-c", RUN, "run", "mix", "--allow-dirty"],
+        cwd=unsignalled.folder,
         env=env,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     try:
-        steps = checkout.home / "state"
+        steps = unsignalled.home / "state"
         wait_for(
             lambda: list(steps.glob("difficulty-*/checkpoint")) or flow.poll() is not None,
             300,
@@ -225,7 +233,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
     assert flow.returncode == 0 or "error: Prefect's server stopped answering" in output
     assert "Traceback" not in output, output
     assert "difficulty stands in" in output and "mix stands in" in output, output
-    again = checkout.repro("mix", MATHRL_MIRROR="none")
+    again = unsignalled.repro("mix", MATHRL_MIRROR="none")
     assert "stands in" not in again.stdout + again.stderr, "what they made is kept"
 
 
@@ -245,9 +253,11 @@ with running(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
 """
 
 
-def test_what_fails_beside_the_stages_does_not_end_them(checkout: Checkout) -> None:
+def test_what_fails_beside_the_stages_does_not_end_them(unsignalled: Checkout) -> None:
     """Prefect's client says in many ways that its server is gone, not all of them errors of HTTP."""
-    checkout.set_param("difficulty.yaml", "samples: 9", "samples: 10")
-    done = checkout.run(sys.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty", MATHRL_MIRROR="none")
+    unsignalled.set_param("difficulty.yaml", "samples: 9", "samples: 10")
+    done = unsignalled.run(
+        unsignalled.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty", MATHRL_MIRROR="none"
+    )
     assert done.returncode == 1 and "RuntimeError: a server that does not answer" in done.stderr
     assert "the stages run to their end" in done.stderr and "mix stands in" in done.stderr

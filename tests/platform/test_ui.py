@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -46,10 +45,11 @@ class Servers:
         self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
         self.silent = pids.with_name("silent")  # names the stage that is silent
         env = checkout.env | {"STANDIN_SILENT": f"@{self.silent}", "STANDIN_PIDS": str(pids)}
+        env["USUAL_PYTHON_IF"] = str(self.silent)  # what ignores signals is ended with its process group
         self.output = pids.with_name("output")  # a file: servers that write to a full pipe stand still
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN, *self.words],
+                [checkout.executable, "-c", RUN, *self.words],
                 cwd=checkout.folder,
                 env=env,
                 stdout=output,

@@ -47,6 +47,8 @@ def test_advantages_of_outcomes_by_hand() -> None:
     # Steps 1, 0 | 0: mean 1/3, std 1/sqrt(3): +2, -1, -1 over sqrt(3); suffix sums 1, -1 | -1.
     unit = 3**-0.5
     assert advantages(advantage="process", std_eps=0.0) == pytest.approx([unit, -unit, -unit, 0, 0, 0, 0])
+    means = advantages(advantage="process", step_returns="mean", std_eps=0.0)
+    assert means == pytest.approx([unit / 2, -unit, -unit, 0, 0, 0, 0])
 
 
 def test_whitening_is_over_the_tokens_of_the_batch_that_count() -> None:
