@@ -39,7 +39,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
 # Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
 VERSIONS = dict.fromkeys(GENERATORS, 1) | {
     "chain": 2, "combinatorics": 3, "countdown": 2, "fractions": 3, "geometry": 2, "linear_equation": 2,
-    "number_theory": 2, "unit_conversion": 2, "word_problem": 3,
+    "number_theory": 2, "story": 2, "unit_conversion": 2, "word_problem": 3,
 }  # fmt: skip
 
 # Test first: adding training problems leaves the held-out ones as they are.

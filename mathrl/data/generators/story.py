@@ -4,12 +4,10 @@ import random
 from itertools import pairwise
 
 from mathrl.data.generators.draft import Draft
-from mathrl.data.stories.events import Sentence, held_out, sentences
+from mathrl.data.stories.events import Sentence, held_out, sentences, things
 from mathrl.data.stories.people import people
 from mathrl.data.stories.structure import Unfit, Work
 from mathrl.params.generators import StoryOptions
-
-THINGS = "stickers marbles stamps shells postcards badges coins beads cards buttons pencils stones".split()
 
 
 class Story(StoryOptions):
@@ -29,7 +27,7 @@ class Story(StoryOptions):
         new = sum(held_out(first, second) for first, second in pairwise(names))
         if self.templates != "all" and (self.templates == "held_out") != (new > 0):
             return None
-        words = {**people(rng, "en"), "thing": rng.choice(THINGS)}
+        words = {**people(rng, "en"), "thing": rng.choice(things())}
         n, work, parts = 0, Work(), []
         try:
             for sentence in told:

@@ -61,6 +61,12 @@ def sentences(part: str) -> tuple[Sentence, ...]:
 
 
 @cache
+def things() -> tuple[str, ...]:
+    """What stories count, in the plural."""
+    return tuple(read_yaml(FILE)["things"].split())
+
+
+@cache
 def held_out(first: str, second: str) -> bool:
     """Whether stories in which the sentence `second` follows `first` are held out."""
     return derive_seed(0, "story", first, second) % HELD_OUT == 0
