@@ -19,6 +19,9 @@ FAILED = re.compile(r"failed to reproduce '([^']+)'")
 STOPPED = re.compile(rf"failed to run: .*, exited with ({EXIT_STOPPED}|{EXIT_TERMINATED}|-15)$")
 # DVC's database was locked by another `dvc repro` before the stage ran: diskcache's Timeout has no text.
 BUSY = re.compile(r"failed to reproduce '[^']+': *$")
+# Another `dvc repro` read this one's entry of the run cache while it was written, and removed it as corrupted (DVC's
+# StageCache._load_cache). Both ran the same stage, so the next attempt takes what the other one has kept.
+REMOVED = re.compile(r"failed to reproduce '[^']+': \[Errno 2\] No such file or directory: '[^']*/runs/[^']*\.tmp'$")
 # Advice on git and remotes, which does not concern a run.
 ADVICE = (
     "Generating lock",
@@ -47,14 +50,14 @@ def failed_stage(lines: Sequence[str]) -> str | None:
 
 
 def was_stopped(lines: Sequence[str]) -> bool:
-    """Whether a stage ended because something outside the flow told it to, or never began because DVC was busy.
+    """Whether a stage ended because something outside the flow told it to, or DVC collided with another.
 
     >>> was_stopped(["ERROR: failed to reproduce 'side/dvc.yaml:sft-s1': "])
     True
     >>> was_stopped(["ERROR: failed to reproduce 'sft': failed to run: python -m a, exited with 2"])
     False
     """
-    return any(pattern.search(line) for line in lines for pattern in (STOPPED, BUSY))
+    return any(pattern.search(line) for line in lines for pattern in (STOPPED, BUSY, REMOVED))
 
 
 def error_message(lines: Sequence[str]) -> str:

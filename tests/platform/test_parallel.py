@@ -94,6 +94,9 @@ def test_a_step_is_started_again_where_dvc_itself_was_busy() -> None:
     failed = "ERROR: failed to reproduce 'side/dvc.yaml:a': "
     assert was_stopped([failed]), "the timeout of its database has no text"
     assert not was_stopped([failed + "failed to run: touch a, exited with 2"])
+    lost = failed + "[Errno 2] No such file or directory: "
+    assert was_stopped([lost + "'/a/.dvc/cache/runs/56/567a/.SZ-zSXa0.tmp'"]), "another repro removed it as corrupted"
+    assert not was_stopped([lost + "'/a/.dvc/cache/files/56/567a'"])
 
 
 def test_needs_and_places() -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,8 @@ def long(item: Any, right: bool) -> tuple[float, dict[str, float]]:
     return item.length / 24, {"accuracy": float(right), "length": item.length / 24}
 
 
-def sevens(item: Any, right: bool) -> tuple[float, dict[str, float]]:
-    return item.response.count("7") / 32, {}
+def twice(item: Any, right: bool) -> tuple[float, dict[str, float]]:
+    return sum(first == second for first, second in pairwise(item.response)) / 32, {}
 
 
 def test_the_demo_is_healthy() -> None:
@@ -152,7 +153,7 @@ ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
         "yellow",
     ),
     "a reward that pays repetition": (
-        {"pay": sevens, "max_tokens": 32, "lr": 8e-3, "group_size": 8, "steps": 25, "temperature": 0.5},
+        {"pay": twice, "max_tokens": 32, "lr": 4e-3, "steps": 40},
         {"repetition", "kl"},
         "red",
     ),
