@@ -19,7 +19,7 @@ from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
 from tasks.parallel import Steps, needed_steps, places, run_at_once, side_by_side, visible_gpus
 from tasks.report import link_to_mlflow, show_pictures
-from tasks.repro import Repro, environment, running
+from tasks.repro import Repro, environment, remove_if_half_written, running
 from tasks.run_names import announce_model, name_run
 from tasks.stage_output import line_handler
 from tasks.stages import run_stage
@@ -62,6 +62,7 @@ def run_recipe(
             if curated:
                 with slot(show):
                     _run_in_turn(workspace.folder, "curate", env, show, ended)
+            remove_if_half_written(workspace.folder, file, show)
             free = places(jobs, workspace.params.run.processes, visible_gpus())
             run_at_once(Steps(workspace.folder, file, side_by_side(env), show, free), needs, ended)
     link_to_mlflow(workspace.folder, recipe)

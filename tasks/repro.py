@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ class Repro:
         self.command += ["--wait-for-lock"] if wait_for_lock else []
         self.command += ["repro", target, *(["--single-item"] if single else [])]
         self.workspace, self.env, self.show = workspace, env, show
+        file = target.partition(":")[0]  # or a stage of the pipeline
+        if not wait_for_lock:  # then others write to it
+            remove_if_half_written(workspace, file if file.endswith(".yaml") else "dvc.yaml", show)
         self.start()
 
     def start(self) -> None:
@@ -173,6 +177,20 @@ def _repair_locks(workspace: Path) -> None:
         return
     except ValueError:
         file.unlink(missing_ok=True)
+
+
+def remove_if_half_written(workspace: Path, file: str, show: Callable[[str], None]) -> None:
+    """Remove the lock file of a dvc.yaml if a kill cut DVC off while it wrote it: DVC would refuse to read it.
+
+    What DVC writes ends with a new line. What has run is in DVC's run cache, and not run again.
+    """
+    lock = (workspace / file).with_suffix(".lock")
+    for _ in range(2):  # or somebody is writing it now
+        if not lock.exists() or lock.read_bytes().endswith(b"\n"):
+            return
+        time.sleep(1.0)
+    lock.unlink()
+    show(f"{lock.relative_to(workspace)} was half written when a run was killed; it is removed, DVC writes it anew\n")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The tables and pictures of docs/study.md: `python tools/study_page.py`.
 
-They are made from the outputs of `mathrl recipe study` and, where they have run too, of `beyond-objectives` and
-`process-supervision`. Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are rewritten; a
+They are made from the outputs of `mathrl recipe study` and, where they have run too, of the recipes in `TABLES` and of
+`beyond-objectives`. Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are rewritten; a
 person writes the sentences around them. `make study` runs it after the recipe.
 """
 
@@ -21,8 +21,17 @@ from mathrl.params.load import load_params
 from mathrl.reports.pictures import draw_groups, draw_pass_at_k
 
 ROOT = Path(__file__).parents[1]
-STUDY, PAGE, PICTURES = ROOT / "pipelines/recipes/study", ROOT / "docs/study.md", ROOT / "docs/pictures"
-OBJECTIVES, PROCESS = (ROOT / "pipelines/recipes" / name for name in ("beyond-objectives", "process-supervision"))
+RECIPES, PAGE, PICTURES = ROOT / "pipelines/recipes", ROOT / "docs/study.md", ROOT / "docs/pictures"
+STUDY, OBJECTIVES = RECIPES / "study", RECIPES / "beyond-objectives"
+# Further tables of one evaluation each: recipe and evaluation by name.
+TABLES = {
+    "process": ("process-supervision", "test"),
+    "more_rounds": ("negative-advantage", "rounds"),
+    "noisier": ("negative-advantage", "noisier"),
+    "alike": ("negative-advantage", "alike"),
+    "five_seeds": ("two-rounds", "rounds"),
+    "bands": ("difficulty-bands", "test"),
+}
 COLOURS = ("#0072B2", *FURTHER, "#D55E00", "#666666", "#8C564B")
 ROLLOUTS = 512  # per step: 32 prompts x 16
 ROUNDS = {"one_round": ["one_round"], "two rounds": ["round_1", "round_2"]}
@@ -31,14 +40,15 @@ SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "
 
 
 def main() -> None:
-    done = [folder for folder in (STUDY, OBJECTIVES, PROCESS) if (folder / "summary.json").exists()]
-    if not done:
+    done = {file.parent.name for file in RECIPES.glob("*/summary.json")}
+    if not done & {STUDY.name, OBJECTIVES.name, *(recipe for recipe, _ in TABLES.values())}:
         sys.exit(f"error: {STUDY / 'summary.json'} does not exist; run `mathrl recipe study` first (make study)")
-    tables = study() if STUDY in done else {}
-    if OBJECTIVES in done:
+    tables = study() if STUDY.name in done else {}
+    if OBJECTIVES.name in done:
         tables["objectives"] = objectives()
-    if PROCESS in done:
-        tables["process"] = table(figures_of(PROCESS)["test"])
+    for name, (recipe, evaluation) in TABLES.items():
+        if recipe in done:
+            tables[name] = table(figures_of(RECIPES / recipe)[evaluation])
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables))
 
 

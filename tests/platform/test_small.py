@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.repro import Preempted, Repro
+from tasks.repro import Preempted, Repro, running
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
@@ -101,6 +101,23 @@ def test_only_what_others_stopped_is_started_again(tmp_path: Path, script: str, 
     with pytest.raises(ValueError) as caught:
         repro.follow("one")
     assert isinstance(caught.value, Preempted) is again is repro.stopped
+
+
+@pytest.mark.parametrize("cut", [0, 100])
+def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Path, cut: int) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages:\n  one: {cmd: echo 1 > one, outs: [one]}\n")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "--no-scm", "-q"], cwd=tmp_path, env=env, check=True)
+    subprocess.run([*dvc, "repro", "-q"], cwd=tmp_path, env=env, check=True)
+    lock = tmp_path / "dvc.lock"
+    whole = lock.read_text()
+    lock.write_text(whole[:cut])
+    shown: list[str] = []
+    with running(Repro(tmp_path, "one", env, shown.append)) as repro:
+        repro.follow("one")
+        repro.finish("one")
+    assert lock.read_text() == whole and "dvc.lock was half written" in shown[0]
 
 
 def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
