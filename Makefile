@@ -28,7 +28,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test smoke lint docs generate ui engines doctor parity verl mutants faults lock gpu gpu-packages
+.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity verl mutants faults lock gpu gpu-packages
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,8 +54,13 @@ demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1
 	@$(BIN)/mathrl run pipeline $(SET)
 
 # Three workers on two cores: many tests wait for a server or a child of theirs.
-test: $(VENV)/.developing  ## The test suite.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.developing  ## The test suite; the engines' tests are part of it where make engines has run.
+	$(SUITE)
+
+test-engines: $(VENV)/.developing engines  ## The tests with vLLM and DeepSpeed alone; installs both.
+	$(SUITE) -m engines
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/algorithms tests/grading \

@@ -49,7 +49,7 @@ GOLDEN = {
     "linear_equation": (2, "699dcf9dc197fac1"),
     "number_theory": (2, "1cb8e02aad40adcf"),
     "product": (1, "616c34092eacc82c"),
-    "story": (1, "7f54e191885f04d4"),
+    "story": (2, "5d4525355bf63c8d"),
     "unit_conversion": (2, "21e6bf7f91e313dc"),
     "word_problem": (3, "a602b86218ce79ac"),
 }

@@ -20,6 +20,7 @@ from mathrl.params.run import Prompt
 from mathrl.rollout.resolve import choose_engine, longest_sequence, resolve_importance, resolve_rollout
 from mathrl.rollout.vllm_arguments import command_line, transfer_arguments
 from mathrl.rollout.vllm_budget import BATCH, GIB, LARGE_BATCH, LARGE_GPU, vllm_budget
+from tests.marks import needs_vllm
 from tests.stages.gpu_configurations import (
     GOLDEN,
     GPUS,
@@ -61,9 +62,10 @@ def test_vllms_share_holds_two_dozen_of_the_longest_sequences(preset: str) -> No
     assert all(golden[stage]["cached_sequences"] >= 24 for stage in SAMPLES)
 
 
+@pytest.mark.engines
+@needs_vllm
 @pytest.mark.parametrize("preset", PRESETS)
 def test_vllm_takes_the_arguments(preset: str, tmp_path: Path) -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed: make engines")
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -89,8 +91,9 @@ def test_vllm_takes_the_arguments(preset: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.engines
+@needs_vllm
 def test_the_budgets_parts_are_vllms_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed: make engines")
     import torch
     from vllm.engine import arg_utils
     from vllm.usage.usage_lib import UsageContext

@@ -39,6 +39,7 @@ def test_it_trains_three_steps(name: str, tmp_path: Path) -> None:
     assert torch.isfinite(after).all() and not torch.equal(before, after)
 
 
+@pytest.mark.engines
 @needs_deepspeed
 def test_the_backend_of_each_has_what_it_asks_for() -> None:
     checked = 0
