@@ -26,6 +26,7 @@ STUDY, OBJECTIVES = RECIPES / "study", RECIPES / "beyond-objectives"
 # Further tables of one evaluation each: recipe and evaluation by name.
 TABLES = {
     "process": ("process-supervision", "test"),
+    "refreshed": ("process-refreshed", "test"),
     "more_rounds": ("negative-advantage", "rounds"),
     "noisier": ("negative-advantage", "noisier"),
     "alike": ("negative-advantage", "alike"),
