@@ -189,7 +189,7 @@ def remove_if_half_written(workspace: Path, file: str, show: Callable[[str], Non
         if not lock.exists() or lock.read_bytes().endswith(b"\n"):
             return
         time.sleep(1.0)
-    lock.unlink()
+    lock.unlink(missing_ok=True)
     show(f"{lock.relative_to(workspace)} was half written when a run was killed; it is removed, DVC writes it anew\n")
 
 

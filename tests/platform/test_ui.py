@@ -182,9 +182,8 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
     page.get_by_text("2 is greater than the maximum of 1").first.wait_for()
     field.fill("0.0002")
     field.blur()
-    page.get_by_text("2 is greater than the maximum of 1").first.wait_for(
-        state="hidden"
-    )  # the form has seen the new value
+    refusal = page.get_by_text("2 is greater than the maximum of 1")
+    refusal.first.wait_for(state="hidden")  # the form has seen the new value
     for _ in range(10):  # 503 means that the database is locked for the moment; a person clicks again
         with page.expect_response("**/create_flow_run") as answer:
             page.get_by_role("button", name="Submit").click()
