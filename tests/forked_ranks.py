@@ -48,6 +48,10 @@ def _rank(number: int, world: int, port: int, work: Callable[[], None], logs: Pa
         log = os.open(logs / f"rank-{number}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
+    if torch := sys.modules.get("torch"):
+        # After a fork PyTorch makes its pool of threads anew, and aborts ("Invalid thread pool!") where two threads ask for
+        # it at the same time. So it is made here, before there is a second thread.
+        torch.set_num_threads(torch.get_num_threads())
     work()
 
 
