@@ -49,8 +49,8 @@ def _rank(number: int, world: int, port: int, work: Callable[[], None], logs: Pa
         os.dup2(log, 1)
         os.dup2(log, 2)
     if torch := sys.modules.get("torch"):
-        # After a fork PyTorch makes its pool of threads anew, and aborts ("Invalid thread pool!") where two threads ask for
-        # it at the same time. So it is made here, before there is a second thread.
+        # After a fork PyTorch makes its pool of threads anew, and aborts ("Invalid thread pool!") where two threads ask
+        # for it at the same time. So it is made here, before there is a second thread.
         torch.set_num_threads(torch.get_num_threads())
     work()
 
