@@ -50,6 +50,10 @@ def main() -> None:
     for name, (recipe, evaluation) in TABLES.items():
         if recipe in done:
             tables[name] = table(figures_of(RECIPES / recipe)[evaluation])
+    if "negative-advantage" in done:
+        tables["start"] = with_and_without_steps(RECIPES / "negative-advantage", "rounds", "sft")
+    if "difficulty-bands" in done:
+        tables["equal_rewards"] = equal_rewards(RECIPES / "difficulty-bands", ("everything", "on_band"))
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables))
 
 
@@ -102,6 +106,36 @@ def objectives() -> str:
     rows = models["grpo"][0]
     size = f"{len(models['grpo'])} seeds, {len(rows)} problems x {len(rows[0].correct)} samples; "
     return "\n".join(lines) + f"\n\n{size}p-values corrected for {len(tests)} tests.\n"
+
+
+def with_and_without_steps(recipe: Path, evaluation: str, model: str) -> str:
+    """How many of a model's responses have steps, and how many of each kind are correct; all seeds together."""
+    correct: dict[bool, list[bool]] = {True: [], False: []}
+    for file in sorted(recipe.glob(f"{evaluation}-s*/report/responses.jsonl")):
+        for row in read_jsonl(file):
+            if row["model"] == model:
+                correct["<think>" in row["response"]].append(row["correct"])
+    count = sum(map(len, correct.values()))
+    lines = [f"| responses of {model} | share | correct |", "|---|---|---|"]
+    for steps, name in ((True, "with steps"), (False, "without steps")):
+        lines.append(
+            f"| {name} | {len(correct[steps]) / count:.3f} | {sum(correct[steps]) / len(correct[steps]):.3f} |"
+        )
+    return "\n".join(lines) + f"\n\n{count:,} responses.\n"
+
+
+def equal_rewards(recipe: Path, arms: Sequence[str]) -> str:
+    """The share of groups with equal rewards over a run, and the dev accuracy at its end, by seed."""
+    files = {arm: sorted(recipe.glob(f"{arm}-s*/report/metrics.jsonl")) for arm in arms}
+    numbers = [file.parts[-3].rpartition("-s")[2] for file in files[arms[0]]]
+    lines = ["| | " + " | ".join(f"seed {number}" for number in numbers) + " |", "|---|" + "---|" * len(numbers)]
+    for arm, records in files.items():
+        runs = [list(read_jsonl(file)) for file in records]
+        shares = [sum(row["rollout/zero_variance_share"] for row in rows) / len(rows) for rows in runs]
+        ends = [next(row["dev/accuracy"] for row in reversed(rows) if "dev/accuracy" in row) for rows in runs]
+        lines.append(f"| {arm}: groups with equal rewards | " + " | ".join(f"{share:.2f}" for share in shares) + " |")
+        lines.append(f"| {arm}: dev accuracy at the end | " + " | ".join(f"{end:.3f}" for end in ends) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def filled(page: str, tables: Mapping[str, str]) -> str:
