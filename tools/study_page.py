@@ -117,10 +117,8 @@ def with_and_without_steps(recipe: Path, evaluation: str, model: str) -> str:
                 correct["<think>" in row["response"]].append(row["correct"])
     count = sum(map(len, correct.values()))
     lines = [f"| responses of {model} | share | correct |", "|---|---|---|"]
-    for steps, name in ((True, "with steps"), (False, "without steps")):
-        lines.append(
-            f"| {name} | {len(correct[steps]) / count:.3f} | {sum(correct[steps]) / len(correct[steps]):.3f} |"
-        )
+    for name, verdicts in (("with steps", correct[True]), ("without steps", correct[False])):
+        lines.append(f"| {name} | {len(verdicts) / count:.3f} | {sum(verdicts) / len(verdicts):.3f} |")
     return "\n".join(lines) + f"\n\n{count:,} responses.\n"
 
 
