@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from psutil import pid_exists
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.parent import at_end_of_input
+from mathrl.core.processes import is_alive
 from mathrl.core.progress import pause
 from mathrl.core.records import MirrorState, RunRecord, read_record, written_times
 from mathrl.tracking.client import connect, experiment
@@ -252,7 +252,7 @@ def _complete(record: RunRecord, state: MirrorState) -> bool:
 
 def _dead(record: RunRecord) -> bool:
     """Whether a record that says that the stage runs has no process."""
-    return record.status == "running" and not (_here(record) and pid_exists(record.pid))
+    return record.status == "running" and not (_here(record) and is_alive(record.pid))
 
 
 def _here(record: RunRecord) -> bool:

@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from mathrl.core.processes import is_alive
 from mathrl.grading import grade
 from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.engine_process import _Worker, keep
@@ -26,13 +26,6 @@ def engine() -> Iterator[SymbolicEngine]:
     assert started.warm_up()
     yield started
     started.close()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_engine_shows_what_evaluation_does_not_reach(engine: SymbolicEngine) -> None:
@@ -68,7 +61,7 @@ def test_a_late_worker_is_killed_and_replaced_at_once() -> None:
     ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None and ended.si_status == signal.SIGPROF, "by its processor time"
     worker.kill()
-    assert not alive(worker.pid)
+    assert not is_alive(worker.pid)
     requests = [["1", "1", "hang"], ["1", "1", "fine"], ["1", "2", "fine"], ["1", "1", "sleep"], ["2", "2", "fine"]]
     sink = io.BytesIO()
     keep(io.BytesIO(b"".join(json.dumps(r).encode() + b"\n" for r in requests)), sink, compare, 0.3)
@@ -166,9 +159,9 @@ def test_after_a_fork_and_at_the_end_nothing_is_left(end: str) -> None:
     assert run.returncode == (0 if end == "leave" else -9), run.stderr
     pid = int(run.stdout)
     deadline = time.monotonic() + 60
-    while alive(pid) and time.monotonic() < deadline:
+    while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 IMPORTS = """

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from mathrl.core.processes import is_alive
+
 Checkout = Any
 pytestmark = pytest.mark.xdist_group("stopping")
 RUN = "from mathrl.cli import main; main()"
@@ -41,14 +43,6 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     checkout.set_param("run.yaml", "processes: 1", "processes: 2")  # the trainer is a rank, below torchrun's agent
@@ -63,9 +57,9 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
     try:
         wait_for(pids.exists, 120, "the trainer")
         trainer = int(pids.read_text())
-        assert alive(trainer)
+        assert is_alive(trainer)
         flow.terminate()
-        wait_for(lambda: not alive(trainer), 60, "the trainer's end")  # it would sleep for 600
+        wait_for(lambda: not is_alive(trainer), 60, "the trainer's end")  # it would sleep for 600
         flow.wait(timeout=60)
     finally:
         flow.kill()
@@ -82,11 +76,11 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
     flow = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])
     try:
         wait_for(lambda: pids.exists() and pids.read_text(), 60, "what it starts")
-        assert alive(int(pids.read_text()))
+        assert is_alive(int(pids.read_text()))
     finally:
         flow.kill()
         flow.wait()
-    wait_for(lambda: not alive(int(pids.read_text())), 60, "its end")
+    wait_for(lambda: not is_alive(int(pids.read_text())), 60, "its end")
 
 
 def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(checkout: Checkout) -> None:

@@ -349,7 +349,8 @@ def test_a_server_that_was_restarted_is_used_again_while_others_still_sample(sta
         # The first prompt goes to `busy`, which holds it; the second finds that the other was restarted.
         responses = thread.submit(sampler.generate, [[5], [6]], Sampling(1, 1.0, 4), 0)
         start = time.monotonic()
-        while restarted.taken != ["/weights/1"] * 2 and time.monotonic() < start + HANG_SECONDS:
+        while restarted.taken != ["/weights/1"] * 2 or not sampler.pool.servers[1].alive:
+            assert time.monotonic() < start + HANG_SECONDS
             time.sleep(0.01)
         assert busy.in_flight == 1
         busy.release.set()

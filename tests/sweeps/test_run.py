@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 from typer.testing import CliRunner
 
 from mathrl.cli.main import app
+from mathrl.core.processes import is_alive
 from mathrl.params import load_params
 from mathrl.sweeps.compare import compare, evaluation_digest
 from mathrl.sweeps.report import write_report
@@ -105,7 +106,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     assert len(pids) >= 3
     said = first.communicate(timeout=60)[0]
     assert first.returncode == 130, said
-    assert not [pid for pid in pids if psutil.pid_exists(pid)], "nothing of it may live on"
+    wait(lambda: not any(map(is_alive, pids)), 10.0)
     # The stop may find the first seed at work or, on a fast machine, the second.
     stopped, before = time.time(), sum(len(steps_of(run)) for run in runs)
     assert read_study(STUDY).trials[0].state == TrialState.RUNNING
@@ -262,7 +263,7 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     assert claimed is not None
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGCONT)
-    wait(lambda: not any(map(psutil.pid_exists, below)), 30.0)
+    wait(lambda: not any(map(is_alive, below)), 30.0)
     with fenced(claimed):
         opened.study.tell(claimed.trial, 0.5)
     said = far.communicate(timeout=60)[0]

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -158,14 +159,24 @@ def test_another_machines_run_that_was_silent_for_a_day_is_killed_unless_it_ends
     assert Mirror().sweep() == 1
 
 
+def test_a_run_whose_process_is_a_zombie_was_killed(record: Path) -> None:
+    """As in a container whose first process asks for no orphan's exit status."""
+    zombie = subprocess.Popen(["true"])
+    while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    say(record, "running", 1.0, pid=zombie.pid)
+    assert Mirror().sweep() == 1 and status() == "KILLED"
+    zombie.wait()
+
+
 def test_a_run_that_ends_while_its_record_is_read_was_not_killed(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say(record, "running", 1.0, pid=gone())
 
-    def alive(pid: int) -> bool:  # the last word comes between the reading and the look at the process
+    def is_alive(pid: int) -> bool:  # the last word comes between the reading and the look at the process
         say(record, "finished", 1.0, pid=pid)
         return False
 
-    monkeypatch.setattr(module, "pid_exists", alive)
+    monkeypatch.setattr(module, "is_alive", is_alive)
     mirror = Mirror()
     assert mirror.sweep() == 1 and status() == "FINISHED"
     monkeypatch.undo()
