@@ -9,9 +9,11 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 
 
-def tracked(*patterns: str) -> list[str]:
-    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+def repository_files(*patterns: str) -> list[str]:
+    """The files of these patterns, those of the next commit included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(name for name in set(listed.stdout.splitlines()) if (ROOT / name).exists())
 
 
 def load_tool(name: str) -> ModuleType:
@@ -30,13 +32,13 @@ def test_the_map_and_the_floors_in_docs_house_are_up_to_date() -> None:
 
 def test_every_module_begins_with_a_description() -> None:
     house_map = load_tool("house_map")
-    for file in tracked("mathrl/*.py", "flows/*.py", "tasks/*.py"):
+    for file in repository_files("mathrl/*.py", "flows/*.py", "tasks/*.py"):
         assert house_map.caption(ROOT / file), f"{file} has no docstring"
 
 
 def test_every_room_stands_on_a_floor() -> None:
     rooms = {room for floor in load_tool("house_map").floors() for room in floor}
-    folders = {"/".join(name.split("/")[:2]) for name in tracked("mathrl/*/__init__.py")} | {"flows", "tasks"}
+    folders = {"/".join(name.split("/")[:2]) for name in repository_files("mathrl/*/__init__.py")} | {"flows", "tasks"}
     assert rooms == folders
 
 
@@ -73,13 +75,13 @@ def test_the_mlflow_folder_does_not_shadow_the_package() -> None:
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    long = {f: n for f in tracked("*.py") if (n := len((ROOT / f).read_text().splitlines())) > 400}
+    long = {f: n for f in repository_files("*.py") if (n := len((ROOT / f).read_text().splitlines())) > 400}
     assert long == {}
 
 
 def test_benchmarks_and_tools_import_only_what_exists() -> None:
     """Nothing else runs the benchmarks, so a renamed function would be noticed when one is needed."""
-    for file in tracked("benchmarks/*.py", "tools/*.py"):
+    for file in repository_files("benchmarks/*.py", "tools/*.py"):
         for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mathrl"):
                 missing = {alias.name for alias in node.names} - defined(node.module or "")

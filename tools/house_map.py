@@ -54,10 +54,9 @@ def floors_table() -> str:
 def rooms_map() -> str:
     """Every room and module with its description, in the order of the floors."""
     rooms = [room for layer in floors() for room in layer]
-    listed = subprocess.run(
-        ["git", "ls-files", "--deduplicate", *rooms], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    files = [ROOT / name for name in listed if name.endswith(".py") and (ROOT / name).exists()]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *rooms]  # new files too
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    files = [ROOT / name for name in sorted(set(listed)) if name.endswith(".py") and (ROOT / name).exists()]
     lines: list[str] = []
     for room in rooms:
         lines += _line(room + "/", caption(ROOT / room / "__init__.py"), 0)
