@@ -97,11 +97,11 @@ class LiveProgress:
 
     def _show_forecast(self) -> None:
         """A new version of the markdown artifact `<stage>-forecast` after each dev evaluation that allows one."""
-        found = recorded_forecast(self.record) if self.record else None
-        if found is not None and found != self.forecast:
-            self.forecast, key = found, artifact_key(f"{self.stage}-forecast")
-            text = f"# Forecast\n\nFrom the dev curve up to step {found.step}: {found.sentence()}.\n"
-            about = f"Where the dev accuracy of {self.stage} is going: {found.accuracy} at step {found.end}"
+        forecast = recorded_forecast(self.record) if self.record else None
+        if forecast is not None and forecast != self.forecast:
+            self.forecast, key = forecast, artifact_key(f"{self.stage}-forecast")
+            text = f"# Forecast\n\nFrom the dev curve up to step {forecast.step}: {forecast.sentence()}.\n"
+            about = f"Where the dev accuracy of {self.stage} is going: {forecast.accuracy} at step {forecast.end}"
             self._try(lambda: create_markdown_artifact(text, key=key, description=about))
 
     def _show_link(self) -> None:

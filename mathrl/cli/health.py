@@ -29,8 +29,8 @@ def health(
         print(f"{training.name}: {report['colour']} after {report['steps']} steps")
         for finding in report["findings"]:
             print(f"- to step {finding['last']}, {sentence(finding)}")
-        found = forecast_of(training.record, training.rows) if training.record else None
-        if found is not None:
-            print(f"forecast from the dev curve up to step {found.step}: {found.sentence()}")
+        forecast = forecast_of(training.record, training.rows) if training.record else None
+        if forecast is not None:
+            print(f"forecast from the dev curve up to step {forecast.step}: {forecast.sentence()}")
     if report["colour"] == "red":
         raise SystemExit(1)

@@ -111,7 +111,7 @@ def plan_steps(stage: str, params: Params, *, servers: bool) -> list[Step]:
         UserError: no stage of this name, or none of its stages trains; with `servers`, or none samples.
     """
     if stage not in TARGETS or not any(trains(name, params) for name in stages_until(stage)):
-        which = [name for name in STAGES if any(trains(each, params) for each in stages_until(name))]
+        which = [name for name in STAGES if any(trains(needed, params) for needed in stages_until(name))]
         raise UserError(
             f"mathrl launch is for what trains: {', '.join(which)} or pipeline, not {stage!r}; see mathrl run"
         )
@@ -203,8 +203,8 @@ def replicated_jobs(values: dict[str, Any]) -> list[dict[str, Any]]:
 
     def add(name: str, role: str, pods: int, gpus: int, **job: Any) -> None:
         after = jobs[-1]["name"] if jobs else None
-        given = {"name": name, "role": role, "pods": pods, "gpus": gpus, "after": after}
-        jobs.append({"stage": None, "commits": None, "before": None} | given | job)
+        fields = {"name": name, "role": role, "pods": pods, "gpus": gpus, "after": after}
+        jobs.append({"stage": None, "commits": None, "before": None} | fields | job)
 
     trained: str | None = None
     steps: list[Step] = values["steps"]

@@ -16,9 +16,9 @@ def conclusion(results: BenchmarkResults) -> list[str]:
     lines = [f"without controls the claim would be that training raises accuracy by {_figures(gain)}"]
     stands, better, unclear = list[str](), list[str](), list[str]()
     for control in controls:
-        own, rest = tests[f"{start}_to_{control}"], tests[f"{control}_to_{model}"]
-        (unclear if not rest.shown else stands if rest.difference > 0 else better).append(control)
-        lines.append(f"{control}: {_own_effect(start, own)}; {_left(model, rest)}")
+        control_gain, model_gain = tests[f"{start}_to_{control}"], tests[f"{control}_to_{model}"]
+        (unclear if not model_gain.shown else stands if model_gain.difference > 0 else better).append(control)
+        lines.append(f"{control}: {_own_effect(start, control_gain)}; {_left(model, model_gain)}")
     if better:
         lines.append(f"the claim does not stand against {', '.join(better)}: better than {model}")
     if unclear:

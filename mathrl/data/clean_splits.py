@@ -81,7 +81,7 @@ def share_out_sft(
         return
     barred: list[int] = []
     if clean:
-        found = hits_of_solutions(problems.of("rl"), _search(against, clean, curated))
-        barred = [number for number, hit in found if hit.dropped(clean.min_share)]
+        solution_hits = hits_of_solutions(problems.of("rl"), _search(against, clean, curated))
+        barred = [number for number, hit in solution_hits if hit.dropped(clean.min_share)]
     share_out(problems, "sft", curate.sft_share, seed, np.array(barred, np.int64))
     curated.solutions_barred = len(barred)

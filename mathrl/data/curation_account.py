@@ -233,12 +233,12 @@ def _dropped_examples(curated: Curated, seed: int) -> list[str]:
 
 def _draw_levels(file: Path, splits: dict[str, StoredProblems]) -> None:
     shown = [split for split in SPLITS if splits[split]]
-    found = {split: Counter(splits[split].levels().tolist()) for split in shown}
+    level_counts = {split: Counter(splits[split].levels().tolist()) for split in shown}
     with picture(file, 7, 3.6) as axes:
-        levels = sorted({level for counts in found.values() for level in counts})
+        levels = sorted({level for counts in level_counts.values() for level in counts})
         width = 0.8 / max(1, len(shown))
         for i, split in enumerate(shown):
-            heights = [found[split][level] / len(splits[split]) for level in levels]
+            heights = [level_counts[split][level] / len(splits[split]) for level in levels]
             at = [x + (i - (len(shown) - 1) / 2) * width for x in range(len(levels))]
             axes.bar(at, heights, width, color=COLOURS[split], label=f"{split} ({len(splits[split]):,})")
         axes.set_xticks(range(len(levels)), ["none" if level < 0 else str(level) for level in levels])

@@ -160,18 +160,20 @@ class EvaluationIndex:
         """The strongest hit of each training text, given with its id and the evaluation ids that do not count."""
         words = [grams(text) for _, text, _ in texts]
         hashed = hash_tokens(words, TokenHashes(self._known))
-        found: list[Hit | None] = [None] * len(texts)
+        strongest: list[Hit | None] = [None] * len(texts)
         for pairs in self._windows.pairs(hashed, self._skipped([skip for _, _, skip in texts])):
             shares = self._coverage(pairs, hashed) if self.share == "coverage" else self._common_words(pairs, hashed)
             starts = np.flatnonzero(np.diff(pairs.rows, prepend=-1))
             for start, end in zip(starts, np.append(starts[1:], len(pairs.rows)), strict=True):
                 row = int(pairs.rows[start])
-                found[row] = self._hit(texts[row][0], texts[row][1], words[row], pairs, range(start, end), shares)
+                strongest[row] = self._hit(texts[row][0], texts[row][1], words[row], pairs, range(start, end), shares)
         if self.similar and self.similar.numbers:
-            rest = [row for row, hit in enumerate(found) if hit is None or not hit.dropped(self.min_share)]
+            rest = [row for row, hit in enumerate(strongest) if hit is None or not hit.dropped(self.min_share)]
             for row, similar in zip(rest, self._semantic_hits([texts[row] for row in rest]), strict=True):
-                found[row] = max(filter(None, [found[row], similar]), key=lambda hit: hit.strength, default=None)
-        return found
+                strongest[row] = max(
+                    filter(None, [strongest[row], similar]), key=lambda hit: hit.strength, default=None
+                )
+        return strongest
 
     def _semantic_hits(self, texts: Sequence[tuple[str, str, frozenset[str]]]) -> Iterator[Hit | None]:
         """The most similar evaluation question of each text, if it is similar enough or a person decided on it."""
@@ -185,8 +187,8 @@ class EvaluationIndex:
                 at = np.flatnonzero(enough | np.isin(numbers, list(judged)) if judged else enough)
                 near = [(int(numbers[i]), float(cosines[i])) for i in at if self.texts[numbers[i]][0] not in skip]
                 if near and self.similar.params.same_numbers:
-                    own = numbers_of(grams(text))
-                    near = [pair for pair in near if pair[0] in judged or self._numbers[pair[0]] == own]
+                    text_numbers = numbers_of(grams(text))
+                    near = [pair for pair in near if pair[0] in judged or self._numbers[pair[0]] == text_numbers]
                 if not near:
                     yield None
                     continue
@@ -314,8 +316,8 @@ class Search:
         """The strongest hit of each problem, which is given with its texts."""
         asked = [(p.id, text, self.skips.get(p.source, frozenset())) for p, texts in rows for text in texts]
         hits = iter(self.index.hits(asked))
-        found = ([hit for hit in islice(hits, len(texts)) if hit] for _, texts in rows)
-        return [max(of_row, key=lambda hit: hit.strength, default=None) for of_row in found]
+        hits_of_problems = ([hit for hit in islice(hits, len(texts)) if hit] for _, texts in rows)
+        return [max(of_row, key=lambda hit: hit.strength, default=None) for of_row in hits_of_problems]
 
 
 def find_hits(

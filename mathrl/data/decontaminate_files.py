@@ -58,8 +58,8 @@ def decontaminate_files(
 
     def clean() -> Iterator[Row]:
         rows, same = tee(row for file in list_files(train) for row in read_rows(file))
-        found = find_hits((_problem(row, keys, strict=True) for row in same), index)
-        for row, (_, strongest) in zip(rows, found, strict=True):
+        hits_of_rows = find_hits((_problem(row, keys, strict=True) for row in same), index)
+        for row, (_, strongest) in zip(rows, hits_of_rows, strict=True):
             counts["rows"] += 1
             hits.extend([strongest] if strongest else [])
             if strongest is None or not strongest.dropped(rule.min_share):
@@ -120,8 +120,8 @@ def _problem(row: Row, keys: Keys, *, strict: bool) -> Problem:
     return Problem(str(id) if id is not None else row.name, question, tuple(answers), row.name, "sft", solution)
 
 
-def _named(key: str | None, known: Sequence[str]) -> Sequence[str]:
-    return [key, *known] if key else known
+def _named(key: str | None, others: Sequence[str]) -> Sequence[str]:
+    return [key, *others] if key else others
 
 
 def _text(value: Any) -> str | None:

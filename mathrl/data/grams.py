@@ -31,12 +31,12 @@ def grams(text: str) -> list[str]:
     ['janets', '1250', 'ducks', '\\frac', '1', '2', '还', '剩', '5', '页']
     """
     if text.isascii():
-        found: list[str] = _ASCII_GRAM.findall(text.lower())
+        matches: list[str] = _ASCII_GRAM.findall(text.lower())
         if "," not in text and "'" not in text:
-            return found
+            return matches
     else:
-        found = _ANY_GRAM.findall(unicodedata.normalize("NFKC", text).lower())
-    return [gram.translate(_DROPPED) for gram in found]
+        matches = _ANY_GRAM.findall(unicodedata.normalize("NFKC", text).lower())
+    return [gram.translate(_DROPPED) for gram in matches]
 
 
 def numbers(text_grams: list[str]) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ def _pairs_of_band(store: RowStore, band: str, *, salted: bool, threshold: float
         pairs: Numbers = np.load(file)
         return pairs
     numbers, groups = store.alike(band, *(("salt",) if salted else ()))
-    found = [_similar_pairs(store, numbers[at], groups[at], threshold) for at in _batches(groups)]
-    pairs = np.concatenate([np.empty((0, 2), np.int64), *found])
+    pieces = [_similar_pairs(store, numbers[at], groups[at], threshold) for at in _batches(groups)]
+    pairs = np.concatenate([np.empty((0, 2), np.int64), *pieces])
     partial = file.with_suffix(".partial")
     with partial.open("wb") as stream:
         np.save(stream, pairs)
@@ -91,7 +91,7 @@ def _similar_pairs(store: RowStore, numbers: Numbers, groups: Numbers, threshold
     listed, at = np.unique(numbers, return_inverse=True)
     matrix = as_matrix(store.hashes("shingles", listed))
     sizes = np.diff(matrix.indptr)
-    found = [np.empty((0, 2), np.int64)]
+    pairs = [np.empty((0, 2), np.int64)]
     left = np.arange(len(numbers))
     for _ in range(_HEADS):
         may_lead = left[sizes[at[left]] > 0]
@@ -102,9 +102,9 @@ def _similar_pairs(store: RowStore, numbers: Numbers, groups: Numbers, threshold
         compared = (groups[head] == groups[left]) & (head < left)
         head, left = head[compared], left[compared]
         near = jaccard(matrix, at[head], at[left]) >= threshold
-        found.append(np.stack([numbers[head[near]], numbers[left[near]]], axis=1))
+        pairs.append(np.stack([numbers[head[near]], numbers[left[near]]], axis=1))
         left = left[~near]
-    return np.concatenate(found)
+    return np.concatenate(pairs)
 
 
 def as_matrix(shingled: Rows) -> csr_array:

@@ -168,7 +168,14 @@ def majority_disagrees(problem: Problem, votes: Sequence[str], quality: Quality)
         return False
     classes: Counter[str] = Counter()
     for vote in votes:
-        same = next((known for known in classes if known == vote or compare(known, vote).equal is True), vote)
+        same = next(
+            (
+                answer_class
+                for answer_class in classes
+                if answer_class == vote or compare(answer_class, vote).equal is True
+            ),
+            vote,
+        )
         classes[same] += 1
     winner, count = classes.most_common(1)[0]
     return count >= quality.majority_share * len(votes) and not any(

@@ -112,23 +112,23 @@ class RowStore:
         if not self.shards:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         listed = ", ".join(columns)
-        found = self._duckdb.execute(
+        table = self._duckdb.execute(
             f"WITH several AS (SELECT {listed}, min(number) AS of_group FROM rows WHERE number >= {since} GROUP BY ALL "
             f"HAVING count(*) > 1) SELECT number, of_group FROM rows JOIN several USING ({listed}) "
             f"WHERE number >= {since} ORDER BY of_group, number"
         ).fetchnumpy()
-        return np.asarray(found["number"], np.int64), np.asarray(found["of_group"], np.int64)
+        return np.asarray(table["number"], np.int64), np.asarray(table["of_group"], np.int64)
 
     def in_earlier(self, since: int) -> Numbers:
         """The rows from the number `since` on whose id an earlier row has."""
         if not self.shards or not since:
             return np.empty(0, np.int64)
-        found = self._duckdb.execute(
+        table = self._duckdb.execute(
             "SELECT number FROM rows SEMI JOIN (SELECT id FROM rows WHERE number < $1) USING (id) WHERE number >= $1 "
             "ORDER BY number",
             [since],
         ).fetchnumpy()
-        return np.asarray(found["number"], np.int64)
+        return np.asarray(table["number"], np.int64)
 
     def rename(self, numbers: Numbers, source: str) -> None:
         """Give rows of one source the id SOURCE/SPLIT/ID."""

@@ -106,10 +106,10 @@ class WindowIndex:
             at = slice(*np.searchsorted(rows, (start, end)))
             posting, repeats = self.postings[size], number[at]
             within = np.arange(int(repeats.sum())) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-            found = np.repeat(low[at], repeats) + within
-            row, text = np.repeat(rows[at], repeats), posting.texts[found]
+            places_found = np.repeat(low[at], repeats) + within
+            row, text = np.repeat(rows[at], repeats), posting.texts[places_found]
             pair = (row - start) * len(self.sizes) + text
-            keys = pair << _PLACE | np.repeat(places[at], repeats), pair << _PLACE | posting.places[found]
+            keys = pair << _PLACE | np.repeat(places[at], repeats), pair << _PLACE | posting.places[places_found]
             counted = ~skipped.masks[skipped.of_row[row], text] if skipped else np.ones(len(row), bool)
             in_row.append(keys[0][counted])
             in_text.append(keys[1][counted])

@@ -77,38 +77,38 @@ class Sniffed:
     fields: Sequence[str] = ()
 
 
-def sniff(rows: Sequence[Mapping[str, Any]], given: Mapping[str, Any] | None = None) -> Sniffed:
+def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = None) -> Sniffed:
     """The keys of `rows`; those in `given` are taken as they are.
 
     Raises:
         UserError: no field looks like a question, or none like an answer.
     """
-    given = dict(given or {})
+    chosen = dict(chosen or {})
     fields = {column.path: column for column in _fields(rows)}
     listed = ", ".join(dict.fromkeys(name for row in rows for name in row)) or "none"
-    if known := _known_format(rows):
-        known_shape, reason = known
+    if known_format := _known_format(rows):
+        known_shape, reason = known_format
         keys = ("prompt_key", "answer_key") if known_shape.format == "fields" else ("format",)
-        return Sniffed(replace(known_shape, **given), dict.fromkeys(keys, reason), (), tuple(fields))
-    reasons: dict[str, str] = dict.fromkeys(given, "as given")
-    prompt = given.get("prompt_key") or _prompt(fields, reasons)
+        return Sniffed(replace(known_shape, **chosen), dict.fromkeys(keys, reason), (), tuple(fields))
+    reasons: dict[str, str] = dict.fromkeys(chosen, "as given")
+    prompt = chosen.get("prompt_key") or _prompt(fields, reasons)
     if prompt is None:
         raise UserError(f"no field looks like a question (fields: {listed}); name it with --field prompt_key=NAME")
     free = {path: column for path, column in fields.items() if path not in prompt.split("+")}
     free = {path: column for path, column in free.items() if not path.startswith(f"{prompt}.")}
     shape = RowShape(prompt_key=prompt, answer_key=None)
-    shape = replace(shape, **_answer(free, fields.get(prompt), given, reasons))
+    shape = replace(shape, **_answer(free, fields.get(prompt), chosen, reasons))
     if shape.answer_key is None and shape.solution_key is None and not reasons.get("answer_rule"):
         raise UserError(
             f"no field looks like an answer (fields: {listed}); name it with --field answer_key=NAME, and if it stands "
             "within a solution --field answer_rule=boxed"
         )
-    if shape.solution_key is None and shape.answer_key and "solution_key" not in given:
+    if shape.solution_key is None and shape.answer_key and "solution_key" not in chosen:
         shape = replace(shape, solution_key=_working(rows, free, shape.answer_key, reasons))
     used = {prompt, shape.answer_key, shape.solution_key}
     further = _further({path: column for path, column in free.items() if path not in used}, reasons)
     doubts = _doubts(rows, fields.get(prompt), further)
-    return Sniffed(replace(shape, **{**further, **given}), reasons, doubts, tuple(fields))
+    return Sniffed(replace(shape, **{**further, **chosen}), reasons, doubts, tuple(fields))
 
 
 def _known_format(rows: Sequence[Mapping[str, Any]]) -> tuple[RowShape, str] | None:
@@ -199,10 +199,10 @@ def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
 
 
 def _answer(
-    free: Mapping[str, Field], prompt: Field | None, given: Mapping[str, Any], reasons: dict[str, str]
+    free: Mapping[str, Field], prompt: Field | None, chosen: Mapping[str, Any], reasons: dict[str, str]
 ) -> dict[str, Any]:
     """answer_key, solution_key and answer_rule."""
-    keys: dict[str, Any] = {key: given[key] for key in ("answer_key", "solution_key", "answer_rule") if key in given}
+    keys: dict[str, Any] = {key: chosen[key] for key in ("answer_key", "solution_key", "answer_rule") if key in chosen}
     likely = [column for column in free.values() if column.present > 0.2]
     named = _named({column.path: column for column in likely}, ANSWERS)
     # A bare answer first, whatever its rank: a solution that ends in \boxed{} is read only where there is none.
@@ -245,8 +245,10 @@ def _working(
         holds_fields = any(other.startswith(f"{path}.") for other in free)  # an object as a text
         if path == answer_key or holds_fields or not column.text or column.present < MOST or column.distinct < 0.1:
             continue
-        pairs = [(look_up(row, path), given) for row, given in zip(rows, answers, strict=True)]
-        texts = [(text, given[0]) for text, given in pairs if isinstance(text, str) and text and given]
+        pairs = [(look_up(row, path), row_answers) for row, row_answers in zip(rows, answers, strict=True)]
+        texts = [
+            (text, row_answers[0]) for text, row_answers in pairs if isinstance(text, str) and text and row_answers
+        ]
         share = fmean(answer in text and len(text) > len(answer) + 4 for text, answer in texts) if texts else 0.0
         if share > 0.8:
             reasons["solution_key"] = f"{share:.0%} of its texts hold the answer; {_looks(column)}"

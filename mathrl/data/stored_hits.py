@@ -30,13 +30,11 @@ class _Step:
         if file.exists():
             with file.open(encoding="utf-8") as stream:
                 return [(number, Hit.from_row(row)) for number, row in map(json.loads, stream)]
-        found = self._search(piece)
+        hits = self._search(piece)
         partial = file.with_suffix(".partial")
-        partial.write_text(
-            "".join(json.dumps([number, hit.fields()]) + "\n" for number, hit in found), encoding="utf-8"
-        )
+        partial.write_text("".join(json.dumps([number, hit.fields()]) + "\n" for number, hit in hits), encoding="utf-8")
         partial.replace(file)
-        return found
+        return hits
 
     def _search(self, piece: Piece) -> Hits:
         index, shard = self.search.index, piece.shard
@@ -57,11 +55,11 @@ def _hits(step: _Step, piece: Piece) -> Hits:
 
 def stored_hits(problems: StoredProblems, search: Search, name: str) -> Iterator[tuple[int, Hit]]:
     """The numbers of the problems with a hit, ascending, and the strongest hit of each, for the step `name`."""
-    for found in in_order(_hits, _Step(name, search), problems.pieces()):
-        yield from found
+    for hits in in_order(_hits, _Step(name, search), problems.pieces()):
+        yield from hits
 
 
 def hits_of_solutions(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
     """Like `stored_hits`, of the worked solutions alone."""
-    for found in in_order(_hits, _Step("solutions", search, solutions=True), problems.pieces()):
-        yield from found
+    for hits in in_order(_hits, _Step("solutions", search, solutions=True), problems.pieces()):
+        yield from hits

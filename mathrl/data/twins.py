@@ -58,7 +58,7 @@ def generators_of(sources: Sequence[Source]) -> dict[str, Generator]:
 
 
 def crowded_levels(
-    problems: Sequence[Problem], generators: Mapping[str, Generator], known: Collection[str]
+    problems: Sequence[Problem], generators: Mapping[str, Generator], known_questions: Collection[str]
 ) -> set[tuple[str, int]]:
     """The levels of generated sources at which more than MOST_KNOWN of the draws are known questions.
 
@@ -70,7 +70,7 @@ def crowded_levels(
         if level in generators[source].levels:
             rng = random.Random(derive_seed(0, "crowded", source, level))
             drafts = [draft for _ in range(DRAWS) if (draft := generators[source].draw(rng, level)) is not None]
-            if sum(draft.question in known for draft in drafts) > MOST_KNOWN * len(drafts):
+            if sum(draft.question in known_questions for draft in drafts) > MOST_KNOWN * len(drafts):
                 crowded.add((source, level))
     return crowded
 
@@ -81,17 +81,17 @@ def twins(
     count: int,
     *,
     generators: Mapping[str, Generator],
-    known: Collection[str] = (),
+    known_questions: Collection[str] = (),
     seed: int = 0,
 ) -> list[Problem]:
-    """Up to `count` twins of the problem, none of whose questions is `known`; none if there is no such twin.
+    """Up to `count` twins of the problem, none of whose questions is known; none if there is no such twin.
 
     A renumbered twin has no answer: `answers` is empty.
     """
     rng = random.Random(derive_seed(seed, "twins", kind, problem.id, problem.question))
     made: dict[str, Problem] = {}
     for draft in _drafts(problem, kind, generators, rng):
-        if draft.question not in known and draft.question != problem.question:
+        if draft.question not in known_questions and draft.question != problem.question:
             made.setdefault(draft.question, draft.with_(id=f"{problem.id}/twin/{len(made)}"))
         if len(made) == count:
             break

@@ -96,5 +96,5 @@ def example_of(group: Group) -> dict[str, list[int]]:
     {'input_ids': [7, 10, 5, 9, 2], 'labels': [-100, -100, 5, 9, 2]}
     """
     (response,), (learned,) = group.responses, group.masks
-    labels = [int(token) if own else NOT_LEARNED for token, own in zip(response, learned, strict=True)]
+    labels = [int(token) if is_learned else NOT_LEARNED for token, is_learned in zip(response, learned, strict=True)]
     return {"input_ids": [*map(int, (*group.prompt, *response))], "labels": [NOT_LEARNED] * len(group.prompt) + labels}

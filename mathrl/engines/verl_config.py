@@ -96,13 +96,13 @@ def verl_settings(params: Params, files: VerlFiles, *, longest_prompt: int, resu
     return settings
 
 
-def hydra_overrides(settings: Mapping[str, Any], own: Sequence[str] = ()) -> list[str]:
-    """The settings as Hydra's overrides, and then the user's `own`.
+def hydra_overrides(settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> list[str]:
+    """The settings as Hydra's overrides, and then the user's `overrides`.
 
     >>> hydra_overrides({"trainer.nnodes": 1, "data.seed": None, "a.b": ["x", "it's"]}, ["c=2"])
     ['trainer.nnodes=1', 'data.seed=null', "a.b=['x','it\\\\'s']", 'c=2']
     """
-    return [*(f"{name}={_hydra_value(value)}" for name, value in settings.items()), *own]
+    return [*(f"{name}={_hydra_value(value)}" for name, value in settings.items()), *overrides]
 
 
 def _hydra_value(value: Any) -> str:

@@ -51,8 +51,8 @@ def verl_figures(data: Mapping[str, float | None], gpus: int) -> dict[str, float
     {'grad_norm': nan, 'time/rollout': 2.0, 'verl/actor/pg_loss': 0.5, 'throughput/tokens_per_second': 20.0}
     """
     figures: dict[str, float] = {}
-    for name, given in data.items():
-        value = math.nan if given is None else float(given)
+    for name, figure in data.items():
+        value = math.nan if figure is None else float(figure)
         if name in NAMES:
             figures[NAMES[name]] = value
         elif name == "perf/throughput":  # per GPU

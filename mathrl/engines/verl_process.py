@@ -39,10 +39,10 @@ def verl_python() -> str:
         f"{Variable.VERL_PYTHON} to its Python, or set rl.engine to mathrl"
     )
     try:
-        found = subprocess.run([python, "-c", FIND, *NEEDED], capture_output=True, text=True, check=True)
+        answer = subprocess.run([python, "-c", FIND, *NEEDED], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(f"rl.engine is verl, but {python} does not run ({error}): {advice}") from None
-    if missing := found.stdout.split():
+    if missing := answer.stdout.split():
         raise UserError(f"rl.engine is verl, but {python} cannot find {' and '.join(missing)}: {advice}")
     return python
 
@@ -127,11 +127,11 @@ def check_ended(status: int, log: Path, what: str) -> None:
         return
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     if status == EXIT_USER_ERROR:
-        told = next((line for line in reversed(lines) if line.startswith("error: ")), "")
-        if told:
-            raise UserError(f"{told.removeprefix('error: ')}; its output is in {log}")
+        error_line = next((line for line in reversed(lines) if line.startswith("error: ")), "")
+        if error_line:
+            raise UserError(f"{error_line.removeprefix('error: ')}; its output is in {log}")
     print(*lines[-TAIL_LINES:], sep="\n", file=sys.stderr, flush=True)
     cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-    raised = [found[1] for line in lines if (found := RAISED.search(line))]
-    said = f": {raised[-1]}" if raised else ""
-    raise UserError(f"{what} ended with {cause}{said}; its output is in {log}")
+    raised = [match[1] for line in lines if (match := RAISED.search(line))]
+    reason = f": {raised[-1]}" if raised else ""
+    raise UserError(f"{what} ended with {cause}{reason}; its output is in {log}")

@@ -32,9 +32,9 @@ def compute_score(
     it has written.
     """
     start = time.perf_counter()
-    given = _settings(settings)
+    file_settings = _settings(settings)
     tokens = [int(token) for token in extra_info[TOKENS]]
-    truncated = not tokens or tokens[-1] not in given["ends"]
+    truncated = not tokens or tokens[-1] not in file_settings["ends"]
     item = reward_input(str(extra_info["reward_input"]))
     item = replace(item, response=item.response + solution_str, length=len(tokens), truncated=truncated)
     with _grading:
@@ -50,7 +50,7 @@ def compute_score(
             "counters": reward.counters(),
             "seconds": time.perf_counter() - start,
         }
-        _write(given, str(extra_info["split"]), row)
+        _write(file_settings, str(extra_info["split"]), row)
     return {"score": result.overall, "acc": float(result.correct), **result.parts}
 
 
@@ -91,8 +91,8 @@ def _verdict(result: RewardResult) -> dict[str, Any]:
     }
 
 
-def _write(given: Mapping[str, Any], split: str, row: Mapping[str, Any]) -> None:
-    folder = folder_of(Path(given["graded"]), split, row["index"], given["prompts_per_step"])
+def _write(file_settings: Mapping[str, Any], split: str, row: Mapping[str, Any]) -> None:
+    folder = folder_of(Path(file_settings["graded"]), split, row["index"], file_settings["prompts_per_step"])
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{os.uname().nodename}-{os.getpid()}.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row) + "\n")

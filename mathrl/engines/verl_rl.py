@@ -50,9 +50,9 @@ class VerlSteps:
         """The row of a step that verl has reported."""
         rl = self.params.rl
         row = verl_figures(data, self.params.run.processes * rl.verl.nodes)
-        own, sampled = step_figures(take_graded(self.files.graded / f"step-{step}"), self.of, rl)
-        self.sampled, self.trained = self.sampled + sampled, self.trained + int(own["trained_tokens"])
-        row |= own | dev_figures(take_graded(self.files.graded / DEV))
+        train_figures, sampled = step_figures(take_graded(self.files.graded / f"step-{step}"), self.of, rl)
+        self.sampled, self.trained = self.sampled + sampled, self.trained + int(train_figures["trained_tokens"])
+        row |= train_figures | dev_figures(take_graded(self.files.graded / DEV))
         self.accuracy = row.get("dev/accuracy", self.accuracy)
         if rl.lr and self.lr is not None:
             row["lr_factor"] = self.lr / rl.lr

@@ -60,7 +60,7 @@ class Probed:
         return "no sign of the benchmark in the model"
 
 
-def paired_auc(own: Sequence[float], twins: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+def paired_auc(scores: Sequence[float], twins: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
     """Chance that a problem scores higher than a twin of its own, a tie as a half; the interval is over problems.
 
     Raises:
@@ -71,22 +71,22 @@ def paired_auc(own: Sequence[float], twins: Sequence[Sequence[float]], confidenc
     """
     wins = [
         fmean(1.0 if score > twin else 0.5 if score == twin else 0.0 for twin in others)
-        for score, others in zip(own, twins, strict=True)
+        for score, others in zip(scores, twins, strict=True)
     ]
     return cluster_interval(wins, confidence=confidence)
 
 
 def probed(
     score: str,
-    own: Sequence[float],
+    scores: Sequence[float],
     twins: Sequence[Sequence[float]],
     confidence: float,
     verbatim: tuple[float, float] | None = None,
 ) -> Probed:
     """The score's AUC from one number per problem and several per problem of its twins."""
     others = [value for values in twins for value in values]
-    auc = paired_auc(own, twins, confidence)
-    return Probed(score, len(own), len(others), auc, fmean(own), fmean(others), *(verbatim or (None, None)))
+    auc = paired_auc(scores, twins, confidence)
+    return Probed(score, len(scores), len(others), auc, fmean(scores), fmean(others), *(verbatim or (None, None)))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,6 @@ def reading(answer: str) -> Reading:
         return "option"
     words = plain_words(answer)
     if words is not None and len(words) > 1:
-        known = number_in_words(words) is not None
-        return "mathematics" if known else "words" if len(words.split()) <= MOST_WORDS else "not parsed"
+        is_number = number_in_words(words) is not None
+        return "mathematics" if is_number else "words" if len(words.split()) <= MOST_WORDS else "not parsed"
     return "not parsed" if parse(merge_thousands(text, commas=True)) is None else "mathematics"

@@ -58,7 +58,7 @@ class LocalWeights:
             gradients = [self.gradient(name) for name in self.whole]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             self.ranks.sum_(flat)
-            parts = torch.split(flat, [each.numel() for each in gradients])
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
         here = self._squares(self.divided)
@@ -172,7 +172,7 @@ class OwnedMatrices:
         """This rank's rows, flat, of the update of each matrix of the turn; one matrix per rank at most."""
         ranks = self.local.ranks
         rows = [self.local.gradient(name).reshape(-1) for name, _ in turn]
-        rows_of_owners = [len(each) for each in rows] + [0] * (ranks.world - len(turn))
+        rows_of_owners = [len(rows_of_owner) for rows_of_owner in rows] + [0] * (ranks.world - len(turn))
         rows_of_ranks = [0] * ranks.world
         if ranks.rank < len(turn):
             ranges = [row_range(turn[ranks.rank][1], rank) for rank in range(ranks.world)]

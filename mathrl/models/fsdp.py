@@ -48,7 +48,7 @@ def divide(network: Any, mesh: DeviceMesh) -> None:
     network.__dict__["_compute_dtype"] = network.dtype
     root: Any = Pass(network)
     apart = [] if head is not None and head.weight is embedding.weight else [embedding, head]
-    for module in (*_layers(network), *(each for each in apart if each is not None), root):
+    for module in (*_layers(network), *(part for part in apart if part is not None), root):
         # Freed after use in a forward pass without a gradient too; PyTorch would keep the root's.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=mixed_precision(network.dtype))
     for group in _groups(root):
@@ -69,8 +69,8 @@ def _layers(network: nn.Module) -> list[nn.Module]:
     """The entries of each list of modules that is in no other list; those within are experts of a layer."""
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(module) for outer in lists for module in outer.modules() if module is not outer}
-    outer = [each for each in lists if id(each) not in inner]
-    return [layer for each in outer for layer in each if any(True for _ in layer.parameters())]
+    outer = [modules for modules in lists if id(modules) not in inner]
+    return [layer for modules in outer for layer in modules if any(True for _ in layer.parameters())]
 
 
 def _groups(root: nn.Module) -> list[FSDPModule]:

@@ -103,7 +103,7 @@ def find_controlled(run: str, overrides: tuple[str, ...] = (), checkout: Path = 
         folder, recipe_name = _recipe_run(checkout, name)
         recipe = load_recipe(recipe_name, folder / "params")
         if not isinstance(recipe.steps.get(step), RlStep):
-            names = [name for name, each in recipe.steps.items() if isinstance(each, RlStep)]
+            names = [name for name, candidate in recipe.steps.items() if isinstance(candidate, RlStep)]
             raise UserError(f"{run}: no RL step of recipe {recipe_name}; RL steps: {', '.join(names) or 'none'}")
         recipe = _with_params(_ancestors(recipe, step), folder, checkout)
         labels = [step, *(f"{step}-s{seed}" for seed in recipe.seeds)]
@@ -266,7 +266,7 @@ def _ancestors(recipe: Recipe, step: str) -> Recipe:
             needed.add(recipe.curated)
 
     visit(step)
-    steps = {name: each for name, each in recipe.steps.items() if name in needed}
+    steps = {name: kept_step for name, kept_step in recipe.steps.items() if name in needed}
     return recipe.model_copy(update={"steps": steps, "claim": None})
 
 

@@ -88,8 +88,10 @@ class Certificate:
             return f"{model}: the reproduction is not finished"
         again = [check.stage for check in self.stages if not check.fetched]
         fetched = [check.stage for check in self.stages if check.fetched]
-        given = f"; the outputs of {', '.join(fetched)} came from the DVC remote" if fetched else ""
-        return f"{model} was reproduced to the bit: {', '.join(again)} were run again and no output differs{given}"
+        fetched_note = f"; the outputs of {', '.join(fetched)} came from the DVC remote" if fetched else ""
+        return (
+            f"{model} was reproduced to the bit: {', '.join(again)} were run again and no output differs{fetched_note}"
+        )
 
     def to_row(self) -> dict[str, Any]:
         first = self.first_difference

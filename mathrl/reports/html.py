@@ -143,8 +143,8 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
 
 def _forecast(stage: TrainingRun) -> str:
     """The forecast of an RL run's dev curve in a sentence; "" where there is none."""
-    found = forecast_of(stage.record, stage.rows) if stage.record else None
-    return f"From the dev curve up to step {found.step}: {found.sentence()}." if found else ""
+    dev_forecast = forecast_of(stage.record, stage.rows) if stage.record else None
+    return f"From the dev curve up to step {dev_forecast.step}: {dev_forecast.sentence()}." if dev_forecast else ""
 
 
 def titled(benchmark: str, params: Params) -> str:

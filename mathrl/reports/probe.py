@@ -53,22 +53,30 @@ def probe_benchmark(model: Path | str, benchmark: str, params: Params, folder: P
         "completion": (text["renumbered"], lambda problem: completion_group(problem, params.prompt, tokenizer)),
         "solution": (kinds["generated"], lambda problem: solution_group(problem, params.prompt, tokenizer)),
     }
-    found: dict[str, tuple[list[float], list[list[float]], tuple[float, float] | None]] = {}
+    scores_by_name: dict[str, tuple[list[float], list[list[float]], tuple[float, float] | None]] = {}
     for name, (pairs, maker) in makers.items():
         groups = [(maker(problem), [maker(twin) for twin in others]) for problem, others in pairs]
-        groups = [(own, others) for own, others in groups if own is not None and None not in others]
+        groups = [(original, others) for original, others in groups if original is not None and None not in others]
         if len(groups) >= FEWEST:
-            scored = iter(score_groups(network, [group for own, others in groups for group in (own, *others)]))
+            scored = iter(
+                score_groups(network, [group for original, others in groups for group in (original, *others)])
+            )
             rows = [(next(scored), [next(scored) for _ in others]) for _, others in groups]
             written = [twin.greedy for _, others in rows for twin in others]
-            verbatim = sum(own.greedy for own, _ in rows) / len(rows), sum(written) / len(written)
-            scores = [own.logprob for own, _ in rows], [[twin.logprob for twin in others] for _, others in rows]
-            found[name] = (*scores, verbatim if name == "completion" else None)
+            verbatim = sum(original.greedy for original, _ in rows) / len(rows), sum(written) / len(written)
+            scores = (
+                [original.logprob for original, _ in rows],
+                [[twin.logprob for twin in others] for _, others in rows],
+            )
+            scores_by_name[name] = (*scores, verbatim if name == "completion" else None)
     if len(text["reworded"]) >= FEWEST:
-        found["answer"] = (*_answers(model, benchmark, params, folder, text["reworded"]), None)
-    confidence = 1 - (1 - params.evaluate.confidence) / len(found)
-    scores_found = [probed(name, own, others, confidence, verbatim) for name, (own, others, verbatim) in found.items()]
-    missing = {name: MISSING[name] for name in MISSING if name not in found}
+        scores_by_name["answer"] = (*_answers(model, benchmark, params, folder, text["reworded"]), None)
+    confidence = 1 - (1 - params.evaluate.confidence) / len(scores_by_name)
+    scores_found = [
+        probed(name, original, others, confidence, verbatim)
+        for name, (original, others, verbatim) in scores_by_name.items()
+    ]
+    missing = {name: MISSING[name] for name in MISSING if name not in scores_by_name}
     write_json(folder / "probe.json", {
         "confidence": confidence,
         "scores": {score.score: asdict(score) | {"verdict": score.verdict} for score in scores_found},
@@ -87,14 +95,16 @@ MISSING = {
 def _pairs(problems: Sequence[Problem], kind: TwinKind, count: int, params: Params) -> list[Pair]:
     """The problems that have twins of this kind, with them."""
     generators = generators_of(params.curate.sources)
-    known = {problem.question for problem in problems}
+    known_questions = {problem.question for problem in problems}
     for file in sorted(CURATED_TEST.parent.glob("*.jsonl")):
-        known |= {row["question"] for row in read_jsonl(file) if isinstance(row.get("question"), str)}
+        known_questions |= {row["question"] for row in read_jsonl(file) if isinstance(row.get("question"), str)}
     if kind == "generated":
-        crowded = crowded_levels(problems, generators, known)
+        crowded = crowded_levels(problems, generators, known_questions)
         problems = [problem for problem in problems if (problem.source, problem.level) not in crowded]
     seed = params.run.seed
-    pairs = [(p, twins(p, kind, count, generators=generators, known=known, seed=seed)) for p in problems]
+    pairs = [
+        (p, twins(p, kind, count, generators=generators, known_questions=known_questions, seed=seed)) for p in problems
+    ]
     return [(problem, others) for problem, others in pairs if others]
 
 
@@ -102,10 +112,14 @@ def _answers(
     model: Path | str, benchmark: str, params: Params, folder: Path, pairs: Sequence[Pair]
 ) -> tuple[list[float], list[list[float]]]:
     """Shares of right responses: of the problems, sampled before, and of their twins, sampled now."""
-    own = accuracies(read_run(folder / "responses.jsonl", None, None).rows)
+    rates_before = accuracies(read_run(folder / "responses.jsonl", None, None).rows)
     others = [twin for _, twin_problems in pairs for twin in twin_problems]
     evaluate_once(model, benchmark, params, folder / "twins", problems=others)
     rates = accuracies(read_run(folder / "twins" / "responses.jsonl", None, None).rows)
-    both = [(own[p.id], [rates[twin.id] for twin in made if twin.id in rates]) for p, made in pairs if p.id in own]
+    both = [
+        (rates_before[p.id], [rates[twin.id] for twin in made if twin.id in rates])
+        for p, made in pairs
+        if p.id in rates_before
+    ]
     both = [(rate, twin_rates) for rate, twin_rates in both if twin_rates]
     return [rate for rate, _ in both], [twin_rates for _, twin_rates in both]

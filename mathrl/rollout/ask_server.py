@@ -40,10 +40,12 @@ def ask_server(url: str, get: Get) -> ServerAnswer:
                 hints = {401: f": {KEY} must be the same there and here", 404: ": start it with `mathrl serve`"}
                 return failed(f"{url} answers {path} with {answer.status_code}{hints.get(answer.status_code, '')}")
             if path == PATH:
-                said = answer.json()
-        state = ServerState(url, True, int(said["generation"]), said["weights"], "")
+                server_state = answer.json()
+        state = ServerState(url, True, int(server_state["generation"]), server_state["weights"], "")
         name = answer.json()["data"][0]["id"]
-        return ServerAnswer(state, name, said["adapters"], said["transfer"], tuple(said["gpus"]))
+        return ServerAnswer(
+            state, name, server_state["adapters"], server_state["transfer"], tuple(server_state["gpus"])
+        )
     except (httpx.HTTPError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         # RuntimeError: the client was closed meanwhile.
         return failed(f"{url} does not answer as a vLLM server ({type(error).__name__})")

@@ -40,7 +40,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (tuple, torch.Size)):
-        return {"tuple": [int(each) for each in value]}
+        return {"tuple": [int(item) for item in value]}
     if isinstance(value, torch.device):
         return value.index
     return value
@@ -53,9 +53,9 @@ def _from_json(value: Any) -> Any:
     if kind == "bytes":
         return base64.b64decode(content, validate=True)
     if kind == "tuple":
-        return tuple(int(each) for each in content)
+        return tuple(int(item) for item in content)
     tables: dict[str, dict[str, Any]] = {"class": CLASSES, "dtype": DTYPES}
-    known = tables.get(kind, {})
-    if content not in known:
+    table = tables.get(kind, {})
+    if content not in table:
         raise ValueError(f"a handle of GPU memory has the {kind} {content!r}, which torch's handles never have")
-    return known[content]
+    return table[content]

@@ -141,8 +141,8 @@ def main() -> None:
         if not (piece := os.read(0, 65536)):
             return
         line += piece
-    given: dict[str, Any] = json.loads(line)
-    keeper = Keeper([ServerCommand(**each) for each in given["servers"]], Path(given["file"]))
+    instructions: dict[str, Any] = json.loads(line)
+    keeper = Keeper([ServerCommand(**command) for command in instructions["servers"]], Path(instructions["file"]))
     signal.signal(signal.SIGTERM, lambda *_: keeper.ended.set())
     at_end_of_input(keeper.ended.set)
     keeper.run()

@@ -44,12 +44,12 @@ class StartedServers:
     def __init__(self, key: str, commands: Sequence[ServerCommand], ports: Sequence[socket.socket], file: Path) -> None:
         self.key, self.file, self.ports = key, file, ports
         self.urls = [f"http://{HOST}:{command.port}" for command in commands]
-        given = {"servers": [asdict(command) for command in commands], "file": str(file)}
+        instructions = {"servers": [asdict(command) for command in commands], "file": str(file)}
         self.keeper = subprocess.Popen(
             [sys.executable, "-m", "mathrl.rollout.server_keeper"], stdin=subprocess.PIPE, start_new_session=True
         )
         assert self.keeper.stdin is not None
-        self.keeper.stdin.write(json.dumps(given).encode() + b"\n")
+        self.keeper.stdin.write(json.dumps(instructions).encode() + b"\n")
         self.keeper.stdin.flush()
 
     def check(self) -> None:

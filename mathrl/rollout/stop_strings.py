@@ -31,5 +31,5 @@ class StopStrings:
         if not len(candidates):
             return candidates
         texts = self.tokenizer.batch_decode(tokens_BL[candidates, first : column + 1].tolist())
-        found = [any(string in text for string in self.strings) for text in texts]
-        return candidates[torch.tensor(found, dtype=torch.bool, device=candidates.device)]
+        ends_here = [any(string in text for string in self.strings) for text in texts]
+        return candidates[torch.tensor(ends_here, dtype=torch.bool, device=candidates.device)]

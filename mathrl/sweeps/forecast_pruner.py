@@ -23,5 +23,5 @@ class ForecastPruner(BasePruner):  # type: ignore[misc]
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if last is None or last <= self.warmup or last >= self.steps or len(complete) < self.startup:
             return False
-        found = forecast(sorted(trial.intermediate_values.items()), self.steps, self.responses)
-        return found is not None and found.accuracy.high < max(other.value or 0.0 for other in complete)
+        prediction = forecast(sorted(trial.intermediate_values.items()), self.steps, self.responses)
+        return prediction is not None and prediction.accuracy.high < max(other.value or 0.0 for other in complete)

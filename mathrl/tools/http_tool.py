@@ -186,10 +186,10 @@ class HttpSession:
             return verdict(WALL, 0, ("", ""), limits, NOT_KEPT)
         except ServerFault as error:
             return "unavailable", clean(f"The sandbox server does not work: {error}")[: limits.output_characters]
-        how, number, output = _outcome(reply, fence)
-        if how is None:
+        ending, number, output = _outcome(reply, fence)
+        if ending is None:
             return "unavailable", clean(f"The sandbox server failed: {reply.message}")[: limits.output_characters]
-        return verdict(how, number, (clean(output), ""), limits, NOT_KEPT)
+        return verdict(ending, number, (clean(output), ""), limits, NOT_KEPT)
 
 
 def _parse(reply: bytes) -> RunCodeReply:

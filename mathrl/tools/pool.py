@@ -120,16 +120,16 @@ class PooledSession:
             self._link = self._link or self._pool.open("scipy" if b"scipy" in code else "usual")
         except SandboxDown as error:
             return "unavailable", f"The sandbox does not work: {error}"[: self._pool.limits.output_characters]
-        how, number, output = EXITED, KILLED, ("", "")
+        ending, number, output = EXITED, KILLED, ("", "")
         try:
             send(self._link.channel, REQUEST.pack(seconds) + code)
-            how, number, output = _parse(receive(self._link.channel))
+            ending, number, output = _parse(receive(self._link.channel))
         except TimeoutError:
-            how = WALL
+            ending = WALL
         except (OSError, ValueError):
-            how = EXITED
+            ending = EXITED
         limits = self._pool.limits.model_copy(update={"wall_seconds": seconds})
-        status, text = verdict(how, number, output, limits, note)
+        status, text = verdict(ending, number, output, limits, note)
         if status not in ("ok", "error"):
             self._link.kill()
             self._link = None
@@ -144,12 +144,12 @@ def _parse(reply: bytes | None) -> tuple[bytes, int, tuple[str, str]]:
     """
     if reply is None or len(reply) < ANSWER.size:
         raise ValueError("the supervisor has ended")
-    how, number, length, left_out = ANSWER.unpack_from(reply)
+    ending, number, length, left_out = ANSWER.unpack_from(reply)
     body = reply[ANSWER.size :]
     if not left_out:
-        return how, number, (clean(body.decode("utf-8", "replace")), "")
+        return ending, number, (clean(body.decode("utf-8", "replace")), "")
     return (
-        how,
+        ending,
         number,
         (clean(body[:length].decode("utf-8", "replace")), clean(body[length:].decode("utf-8", "replace"))),
     )

@@ -11,17 +11,19 @@ LOST = "The variables of earlier calls are lost; the next call starts a new inte
 NO_OUTPUT = "(no output)"
 
 
-def verdict(how: bytes, number: int, output: tuple[str, str], limits: Limits, kept: str = LOST) -> tuple[Status, str]:
+def verdict(
+    ending: bytes, number: int, output: tuple[str, str], limits: Limits, kept: str = LOST
+) -> tuple[Status, str]:
     """The status of a call and its text, which is at most `output_characters` long.
 
     Args:
-        how: what the supervisor says of the call's end.
+        ending: what the supervisor says of the call's end.
         number: exit status of the interpreter, or minus its signal, where it ended.
         output: what the call wrote: all of it, or its beginning and its end.
         limits: of the sandbox.
         kept: what the note says of the session's variables, where the call ended the interpreter; empty: no note.
     """
-    status, sentence = _sentence(how, number, limits)
+    status, sentence = _sentence(ending, number, limits)
     note = f"{sentence} {kept}" if sentence and kept else ""
     room = limits.output_characters - len(note) - 1 if note else limits.output_characters
     text = shorten(*output, room).rstrip("\n")
@@ -30,18 +32,18 @@ def verdict(how: bytes, number: int, output: tuple[str, str], limits: Limits, ke
     return status, f"{text}\n{note}" if text else note
 
 
-def _sentence(how: bytes, number: int, limits: Limits) -> tuple[Status, str]:
-    if how == OK:
+def _sentence(ending: bytes, number: int, limits: Limits) -> tuple[Status, str]:
+    if ending == OK:
         return "ok", ""
-    if how == ERROR:
+    if ending == ERROR:
         return "error", ""
-    if how == WALL:
+    if ending == WALL:
         return "timeout", f"Stopped: the call took longer than {limits.wall_seconds:g} s."
-    if how == CPU and isinstance(limits, Bubblewrap):
+    if ending == CPU and isinstance(limits, Bubblewrap):
         return "timeout", f"Stopped: the call used more than {limits.cpu_seconds} s of processor time."
-    if how == MEMORY:
+    if ending == MEMORY:
         return "killed", f"Stopped: the call used more than {limits.memory_mb} MB of memory."
-    assert how == EXITED, how
+    assert ending == EXITED, ending
     if number < 0:
         return "killed", f"The interpreter was ended by {_signal_name(-number)}."
     return "killed", f"The interpreter exited with status {number}."

@@ -171,8 +171,8 @@ class Mirror:
         rows, end = followed.new_rows(record)
         new = [row for row in rows if state.step is None or int(row["step"]) > state.step]
         last_step = self.upload.metrics(state.run_id, rows, after=state.step)
-        known = [row for row in rows if state.step is not None and int(row["step"]) <= state.step]
-        self.upload.metrics_again(state.run_id, [row for row in known if row["at"] >= record.started])
+        sent_before = [row for row in rows if state.step is not None and int(row["step"]) <= state.step]
+        self.upload.metrics_again(state.run_id, [row for row in sent_before if row["at"] >= record.started])
         self.upload.forecast(state.run_id, record, new)
         followed.bytes_read = end  # not before: rows that the server did not take are read again
         # A resumed run has not reported its health yet; MLflow keeps what it reported before.

@@ -102,8 +102,8 @@ class Upload:
         def differs(point: Point) -> bool:
             if point.name not in before:
                 history = self.client.get_metric_history(run_id, escape(point.name))
-                history.sort(key=lambda each: each.timestamp)
-                before[point.name] = {each.step: each.value for each in history}
+                history.sort(key=lambda old_point: old_point.timestamp)
+                before[point.name] = {old_point.step: old_point.value for old_point in history}
             was = before[point.name].get(point.step)
             return was is None or (was != point.value and not (math.isnan(was) and math.isnan(point.value)))
 
@@ -127,16 +127,18 @@ class Upload:
         """Metrics `forecast/…` at each dev evaluation among `rows`, from the curve up to it, and the tag `forecast`."""
         if not any(DEV in row for row in rows):
             return
-        known = complete_rows(record.metrics_file)
+        all_rows = complete_rows(record.metrics_file)
         points: list[Point] = []
         for row in rows:
             step = int(row["step"])
-            found = forecast_of(record, [r for r in known if int(r["step"]) <= step]) if DEV in row else None
-            if found is not None:
-                values = found.accuracy.to_row("forecast/dev_accuracy") | {"forecast/gain": found.gain.mean}
+            dev_forecast = forecast_of(record, [r for r in all_rows if int(r["step"]) <= step]) if DEV in row else None
+            if dev_forecast is not None:
+                values = dev_forecast.accuracy.to_row("forecast/dev_accuracy") | {
+                    "forecast/gain": dev_forecast.gain.mean
+                }
                 at = _milliseconds(row["at"])
                 points += [Point(name, value, at, step) for name, value in values.items()]
-                sentence = found.sentence()
+                sentence = dev_forecast.sentence()
         if points:
             self.batches.metrics(run_id, points)
             self.batches.tags(run_id, {"forecast": sentence})

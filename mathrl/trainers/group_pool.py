@@ -180,8 +180,8 @@ class GroupPool:
         self.version, self.numbered = states[0]["version"], states[0]["numbered"]
         self.segments = max(state["segments"] for state in states)
         parts = [(name, row) for name in ("ready", "running", "pending") for state in states for row in state[name]]
-        own = [(name, PooledGroup.from_row(row)) for name, row in parts[place]]
+        groups = [(name, PooledGroup.from_row(row)) for name, row in parts[place]]
         self.ready, self.running, pending = (
-            [group for kind, group in own if kind == name] for name in ("ready", "running", "pending")
+            [group for kind, group in groups if kind == name] for name in ("ready", "running", "pending")
         )
         self.pending = deque(pending)

@@ -18,7 +18,7 @@ GENERATORS = generators_of(load_params().curate.sources)
 def test_generated_twins_have_the_level_an_own_answer_and_no_known_question() -> None:
     known = {problem.question for problem in CHAINS}
     for problem in TEST:
-        made = twins(problem, "generated", 3, generators=GENERATORS, known=known)
+        made = twins(problem, "generated", 3, generators=GENERATORS, known_questions=known)
         assert len({twin.question for twin in made}) == 3 == len({twin.id for twin in made})
         for twin in made:
             assert twin.question not in known and twin.level == problem.level == len(twin.solution.split(";"))  # type: ignore[union-attr]

@@ -64,18 +64,18 @@ def page_files(files: Sequence[str], field: str) -> list[Path]:
     """
     if not files:
         raise UserError(f"params/pages.yaml: {field} names no file; write the paths of files with pages or texts")
-    found: list[Path] = []
+    matching: list[Path] = []
     for path in map(Path, files):
         path = path if path.is_absolute() else main_checkout() / path
         try:
-            found += _archives(path) or list_files(path)
+            matching += _archives(path) or list_files(path)
         except UserError as error:
-            said = str(error).removesuffix(", of a source in params/curate.yaml")
-            raise UserError(f"params/pages.yaml: {field}: {said}") from None
-    if len(set(found)) < len(found):
-        twice = next(file for file in found if found.count(file) > 1)
+            reason = str(error).removesuffix(", of a source in params/curate.yaml")
+            raise UserError(f"params/pages.yaml: {field}: {reason}") from None
+    if len(set(matching)) < len(matching):
+        twice = next(file for file in matching if matching.count(file) > 1)
         raise UserError(f"params/pages.yaml: {field}: {twice} is named twice; write it once")
-    return found
+    return matching
 
 
 def _archives(path: Path) -> list[Path]:

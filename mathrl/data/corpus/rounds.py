@@ -346,7 +346,7 @@ def domains(collected: CollectedPages, pages: Corpus) -> dict[str, dict[str, Any
         return [int(n) for n in np.bincount(pages.hosts[at], minlength=len(pages.host_names))]
 
     sizes, kept = np.bincount(pages.hosts, minlength=len(pages.host_names)).tolist(), count(collected.kept)
-    taken = [count(each.collected) for each in collected.rounds]
+    taken = [count(r.collected) for r in collected.rounds]
     return {
         host: {
             "pages": sizes[code],

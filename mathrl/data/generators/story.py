@@ -22,15 +22,15 @@ class Story(StoryOptions):
         return self.steps
 
     def draw(self, rng: random.Random, level: int) -> Draft | None:
-        told = self._sentences(rng, level)
-        names = [sentence.name for sentence in told]
+        sentences = self._sentences(rng, level)
+        names = [sentence.name for sentence in sentences]
         new = sum(held_out(first, second) for first, second in pairwise(names))
         if self.templates != "all" and (self.templates == "held_out") != (new > 0):
             return None
         words = {**people(rng, "en"), "thing": rng.choice(things())}
         n, work, parts = 0, Work(), []
         try:
-            for sentence in told:
+            for sentence in sentences:
                 numbers, n = sentence.draw(rng, n, work)
                 parts.append(sentence.text.format(**numbers, **words))
         except Unfit:

@@ -89,13 +89,13 @@ class UnitConversion(UnitConversionOptions):
     def _metres(self, rng: random.Random, value: int) -> Draft:
         """`value` is twice the speed in metres per second."""
         seconds = rng.randint(3, 59)
-        speed, each = decimal(Fraction(value * 18, 10)), decimal(Fraction(value, 2))
+        speed, metres = decimal(Fraction(value * 18, 10)), decimal(Fraction(value, 2))
         result = decimal(Fraction(value * seconds, 2))
         question = (
             f"{_mover(rng, value // 2)} travels at {speed} kilometres per hour. How many metres does it travel in "
             f"{seconds} seconds?"
         )
-        steps = f"{speed} * 1000 = {value * 1800}\n{value * 1800} / 3600 = {each}\n{each} * {seconds} = {result}"
+        steps = f"{speed} * 1000 = {value * 1800}\n{value * 1800} / 3600 = {metres}\n{metres} * {seconds} = {result}"
         return Draft(question, result, steps, "speed")
 
     def _kilometres(self, rng: random.Random, value: int) -> Draft:
@@ -134,12 +134,12 @@ class UnitConversion(UnitConversionOptions):
         return Draft(question, result, f"{density} * {volume} = {grams}\n{grams} / 1000 = {result}", "density")
 
 
-def _mover(rng: random.Random, metres_per_second: int) -> str:
+def _mover(rng: random.Random, metres: int) -> str:
     """Something that may move at this speed."""
-    if metres_per_second < 12:
+    if metres < 12:
         return rng.choice(("A cyclist", "A ship", "A horse"))
-    if metres_per_second < 60:
+    if metres < 60:
         return rng.choice(("A car", "A train", "A falcon"))
-    if metres_per_second < 300:
+    if metres < 300:
         return rng.choice(("A plane", "A jet", "An airliner"))
     return rng.choice(("A rocket", "A spacecraft", "A satellite"))

@@ -117,8 +117,8 @@ class _Session:
     def call(self, request: bytes) -> bool:
         """Run one code and answer the client; whether the interpreter is there for another."""
         (seconds,) = REQUEST.unpack_from(request)
-        how, number, output = self._run(request[REQUEST.size :], seconds)
-        alive = how in (OK, ERROR)
+        ending, number, output = self._run(request[REQUEST.size :], seconds)
+        alive = ending in (OK, ERROR)
         if alive:
             self._end_all_but_interpreter()
         else:
@@ -126,7 +126,7 @@ class _Session:
         self._drain(output)
         head, tail = output.parts()
         left_out = output.total - len(head) - len(tail)
-        send(self.client, ANSWER.pack(how, number, len(head), left_out) + head + tail)
+        send(self.client, ANSWER.pack(ending, number, len(head), left_out) + head + tail)
         return alive
 
     def _run(self, code: bytes, seconds: float) -> tuple[bytes, int, _Output]:
@@ -171,8 +171,8 @@ class _Session:
 
     def _answer(self) -> bytes | None:
         """What the interpreter says of the call: `OK` or `ERROR`, or None where it says nothing that counts."""
-        said = self.channel.recv(5, socket.MSG_DONTWAIT)
-        return {b"\0\0\0\1" + how: how for how in (OK, ERROR)}.get(said)
+        answer = self.channel.recv(5, socket.MSG_DONTWAIT)
+        return {b"\0\0\0\1" + kind: kind for kind in (OK, ERROR)}.get(answer)
 
     def _forget_answers(self) -> None:
         """Drop what an earlier call wrote into the channel."""
