@@ -36,10 +36,10 @@ from mathrl.core.files import read_json, read_jsonl, write_json, write_text
 from mathrl.core.problems import read_problems
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params, load_params, write_params
-from mathrl.params.simulate import MODES, Lengths, Sampler, Simulation, Sync, Trainer
+from mathrl.params.simulate import MODES, ResponseLengths, SamplingEngine, Simulation, Sync, Trainer
 from mathrl.planning.simulate import simulate
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.sampler import Sampler as ProblemSampler
+from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +126,7 @@ def decoding(params: Params) -> dict[str, float]:
     folder = ROOT / "models/sft"
     tokenizer = load_tokenizer(folder, params.model)
     engine = TorchEngine(load_model(folder, params.model, "cpu"), tokenizer, params.rollout)
-    renderer = ProblemSampler(engine, tokenizer, params.prompt)
+    renderer = Sampler(engine, tokenizer, params.prompt)
     problems = read_problems(ROOT / "data/mixture/train.jsonl")[:32]
     prompts = [tokens for tokens in map(renderer.prompt_tokens, problems) if tokens is not None]
     lengths = [
@@ -168,8 +168,10 @@ def forecasts(params: Params, results: dict[str, list[dict[str, Any]]]) -> dict[
             nodes=1,
             gpus_per_node=CORES,
             responses=responses,
-            lengths=Lengths(mean=length, spread=speed["spread"], limit=rl.max_tokens, prompt=round(speed["prompt"])),
-            sampler=Sampler(step_ms=speed["step_ms"], sequence_ms=speed["sequence_ms"], concurrency=responses),
+            lengths=ResponseLengths(
+                mean=length, spread=speed["spread"], limit=rl.max_tokens, prompt=round(speed["prompt"])
+            ),
+            sampler=SamplingEngine(step_ms=speed["step_ms"], sequence_ms=speed["sequence_ms"], concurrency=responses),
             trainer=Trainer(tokens_per_second=tokens / (update * CORES)),
             sync=Sync(weights_gb=0, fixed_seconds=0),
             staleness=float(arm.partition("-")[2] or 0),

@@ -4,6 +4,7 @@ import argparse
 import ast
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def figures(checkout: Path) -> dict[str, str]:
     }
     uses = {name: sum(name in variables(function) for function, _ in functions) for name in VAGUE}
     rows["functions with a variable " + ", ".join(f"`{name}`" for name in VAGUE)] = ", ".join(map(str, uses.values()))
+    types = Counter(node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    rows["names that several types have"] = ", ".join(name for name, count in types.items() if count > 1) or "none"
     floors = import_floors(checkout)
     rows["rooms of mathrl, floors"] = f"{sum(len(floor) for floor in floors)}, {len(floors)}"
     rows["lines of the README"] = str(len((checkout / "README.md").read_text(encoding="utf-8").splitlines()))

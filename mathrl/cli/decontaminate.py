@@ -12,7 +12,7 @@ from mathrl.params.data import Decontaminate, Embedding
 
 
 @dataclass(frozen=True)
-class Rule:
+class DropRule:
     """Which rows are dropped."""
 
     ngram: Annotated[int, typer.Option(min=3, help="Length of a shared n-gram that counts as a hit, in words.")] = 10
@@ -48,7 +48,7 @@ def decontaminate(
     against: Annotated[list[Path], typer.Option(help="File of evaluation rows; more files may follow.")],
     output: Annotated[Path, typer.Option(help="File for the clean rows: .jsonl, .jsonl.gz or .parquet.")],
     report: Annotated[Path, typer.Option(help="File for the hits, the strongest first.")],
-    rule: Rule,
+    rule: DropRule,
     fields: Fields,
     decisions: Annotated[
         Path | None, typer.Option(help="A person's decisions on doubtful hits, written by mathrl decide.")

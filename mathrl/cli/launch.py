@@ -42,7 +42,7 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class Step:
+class LaunchStep:
     """A part of the job: `stage` with its ranks on all nodes, or on one node with all that comes before it."""
 
     stage: str
@@ -104,7 +104,7 @@ def launch(
     print(shlex.join(["sbatch", str(file)] if slurm else ["kubectl", "create", "--filename", str(file)]))
 
 
-def plan_steps(stage: str, params: Params, *, servers: bool) -> list[Step]:
+def plan_steps(stage: str, params: Params, *, servers: bool) -> list[LaunchStep]:
     """The job's steps in their order.
 
     Raises:
@@ -117,13 +117,13 @@ def plan_steps(stage: str, params: Params, *, servers: bool) -> list[Step]:
         )
     if servers and STAGES.index(SAMPLED) >= len(stages_until(stage)) - 1:
         raise UserError(f"--sampler-nodes: nothing samples up to the stage {stage}; leave it out")
-    steps: list[Step] = []
+    steps: list[LaunchStep] = []
     for name in stages_until(stage):
         ranks = trains(name, params)
         follows = steps and not steps[-1].ranks and not (servers and steps[-1].stage == SAMPLED)
         if follows and not ranks:
             steps.pop()  # `dvc repro` of the later stage brings the earlier one up to date
-        steps.append(Step(name, ranks))
+        steps.append(LaunchStep(name, ranks))
     return steps
 
 
@@ -142,7 +142,7 @@ def _server_settings(machines: Machines, preset: str | None, overrides: Sequence
     return settings
 
 
-def job_values(stage: str, steps: Sequence[Step], machines: Machines, params: Params) -> dict[str, Any]:
+def job_values(stage: str, steps: Sequence[LaunchStep], machines: Machines, params: Params) -> dict[str, Any]:
     """What the templates are told, as far as both schedulers need it.
 
     Raises:
@@ -207,7 +207,7 @@ def replicated_jobs(values: dict[str, Any]) -> list[dict[str, Any]]:
         jobs.append({"stage": None, "commits": None, "before": None} | fields | job)
 
     trained: str | None = None
-    steps: list[Step] = values["steps"]
+    steps: list[LaunchStep] = values["steps"]
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         if step.ranks:
             add(step.stage, "trainer", values["nodes"], values["gpus"], stage=step.stage)

@@ -13,7 +13,7 @@ from mathrl.data.deduplicate import Reason
 from mathrl.data.markdown import cell, table
 from mathrl.data.processes import in_order
 from mathrl.data.quality import DESCRIPTIONS, Broken, broken_rules, votes_of
-from mathrl.data.row_store import Piece, StoredProblems
+from mathrl.data.row_store import ShardRows, StoredProblems
 from mathrl.params.quality import Quality
 
 EXAMPLES = 3  # per rule in the report
@@ -42,7 +42,7 @@ def _failed(problems: StoredProblems, gate: _Gate, curated: Curated) -> Iterator
             yield number, Reason(reasons[0], None, "; ".join(DESCRIPTIONS[rule] for rule in reasons))
 
 
-def _check(gate: _Gate, piece: Piece) -> list[tuple[int, Broken]]:
+def _check(gate: _Gate, piece: ShardRows) -> list[tuple[int, Broken]]:
     """The rows of a piece that break rules, with their numbers."""
     return [
         (number, Broken(p.id, p.source, p.split, tuple(rules), p.question, p.answers))

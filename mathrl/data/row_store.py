@@ -222,16 +222,16 @@ class RowStore:
     def all(self) -> "StoredProblems":
         return StoredProblems(self, np.arange(len(self)))
 
-    def piece(self, shard: int, at: Numbers) -> "Piece":
+    def piece(self, shard: int, at: Numbers) -> "ShardRows":
         first = int(self.starts[shard])
-        return Piece(self.shards[shard].stem, first, at, self.splits[first + at], self._renamed[first + at])
+        return ShardRows(self.shards[shard].stem, first, at, self.splits[first + at], self._renamed[first + at])
 
     def _made(self, number: int, line: bytes) -> Problem:
         return _problem(line, int(self.splits[number]), bool(self._renamed[number]))
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardRows:
     """Rows of one shard for another process: the shard's first number, and the rows' places, splits and new ids."""
 
     stem: Path
@@ -252,9 +252,9 @@ class Piece:
         for at, split, renamed, line in rows:
             yield self.first + at, _problem(line, split, renamed)
 
-    def only(self, chosen: Any) -> "Piece":
+    def only(self, chosen: Any) -> "ShardRows":
         """The chosen rows, by place in the piece or by a mask."""
-        return Piece(self.stem, self.first, self.at[chosen], self.splits[chosen], self.renamed[chosen])
+        return ShardRows(self.stem, self.first, self.at[chosen], self.splits[chosen], self.renamed[chosen])
 
 
 def _problem(line: bytes, split: int, renamed: bool) -> Problem:
@@ -304,7 +304,7 @@ class StoredProblems(Sequence[Problem]):
         gone = np.fromiter(numbers, np.int64, len(numbers))
         return StoredProblems(self.store, self.numbers[~np.isin(self.numbers, gone)])
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardRows]:
         """The rows shard by shard, for `in_order`."""
         return (self.store.piece(shard, at) for shard, at in self.store.by_shard(self.numbers))
 

@@ -11,7 +11,7 @@ from mathrl.core.types import Problem
 from mathrl.data.decontaminate import Hit, Search, trained_texts
 from mathrl.data.processes import in_order
 from mathrl.data.row_shards import SPLITS
-from mathrl.data.row_store import Piece, StoredProblems
+from mathrl.data.row_store import ShardRows, StoredProblems
 
 Hits = list[tuple[int, Hit]]
 
@@ -24,7 +24,7 @@ class _Step:
     search: Search
     solutions: bool = False  # the worked solutions alone, of rows of any split
 
-    def hits(self, piece: Piece) -> Hits:
+    def hits(self, piece: ShardRows) -> Hits:
         """The numbers of the rows with a hit, ascending, and the strongest hit of each."""
         file = piece.stem.with_suffix(f".{self.name}.hits")
         if file.exists():
@@ -36,7 +36,7 @@ class _Step:
         partial.replace(file)
         return hits
 
-    def _search(self, piece: Piece) -> Hits:
+    def _search(self, piece: ShardRows) -> Hits:
         index, shard = self.search.index, piece.shard
         solved = index.may_hit(shard.rows("solution_grams", piece.at))
         if self.solutions:
@@ -49,7 +49,7 @@ class _Step:
         return [(number, hit) for (number, _, _), hit in zip(rows, hits, strict=True) if hit]
 
 
-def _hits(step: _Step, piece: Piece) -> Hits:
+def _hits(step: _Step, piece: ShardRows) -> Hits:
     return step.hits(piece)
 
 

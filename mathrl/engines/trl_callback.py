@@ -31,13 +31,13 @@ SHOWN = {"accuracy": "reward/accuracy", "length": "response_length", "loss": "lo
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepEnds:
     """What a stage does at the end of its steps, each of `updates` optimizer steps.
 
     `figures` gives mathrl's figures of a step that took so many seconds, `evaluate` those of a dev evaluation, and
     `values` what a checkpoint keeps beside TRL's files, from the last value of every figure.
 
-    Example: Steps("sft", count=600, updates=1, checkpoint_every=100, lr=0.003, loss_name="loss", figures=…, …)
+    Example: StepEnds("sft", count=600, updates=1, checkpoint_every=100, lr=0.003, loss_name="loss", figures=…, …)
     """
 
     name: str
@@ -52,7 +52,7 @@ class Steps:
 
 
 def train_steps(
-    trainer: Any, steps: Steps, saved: SealedCheckpoint | None, latest: dict[str, float], run: TrainingRun
+    trainer: Any, steps: StepEnds, saved: SealedCheckpoint | None, latest: dict[str, float], run: TrainingRun
 ) -> dict[str, float]:
     """Train to the end, from the checkpoint if there is one, whose figures are `latest`; the last figures.
 
@@ -75,7 +75,13 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     """Called by TRL at every rank. `stopped` is set when a signal ended the training before its last step."""
 
     def __init__(
-        self, steps: Steps, latest: dict[str, float], log: TrainingLog, stop: StopRequest, bar: Progress, ranks: Ranks
+        self,
+        steps: StepEnds,
+        latest: dict[str, float],
+        log: TrainingLog,
+        stop: StopRequest,
+        bar: Progress,
+        ranks: Ranks,
     ) -> None:
         self.steps, self.latest, self.log, self.stop, self.bar, self.ranks = steps, {**latest}, log, stop, bar, ranks
         self.stopped, self.row, self.start = False, dict[str, float](), time.perf_counter()

@@ -18,7 +18,7 @@ from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.problem_rows import ordered_problems
 from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
-from mathrl.engines.trl_callback import Steps, train_steps
+from mathrl.engines.trl_callback import StepEnds, train_steps
 from mathrl.engines.trl_checkpoints import latest_checkpoint
 from mathrl.engines.trl_rollouts import GradedRollouts
 from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, load_for_trl
@@ -89,7 +89,7 @@ def train_rl_with_trl(
         accuracy = figures.get("dev/accuracy", accuracy)
         return figures
 
-    steps = Steps(
+    steps = StepEnds(
         "rl",
         count=rl.steps,
         updates=updates_per_step(rl),

@@ -16,7 +16,7 @@ from typing import Any
 
 from mathrl.engines.trl_arguments import sft_arguments
 from mathrl.engines.trl_batches import Collator, plan_batches
-from mathrl.engines.trl_callback import Steps, train_steps
+from mathrl.engines.trl_callback import StepEnds, train_steps
 from mathrl.engines.trl_checkpoints import latest_checkpoint
 from mathrl.engines.trl_trainer import ScheduledSFTTrainer, load_for_trl
 from mathrl.learners.micro_batches import TokenBudget
@@ -77,7 +77,7 @@ def train_sft_with_trl(
         held_out = evaluate(copy, objective, TokenBudget(ranks, sft.tokens_per_microbatch, "sft"))
         return {f"dev/{figure}": value for figure, value in held_out.items()}
 
-    steps = Steps(
+    steps = StepEnds(
         "sft",
         count=sft.steps,
         updates=1,

@@ -48,11 +48,11 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Rates:
+class ErrorRates:
     """What an audit found.
 
     Example:
-        Rates(Interval(0.004, 0.0, 0.011), Interval(0.02, 0.008, 0.04), labelled=196, unsure=4, wrong=3)
+        ErrorRates(Interval(0.004, 0.0, 0.011), Interval(0.02, 0.008, 0.04), labelled=196, unsure=4, wrong=3)
 
     A rate is None without a label for an accepted and for a refused response.
     """
@@ -118,7 +118,7 @@ def error_rates(
     confidence: float = 0.95,
     annotator_error: float = 0.0,
     seed: int = 0,
-) -> Rates:
+) -> ErrorRates:
     """The grader's error rates from the labels so far (by `Sampled.key`).
 
     `annotator_error` is the known share of labels that are wrong, below 0.5; rates are corrected for it (Rogan and
@@ -135,7 +135,7 @@ def error_rates(
     unsure = sum(labels.get(item.key) == "unsure" for item in sample)
     totals = {side: sum(n for name, n in sizes.items() if name.startswith(_word(side))) for side in (True, False)}
     if any(totals[side] and not counts[side] for side in (True, False)) or not drawn:
-        return Rates(None, None, drawn, unsure, wrong)
+        return ErrorRates(None, None, drawn, unsure, wrong)
     rng = np.random.default_rng(derive_seed(seed, "audit"))
     errors = {
         side: totals[side] * _corrected(_share_wrong(counts[side], sizes, rng), annotator_error)
@@ -143,7 +143,7 @@ def error_rates(
     }
     wrong_responses = errors[True] + totals[False] - errors[False]
     right_responses = errors[False] + totals[True] - errors[True]
-    return Rates(
+    return ErrorRates(
         _interval(errors[True], wrong_responses, confidence),
         _interval(errors[False], right_responses, confidence),
         drawn,

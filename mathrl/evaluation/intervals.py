@@ -7,7 +7,7 @@ import numpy as np
 
 from mathrl.core.results import Interval
 from mathrl.core.statistics import score_interval
-from mathrl.evaluation.spread import Part, half_width, part_of, with_further
+from mathrl.evaluation.spread import VariancePart, half_width, part_of, with_further
 
 EITHER_WAY = (0.0, 1.0)  # further problems: one never solved, one always
 
@@ -31,7 +31,7 @@ def cluster_interval(values: Sequence[float], *, confidence: float = 0.95, share
     return Interval(mean, mean - half, mean + half)
 
 
-def share_interval(values_P: np.ndarray, others: Sequence[Part], confidence: float) -> Interval:
+def share_interval(values_P: np.ndarray, others: Sequence[VariancePart], confidence: float) -> Interval:
     """The mean of shares, one per problem; `others` are parts of its variance beside that of the problems.
 
     The effective number of problems is that at which a share of right answers would have this variance. Two halves of a

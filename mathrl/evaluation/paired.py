@@ -6,7 +6,7 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison
-from mathrl.evaluation.spread import Part, detectable, half_width, two_sided_p, with_further
+from mathrl.evaluation.spread import VariancePart, detectable, half_width, two_sided_p, with_further
 
 FOUR_OUTCOMES = (0.0, 0.0, 1.0, -1.0)  # further problems: both solve it, neither does, one or the other
 
@@ -33,7 +33,9 @@ def compare(
     return tested(before, after, np.array([after_values[id] - before_values[id] for id in common]), [], confidence)
 
 
-def tested(before: str, after: str, differences_P: np.ndarray, others: Sequence[Part], confidence: float) -> Comparison:
+def tested(
+    before: str, after: str, differences_P: np.ndarray, others: Sequence[VariancePart], confidence: float
+) -> Comparison:
     """The test of differences, one per problem; `others` are parts of the variance beside that of the problems.
 
     Half a problem of each outcome of two models is added (`with_further`), without which few problems show differences

@@ -18,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, Interval
 from mathrl.evaluation.intervals import share_interval
 from mathrl.evaluation.paired import tested
-from mathrl.evaluation.spread import Part, half_width, part_of
+from mathrl.evaluation.spread import VariancePart, half_width, part_of
 
 Values = Mapping[str, float]  # of one run: problem id → value
 
@@ -82,10 +82,10 @@ def _table(runs: Sequence[Values], common: Sequence[str]) -> np.ndarray:
     return np.array([[run[id] for id in common] for run in runs]).reshape(len(runs), len(common))
 
 
-def _runs_part(table_RP: np.ndarray) -> Part:
+def _runs_part(table_RP: np.ndarray) -> VariancePart:
     """What runs add to the variance of the mean: theirs without the rest's, which that of the problems has too."""
     runs = part_of(table_RP.mean(axis=1))
     rest_RP = table_RP - table_RP.mean(axis=1, keepdims=True) - table_RP.mean(axis=0) + table_RP.mean()
     freedom = (table_RP.shape[0] - 1) * (table_RP.shape[1] - 1)
     rest = float((rest_RP**2).sum()) / freedom / table_RP.size
-    return Part(max(0.0, runs.variance - rest), runs.freedom)
+    return VariancePart(max(0.0, runs.variance - rest), runs.freedom)

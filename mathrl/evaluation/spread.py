@@ -17,26 +17,26 @@ POWER = 0.8
 SMALLEST_P = 1e-12
 
 
-class Part(NamedTuple):
+class VariancePart(NamedTuple):
     """A part of the variance of a mean, and its degrees of freedom."""
 
     variance: float
     freedom: int
 
 
-def half_width(parts: Sequence[Part], confidence: float) -> float:
+def half_width(parts: Sequence[VariancePart], confidence: float) -> float:
     """Half of the interval of a mean: the root of the sum of t² variance over the parts (Howe, JASA 69, 1974).
 
     With one part it is Student's. Satterthwaite's degrees of freedom, the usual choice, miss the truth too often
     where a part has one degree of freedom and most of the variance, as with two runs that differ.
 
-    >>> round(half_width([Part(0.0001, 9)], 0.95), 6)  # t(0.975, 9) = 2.262157
+    >>> round(half_width([VariancePart(0.0001, 9)], 0.95), 6)  # t(0.975, 9) = 2.262157
     0.022622
     """
     return math.sqrt(sum(float(stdtrit(part.freedom, 0.5 + confidence / 2)) ** 2 * part.variance for part in parts))
 
 
-def two_sided_p(mean: float, parts: Sequence[Part]) -> float:
+def two_sided_p(mean: float, parts: Sequence[VariancePart]) -> float:
     """The p-value of a mean against 0: 1 minus the confidence at which its interval ends at 0, at least SMALLEST_P."""
     if len(parts) == 1:
         return max(SMALLEST_P, float(2 * stdtr(parts[0].freedom, -abs(mean) / math.sqrt(parts[0].variance))))
@@ -52,17 +52,17 @@ def two_sided_p(mean: float, parts: Sequence[Part]) -> float:
     return 1.0 if mean == 0 else math.exp(brentq(outside, log_smallest, 0.0, xtol=1e-12))
 
 
-def detectable(parts: Sequence[Part], confidence: float) -> float:
+def detectable(parts: Sequence[VariancePart], confidence: float) -> float:
     """The smallest true difference that is shown with a probability of POWER."""
     return half_width(parts, confidence) + half_width(parts, 2 * POWER - 1)
 
 
-def part_of(values: np.ndarray) -> Part:
+def part_of(values: np.ndarray) -> VariancePart:
     """The variance of the mean of `values`."""
-    return Part(float(values.var(ddof=1)) / len(values), len(values) - 1)
+    return VariancePart(float(values.var(ddof=1)) / len(values), len(values) - 1)
 
 
-def with_further(values_P: np.ndarray, further: Sequence[float]) -> tuple[float, Part]:
+def with_further(values_P: np.ndarray, further: Sequence[float]) -> tuple[float, VariancePart]:
     """Mean and variance of the mean with further values of weight 1/2 each.
 
     Thirty problems without an exception do not exclude one. For one model half a problem is added that is always solved
@@ -70,10 +70,10 @@ def with_further(values_P: np.ndarray, further: Sequence[float]) -> tuple[float,
     four outcomes (Agresti and Min, Statistics in Medicine 24, 2005).
 
     >>> with_further(np.array([1.0, 1.0, 1.0]), (0.0, 1.0))  # 3.5 of 4; variance (3.5 - 4 x 0.875²) / 3 / 4
-    (0.875, Part(variance=0.036458333333333336, freedom=2))
+    (0.875, VariancePart(variance=0.036458333333333336, freedom=2))
     """
     extra = np.asarray(further)
     count = len(values_P) + len(extra) / 2
     mean = (float(values_P.sum()) + float(extra.sum()) / 2) / count
     squares = float((values_P**2).sum()) + float((extra**2).sum()) / 2
-    return mean, Part((squares - count * mean**2) / (count - 1) / count, max(1, len(values_P) - 1))
+    return mean, VariancePart((squares - count * mean**2) / (count - 1) / count, max(1, len(values_P) - 1))

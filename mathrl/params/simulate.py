@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from mathrl.params.section import Section
 
 
-class Lengths(Section):
+class ResponseLengths(Section):
     """Response lengths: log-normal, cut off at the limit."""
 
     mean: float = Field(gt=0, description="Mean response length before the limit, in tokens.")
@@ -16,7 +16,7 @@ class Lengths(Section):
     prompt: int = Field(256, ge=0, description="Prompt length, in tokens.")
 
 
-class Sampler(Section):
+class SamplingEngine(Section):
     """A sampling engine of `gpus` GPUs: a decoding step of b sequences takes step_ms + b x sequence_ms."""
 
     gpus: int = Field(1, ge=1, description="GPUs per engine (tensor parallel).")
@@ -52,8 +52,8 @@ class Simulation(Section):
     """A simulated run at any size.
 
     Example:
-        Simulation(nodes=16, responses=8192, lengths=Lengths(mean=3000, limit=20480),
-                   sampler=Sampler(step_ms=8, sequence_ms=0.05), trainer=Trainer(tokens_per_second=3000),
+        Simulation(nodes=16, responses=8192, lengths=ResponseLengths(mean=3000, limit=20480),
+                   sampler=SamplingEngine(step_ms=8, sequence_ms=0.05), trainer=Trainer(tokens_per_second=3000),
                    sync=Sync(weights_gb=15.2))
     """
 
@@ -64,8 +64,8 @@ class Simulation(Section):
         None, ge=1, description="GPUs that sample when sampling and training are apart; null: half of all."
     )
     responses: int = Field(ge=1, description="Responses per step.")
-    lengths: Lengths
-    sampler: Sampler
+    lengths: ResponseLengths
+    sampler: SamplingEngine
     trainer: Trainer
     sync: Sync
     switch_seconds: float = Field(

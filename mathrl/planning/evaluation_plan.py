@@ -12,7 +12,7 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.spread import Part, detectable, half_width
+from mathrl.evaluation.spread import VariancePart, detectable, half_width
 
 MOST_PROBLEMS = 1_000_000
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
@@ -87,8 +87,8 @@ class Runs:
     count: int = 1
     spread: float = 0.0
 
-    def parts(self, sides: int) -> list[Part]:
-        part = Part(self.spread**2 / self.count, self.count - 1)
+    def parts(self, sides: int) -> list[VariancePart]:
+        part = VariancePart(self.spread**2 / self.count, self.count - 1)
         return [part] * sides if self.count > 1 else []
 
 
@@ -96,13 +96,13 @@ def smallest_difference(problems: int, samples: int, spread: Spread, runs: Runs,
     """What a comparison of two models with so many problems and responses shows with a power of 0.8."""
     # As `paired.tested`: half a problem of each of four outcomes is added, whose squares are 1 together.
     variance = ((problems - 1) * spread.of_problem(samples) + 1) / (problems + 1) / (problems + 2)
-    return detectable([Part(variance, problems - 1), *runs.parts(2)], confidence)
+    return detectable([VariancePart(variance, problems - 1), *runs.parts(2)], confidence)
 
 
 def width(problems: int, samples: int, spread: Spread, runs: Runs, confidence: float) -> float:
     """The width of the interval of one model's accuracy, where it is about a half."""
     variance = ((problems - 1) * spread.of_problem(samples) + 0.25) / problems / (problems + 1)
-    return 2 * half_width([Part(variance, problems - 1), *runs.parts(1)], confidence)
+    return 2 * half_width([VariancePart(variance, problems - 1), *runs.parts(1)], confidence)
 
 
 Figure = Callable[[int, int, Spread, Runs, float], float]

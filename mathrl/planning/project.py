@@ -26,7 +26,7 @@ LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
 
 
 @dataclass(frozen=True)
-class Batches:
+class DeviceSizes:
     """Sizes that depend on the device: those of the presets on a GPU, and what a step on a CPU can bear."""
 
     prompts: int
@@ -38,8 +38,8 @@ class Batches:
 
 
 BATCHES = {
-    "cpu": Batches(prompts=8, group=8, sft_tokens=4096, microbatch=4096, measured=256, rl_steps=50),
-    "cuda": Batches(prompts=128, group=8, sft_tokens=16384, microbatch=16384, measured=2048, rl_steps=100),
+    "cpu": DeviceSizes(prompts=8, group=8, sft_tokens=4096, microbatch=4096, measured=256, rl_steps=50),
+    "cuda": DeviceSizes(prompts=128, group=8, sft_tokens=16384, microbatch=16384, measured=2048, rl_steps=100),
 }
 
 

@@ -18,7 +18,7 @@ from mathrl.core.paths import AUDITS, RECIPES
 from mathrl.core.problems import read_problems
 from mathrl.core.rollout_files import WHOLE
 from mathrl.core.rollout_files import read_responses as read_kept
-from mathrl.evaluation.audit import LABELS, Label, Rates, Sampled, draw_sample, error_rates
+from mathrl.evaluation.audit import LABELS, ErrorRates, Label, Sampled, draw_sample, error_rates
 from mathrl.reports.lineage_picture import render
 
 NAMES = ("responses.jsonl", "samples.jsonl", WHOLE)
@@ -62,7 +62,7 @@ class Audit:
             self.add(row["key"], row["label"])
         return len(rows)
 
-    def write(self, annotator_error: float = 0.0) -> Rates:
+    def write(self, annotator_error: float = 0.0) -> ErrorRates:
         """Write rates, page and cases, from the labels so far."""
         rates = error_rates(self.sample, self.sizes, self.labels, annotator_error=annotator_error)
         write_json(self.folder / "audit.json", {"source": self.source, "outputs": self.outputs, **asdict(rates)})

@@ -27,7 +27,7 @@ ACCEPTED = (
 
 
 @dataclass(frozen=True)
-class TrainingRun:
+class TrainingMetrics:
     """The metrics of one training stage, with its record if that is on this machine."""
 
     name: str
@@ -51,7 +51,7 @@ class TrainingRun:
         return validated(kind, without_removed(name, self.record.params[name], where), f"{where}: {name}")
 
 
-def find_training_run(text: str) -> TrainingRun:
+def find_training_run(text: str) -> TrainingMetrics:
     """The training run that `text` names.
 
     Raises:
@@ -82,7 +82,7 @@ def folders(text: str) -> list[Path]:
     ]
 
 
-def read_training_run(folder: Path) -> TrainingRun:
+def read_training_run(folder: Path) -> TrainingMetrics:
     """The run whose metrics are in the folder.
 
     Raises:
@@ -91,13 +91,13 @@ def read_training_run(folder: Path) -> TrainingRun:
     rows = list(read_jsonl(folder / METRICS))
     record = read_record((folder / METRICS).resolve().parent)  # a run of a sweep has a link to its record's file
     if record is not None:
-        return TrainingRun(record.name, folder, rows, record)
+        return TrainingMetrics(record.name, folder, rows, record)
     # DVC's output: reports/rl, or a recipe's step, of which report/ is a part.
     output = (folder.parent if folder.name == "report" else folder).absolute()
     root = next((parent for parent in output.parents if (parent / "params" / "run.yaml").is_file()), Path.cwd())
     path = str(output.relative_to(root)) if output.is_relative_to(root) else str(output)
     record = maker_of(path, digest_path(output))
-    return TrainingRun(record.name if record else path.removeprefix("reports/"), folder, rows, record)
+    return TrainingMetrics(record.name if record else path.removeprefix("reports/"), folder, rows, record)
 
 
 def mlflow_record(text: str) -> RunRecord | None:

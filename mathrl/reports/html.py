@@ -23,7 +23,7 @@ from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
-from mathrl.reports.find_run import TrainingRun, read_training_run
+from mathrl.reports.find_run import TrainingMetrics, read_training_run
 from mathrl.reports.html_figures import before_after, breakdowns, curves, length_and_accuracy, pass_at_k, stored_picture
 from mathrl.reports.lineage_picture import picture, render
 from mathrl.tracking.lineage import GIVEN, Step
@@ -42,7 +42,7 @@ class Material:
 
     title: str
     root: Path
-    trained: Sequence[TrainingRun]
+    trained: Sequence[TrainingMetrics]
     summary: EvaluationSummary | None
     responses: Path | None
     outputs: Sequence[str]
@@ -141,7 +141,7 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     return page | {"sections": [(place, name) for place, name, there in names if there]}
 
 
-def _forecast(stage: TrainingRun) -> str:
+def _forecast(stage: TrainingMetrics) -> str:
     """The forecast of an RL run's dev curve in a sentence; "" where there is none."""
     dev_forecast = forecast_of(stage.record, stage.rows) if stage.record else None
     return f"From the dev curve up to step {dev_forecast.step}: {dev_forecast.sentence()}." if dev_forecast else ""

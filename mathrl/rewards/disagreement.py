@@ -11,7 +11,7 @@ from mathrl.grading.finite_field import hash_text
 from mathrl.rewards.model_judge import ModelJudge
 
 
-class SecondGrader(Protocol):
+class AbstainingGrader(Protocol):
     """A grader that may abstain: `judge` returns True, False, or None if it cannot judge."""
 
     def judge(self, prompt: str, response: str, truths: Sequence[str]) -> bool | None: ...
@@ -66,7 +66,7 @@ class Disagreement:
     1.0
     """
 
-    def __init__(self, judge: SecondGrader, share: float) -> None:
+    def __init__(self, judge: AbstainingGrader, share: float) -> None:
         self._judge = judge
         self.share = share
         self.reset()

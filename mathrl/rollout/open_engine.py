@@ -19,7 +19,7 @@ from mathrl.rollout.engine import RolloutEngine, canary_tolerance, dtype_name
 from mathrl.rollout.ranks import from_rank_0
 from mathrl.rollout.resolve import resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine
-from mathrl.rollout.servers import Pool
+from mathrl.rollout.servers import ServerPool
 from mathrl.rollout.started_servers import StartedServers, start_servers
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.rollout.vllm_engine import generation_config, local_folder, open_vllm
@@ -92,16 +92,16 @@ def training_engine(
 
 
 def _engine(
-    pool: Pool, tokenizer: Any, config: Any, model: Model, rollout: Rollout, network: Any = None
+    pool: ServerPool, tokenizer: Any, config: Any, model: Model, rollout: Rollout, network: Any = None
 ) -> ServerEngine:
     ends, dtype = end_tokens(tokenizer, config), dtype_name(rollout, model)
     return ServerEngine(tokenizer, ends, rollout, dtype, canary_tolerance(rollout, model, dtype), pool, network)
 
 
-def _pool(folder: Path | str, model: Model, rollout: Rollout, lora: Lora | None = None) -> Pool:
+def _pool(folder: Path | str, model: Model, rollout: Rollout, lora: Lora | None = None) -> ServerPool:
     """The servers that the section names, or those that rank 0 starts and watches for every rank."""
     if not rollout.servers.start:
-        return Pool(rollout.servers)
+        return ServerPool(rollout.servers)
     started: list[StartedServers] = []
 
     def start() -> list[str]:
@@ -109,4 +109,4 @@ def _pool(folder: Path | str, model: Model, rollout: Rollout, lora: Lora | None 
         return started[0].urls
 
     urls = from_rank_0(start)
-    return Pool(rollout.servers, urls, started[0].check) if started else Pool(rollout.servers, urls)
+    return ServerPool(rollout.servers, urls, started[0].check) if started else ServerPool(rollout.servers, urls)

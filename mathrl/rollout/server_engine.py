@@ -26,7 +26,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
 from mathrl.rollout.ranks import from_rank_0, gather
 from mathrl.rollout.server import SentWeights, Server, ServerDied
-from mathrl.rollout.servers import Pool
+from mathrl.rollout.servers import ServerPool
 from mathrl.rollout.transfer_choice import transfer_of
 from mathrl.rollout.vllm_engine import finish_reason
 
@@ -52,7 +52,7 @@ class ServerEngine:
         rollout: Rollout,
         dtype: str,
         tolerance: float,
-        pool: Pool | None = None,
+        pool: ServerPool | None = None,
         network: Any = None,
     ) -> None:
         """Without `pool` the servers are those that `rollout.servers` names; `network` is the model in training.
@@ -61,7 +61,7 @@ class ServerEngine:
         """
         self.tokenizer, self.ends, self.rollout = tokenizer, list(ends), rollout
         self.dtype, self.tolerance = getattr(torch, dtype), tolerance
-        self.pool = pool or Pool(rollout.servers)
+        self.pool = pool or ServerPool(rollout.servers)
         self.network = network
         self.base: SentWeights | None = None  # the weights that adapters are added to
         self.folder: Path | None = None
@@ -245,7 +245,7 @@ class ServerEngine:
         return self.pool.sync_message()
 
     def follow(self, sync_message: str) -> None:
-        """See `Pool.follow`. A server that comes back receives these weights."""
+        """See `ServerPool.follow`. A server that comes back receives these weights."""
         self.pool.follow(sync_message)
 
     def probe(self, prompts: Prompts, sampling: Sampling, seed: int) -> list[tuple[str, Groups]]:

@@ -23,7 +23,7 @@ POLL_SECONDS = 1.0
 WATCH_SECONDS = 15.0  # between two looks at the progress of servers with requests, at most
 
 
-class Pool:
+class ServerPool:
     """The servers of a run. Safe for many threads."""
 
     def __init__(

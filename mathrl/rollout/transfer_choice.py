@@ -8,7 +8,7 @@ from mathrl.core.errors import UserError
 Transfer = Literal["files", "nccl", "ipc"]
 
 
-class Reached(Protocol):
+class ReachableServer(Protocol):
     """A server: `transfer` is how weights can come besides files, `gpus` the UUIDs of its workers' GPUs."""
 
     url: str
@@ -17,7 +17,7 @@ class Reached(Protocol):
 
 
 def transfer_of(
-    wanted: Literal["auto", "files", "nccl", "ipc"], servers: Sequence[Reached], own_gpus: Sequence[str]
+    wanted: Literal["auto", "files", "nccl", "ipc"], servers: Sequence[ReachableServer], own_gpus: Sequence[str]
 ) -> Transfer:
     """How weights go from a trainer, whose ranks have the GPUs `own_gpus` (empty names: CPUs), to the servers.
 
@@ -36,7 +36,7 @@ def transfer_of(
     raise UserError(f"rollout.servers.weights is {wanted}, but {problems[0]}")
 
 
-def _problem(kind: Literal["nccl", "ipc"], servers: Sequence[Reached], own_gpus: Sequence[str]) -> str:
+def _problem(kind: Literal["nccl", "ipc"], servers: Sequence[ReachableServer], own_gpus: Sequence[str]) -> str:
     """Why weights cannot go that way, empty if they can."""
     if not all(own_gpus):
         return "the trainer is on a CPU: set it to files"

@@ -69,7 +69,7 @@ class Sender(Protocol):
         ...
 
 
-class Group(Protocol):
+class NcclGroup(Protocol):
     """What the trainer's engine uses of a `PyNcclCommunicator`."""
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None: ...
@@ -80,7 +80,7 @@ class Group(Protocol):
 class Groups:
     """The groups of several servers as one: what is broadcast goes to each in turn, on one stream."""
 
-    def __init__(self, client: TransferClient, groups: Mapping[str, Group]) -> None:
+    def __init__(self, client: TransferClient, groups: Mapping[str, NcclGroup]) -> None:
         self.client, self.groups = client, groups
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
@@ -99,7 +99,7 @@ class NcclSender:
     def __init__(self, seconds: float, buffer_bytes: int) -> None:
         self.seconds, self.buffer_bytes = seconds, buffer_bytes
         self.device = torch.cuda.current_device() if torch.cuda.is_available() else -1  # of this thread
-        self.groups: dict[str, tuple[int, Group]] = {}  # by address: the server's generation, and its group
+        self.groups: dict[str, tuple[int, NcclGroup]] = {}  # by address: the server's generation, and its group
 
     def send(self, servers: Sequence[Server], source: SyncedWeights) -> dict[str, str]:
         client = TransferClient(servers, self.seconds, source.total.hexdigest, self._drop)
@@ -133,7 +133,7 @@ class NcclSender:
             packed_buffer_size_bytes=self.buffer_bytes,
         )
         # The server answers once both have joined. If it dies before, this side would wait for ever: in a thread.
-        joined: queue.SimpleQueue[Group | Exception] = queue.SimpleQueue()
+        joined: queue.SimpleQueue[NcclGroup | Exception] = queue.SimpleQueue()
         threading.Thread(target=_put, args=[joined, lambda: self.open_group(identifier, world)], daemon=True).start()
         alone = TransferClient([server], self.seconds, client.digest)
         alone.init_weight_transfer_engine(worker_init_payload(info) | {"seconds": self.seconds})
@@ -153,9 +153,9 @@ class NcclSender:
         """NCCL's name of a new group."""
         return bytes(NCCLLibrary().ncclGetUniqueId().internal)
 
-    def open_group(self, identifier: bytes, world: int) -> Group:
+    def open_group(self, identifier: bytes, world: int) -> NcclGroup:
         """Rank 0's side of the group; returns when the others have joined."""
-        made: Group = uid_init_process_group(identifier, 0, world, self.device)
+        made: NcclGroup = uid_init_process_group(identifier, 0, world, self.device)
         return made
 
     def _drop(self, server: Server) -> None:
@@ -186,7 +186,7 @@ def sender_of(kind: str, rank: int, seconds: float, buffer_bytes: int) -> Sender
     return NcclSender(seconds, buffer_bytes) if kind == "nccl" else IpcSender(rank, seconds, buffer_bytes)
 
 
-def _put(results: "queue.SimpleQueue[Group | Exception]", make: Callable[[], Group]) -> None:
+def _put(results: "queue.SimpleQueue[NcclGroup | Exception]", make: Callable[[], NcclGroup]) -> None:
     try:
         results.put(make())
     except Exception as error:  # whatever NCCL raises is the server's failure

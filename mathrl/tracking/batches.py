@@ -26,7 +26,7 @@ class Point:
     bound: Mapping[str, str] = field(default_factory=dict)
 
 
-class Batches:
+class MlflowBatches:
     """Sends to the runs of one MLflow client; names go through `escape`, each escaped one with a tag `name.…`."""
 
     def __init__(self, client: Any) -> None:

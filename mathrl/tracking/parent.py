@@ -10,7 +10,7 @@ from typing import Any
 from mathrl.core.records import RunRecord
 from mathrl.core.run_name import change_words
 from mathrl.params.load import dump_yaml
-from mathrl.tracking.batches import Batches, Point
+from mathrl.tracking.batches import MlflowBatches, Point
 from mathrl.tracking.names import tags_under
 
 LINKED = 50  # stages that a note links
@@ -44,13 +44,15 @@ def parent_params(record: RunRecord) -> dict[str, Any]:
     return shown | {"changed": ", ".join(change_words(record.changed)) or "nothing"} | record.changed
 
 
-def log_parent_params(client: Any, batches: Batches, run_id: str, record: RunRecord, flat: Mapping[str, str]) -> None:
+def log_parent_params(
+    client: Any, batches: MlflowBatches, run_id: str, record: RunRecord, flat: Mapping[str, str]
+) -> None:
     """`flat` are the parameters that become MLflow's; all of them are a file."""
     batches.params(run_id, flat)
     client.log_text(run_id, dump_yaml(record.pipeline_params), "params.yaml")
 
 
-def refresh_parent(client: Any, batches: Batches, parent: str) -> None:
+def refresh_parent(client: Any, batches: MlflowBatches, parent: str) -> None:
     """Bring the parent's figures, health and note up to date with its last LINKED stages, made now or found."""
     run = client.get_run(parent)
     every = list(tags_under(run.data.tags, "stage.").items())

@@ -24,7 +24,7 @@ from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
 from mathrl.core.run_forecast import forecast_of
 from mathrl.core.run_name import run_name
-from mathrl.tracking.batches import Batches, Point, mlflow_tags
+from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
 from mathrl.tracking.names import escape, tags_under
@@ -40,7 +40,7 @@ class Upload:
 
     def __init__(self, client: Any) -> None:
         self.client, self.everywhere = client, experiments(client)
-        self.batches = Batches(client)
+        self.batches = MlflowBatches(client)
 
     def start(self, record: RunRecord) -> tuple[str, str]:
         """The MLflow run of a record and its parent's; both are made only where they do not exist yet."""

@@ -8,7 +8,7 @@ from mathrl.cli.doctor import sampling_servers
 from mathrl.core.records import RunRecord
 from mathrl.core.server_states import ServerState, read_states, servers_text, write_states
 from mathrl.rollout.server import SentWeights
-from mathrl.rollout.servers import Pool
+from mathrl.rollout.servers import ServerPool
 from tests.rollout.test_servers import Stand, params
 
 
@@ -53,7 +53,7 @@ def test_a_run_notes_its_servers_whenever_one_comes_or_goes(monkeypatch: pytest.
     assert read_states(tmp_path) == [] and servers_text([]) == ""
     one, two = Stand(), Stand()
     try:
-        pool = Pool(params(one, two))
+        pool = ServerPool(params(one, two))
         pool.send(SentWeights("/weights/1", "digest 1"))
         assert [(state.url, state.alive, state.weights) for state in read_states(tmp_path)] == [
             (one.url, True, "digest 1"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from mathrl.cli.launch import Machines, Step, job_file, job_values, plan_steps
+from mathrl.cli.launch import LaunchStep, Machines, job_file, job_values, plan_steps
 from mathrl.core.errors import UserError
 from mathrl.params import Params, load_params
 from tests.cli.test_command import mathrl
@@ -49,12 +49,18 @@ def jobset(target: str, machines: Machines, given: Params) -> dict[str, Any]:
 
 
 def test_stages_that_train_alternate_with_those_of_one_machine() -> None:
-    whole = [Step("curate", False), Step("sft", True), Step("mix", False), Step("rl", True), Step("register", False)]
+    whole = [
+        LaunchStep("curate", False),
+        LaunchStep("sft", True),
+        LaunchStep("mix", False),
+        LaunchStep("rl", True),
+        LaunchStep("register", False),
+    ]
     assert plan_steps("pipeline", params(), servers=False) == whole
     assert plan_steps("rl", params(), servers=False) == whole[:4]
     no_sft = params("sft.steps=0")
-    assert plan_steps("rl", no_sft, servers=False) == [Step("mix", False), Step("rl", True)]
-    cut = [Step("sft", False), Step("mix", False), Step("rl", True)]
+    assert plan_steps("rl", no_sft, servers=False) == [LaunchStep("mix", False), LaunchStep("rl", True)]
+    cut = [LaunchStep("sft", False), LaunchStep("mix", False), LaunchStep("rl", True)]
     assert plan_steps("rl", no_sft, servers=True) == cut, "the servers start before difficulty samples"
 
 

@@ -25,7 +25,7 @@ from mathrl.rollout import serve, server_engine
 from mathrl.rollout.ask_server import state_of
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
-from mathrl.rollout.servers import Pool
+from mathrl.rollout.servers import ServerPool
 from mathrl.rollout.started_servers import close_servers, start_servers
 from tests.engines.tiny_rl import MODEL, STEPS
 from tests.engines.two_servers import (
@@ -60,7 +60,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         with pytest.MonkeyPatch.context() as patch:  # for every test: other commands would start other servers
             patch.setattr(serve, "SERVER", serve.SERVER | gloo)
             started = start_servers(where / "base", MODEL, rollout, LORA)
-            pool = Pool(rollout.servers, started.urls, started.check)
+            pool = ServerPool(rollout.servers, started.urls, started.check)
             within(400, lambda: pool.revive() or len(pool.alive()) == 2)
             yield Two(where / "base", started)
     finally:

@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mathrl.evaluation.spread import SMALLEST_P, Part, detectable, half_width, part_of, two_sided_p, with_further
+from mathrl.evaluation.spread import (
+    SMALLEST_P,
+    VariancePart,
+    detectable,
+    half_width,
+    part_of,
+    two_sided_p,
+    with_further,
+)
 
-PARTS = [Part(0.0004, 1), Part(0.0001, 29)]
+PARTS = [VariancePart(0.0004, 1), VariancePart(0.0001, 29)]
 
 
 def test_one_part_is_students_t() -> None:
@@ -35,13 +43,13 @@ def test_the_p_value_is_where_the_interval_ends_at_zero(mean: float) -> None:
 
 def test_p_values_stay_between_their_ends() -> None:
     assert two_sided_p(0.0, PARTS) == two_sided_p(0.0, PARTS[:1]) == 1.0
-    assert two_sided_p(1.0, [Part(1e-8, 200), Part(1e-9, 50)]) == SMALLEST_P
-    assert two_sided_p(1.0, [Part(1e-8, 200)]) == SMALLEST_P
+    assert two_sided_p(1.0, [VariancePart(1e-8, 200), VariancePart(1e-9, 50)]) == SMALLEST_P
+    assert two_sided_p(1.0, [VariancePart(1e-8, 200)]) == SMALLEST_P
 
 
 def test_what_can_be_detected_takes_the_quantile_of_the_power() -> None:
     # t(0.975, 9) + t(0.8, 9) = 2.2622 + 0.8834
-    assert detectable([Part(0.0001, 9)], 0.95) == pytest.approx(0.01 * (2.2622 + 0.8834), rel=1e-4)
+    assert detectable([VariancePart(0.0001, 9)], 0.95) == pytest.approx(0.01 * (2.2622 + 0.8834), rel=1e-4)
 
 
 def test_further_values_count_half_each() -> None:
@@ -56,4 +64,4 @@ def test_further_values_count_half_each() -> None:
 
 
 def test_no_spread_and_no_mean_is_no_evidence() -> None:
-    assert two_sided_p(0.0, [Part(0.0, 2), Part(0.0, 3)]) == 1.0
+    assert two_sided_p(0.0, [VariancePart(0.0, 2), VariancePart(0.0, 3)]) == 1.0

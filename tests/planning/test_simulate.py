@@ -7,20 +7,20 @@ import pytest
 
 from mathrl.cli.simulate import load_setup
 from mathrl.core.errors import UserError
-from mathrl.params.simulate import Lengths, Sampler, Simulation, Sync, Trainer
+from mathrl.params.simulate import ResponseLengths, SamplingEngine, Simulation, Sync, Trainer
 from mathrl.planning.simulate import StepTimes, generate, response_lengths, simulate, sync_seconds, train_seconds
 
 ROOT = Path(__file__).parents[2]
 
 
 def setup(**changes: Any) -> Simulation:
-    sampler = Sampler(step_ms=1000, sequence_ms=1000, concurrency=4)
+    sampler = SamplingEngine(step_ms=1000, sequence_ms=1000, concurrency=4)
     given = {
         "nodes": 1,
         "gpus_per_node": 2,
         "sampler_gpus": 1,
         "responses": 4,
-        "lengths": Lengths(mean=10, spread=0, limit=100, prompt=0),
+        "lengths": ResponseLengths(mean=10, spread=0, limit=100, prompt=0),
         "sampler": sampler,
         "trainer": Trainer(tokens_per_second=4),
         "sync": Sync(weights_gb=0),
@@ -33,11 +33,11 @@ def test_an_engine_by_hand() -> None:
     # Two of 2 and 4 tokens, 1 s + 1 s a sequence: 2 tokens at 3 s, then 2 at 2 s.
     assert generate(setup(), [2, 4], 1) == (pytest.approx(10), pytest.approx(1))
     # One at a time: 2 x 2 s + 4 x 2 s. On two engines: the longer one, the other idle half of the time.
-    alone = setup(sampler=Sampler(step_ms=1000, sequence_ms=1000, concurrency=1))
+    alone = setup(sampler=SamplingEngine(step_ms=1000, sequence_ms=1000, concurrency=1))
     assert generate(alone, [2, 4], 1)[0] == pytest.approx(12)
     assert generate(alone, [2, 4], 2) == (pytest.approx(8), pytest.approx(0.75))
     # A third joins when the first has ended: 2 tokens at 3 s; then 2 more at 3 s, and the third ends too.
-    two = setup(sampler=Sampler(step_ms=1000, sequence_ms=1000, concurrency=2))
+    two = setup(sampler=SamplingEngine(step_ms=1000, sequence_ms=1000, concurrency=2))
     assert generate(two, [2, 4, 2], 1)[0] == pytest.approx(12)
 
 
@@ -64,8 +64,8 @@ def test_asynchronous_is_bound_by_the_slower_side_and_by_staleness() -> None:
 
 
 def test_interruption_and_long_tails() -> None:
-    tails = Lengths(mean=50, spread=1.0, limit=1000, prompt=0)
-    sampler = Sampler(step_ms=10, sequence_ms=0.1, concurrency=64)
+    tails = ResponseLengths(mean=50, spread=1.0, limit=1000, prompt=0)
+    sampler = SamplingEngine(step_ms=10, sequence_ms=0.1, concurrency=64)
     many = {
         "responses": 256,
         "lengths": tails,
@@ -107,7 +107,7 @@ def test_published_syncs(billions: float, nodes: int, published: float) -> None:
 def test_an_asynchronous_run_is_a_queue() -> None:
     # At a pace of 1 s a token however many sequences, four places that are never empty: responses end as in a
     # queue with four servers.
-    lengths = Lengths(mean=50, spread=1.0, limit=1000, prompt=0)
+    lengths = ResponseLengths(mean=50, spread=1.0, limit=1000, prompt=0)
     given = setup(
         gpus_per_node=3,
         sampler_gpus=2,
@@ -115,7 +115,7 @@ def test_an_asynchronous_run_is_a_queue() -> None:
         lengths=lengths,
         steps=60,
         staleness=100,
-        sampler=Sampler(step_ms=1000, sequence_ms=0, concurrency=2),
+        sampler=SamplingEngine(step_ms=1000, sequence_ms=0, concurrency=2),
         trainer=Trainer(tokens_per_second=1e9),
         sync=Sync(weights_gb=0, fixed_seconds=0),
     )
@@ -132,7 +132,7 @@ def test_an_asynchronous_run_is_a_queue() -> None:
 def test_a_batch_in_parts_is_begun_before_it_is_whole() -> None:
     # One engine, one at a time, 10 s each; the trainer needs 10 s for a response. In four parts it works
     # while the next are sampled, and is behind by one; whole, sampling and training of 40 s each take turns.
-    sampler = Sampler(step_ms=1000, sequence_ms=0, concurrency=1)
+    sampler = SamplingEngine(step_ms=1000, sequence_ms=0, concurrency=1)
     given = setup(sampler=sampler, trainer=Trainer(tokens_per_second=1), staleness=0, sync=Sync(weights_gb=0))
     whole = simulate(given, "asynchronous")
     assert whole.step_seconds == pytest.approx(40 + 40 + 1) and whole.waiting == pytest.approx(40)

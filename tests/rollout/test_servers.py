@@ -22,7 +22,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
 from mathrl.rollout.server_protocol import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
-from mathrl.rollout.servers import Pool
+from mathrl.rollout.servers import ServerPool
 from mathrl.trainers.sampler_thread import SamplerThread
 
 TOKENIZER = character_tokenizer(FreshModel())
@@ -177,7 +177,7 @@ def sent(number: int) -> SentWeights:
     return SentWeights(f"/weights/{number}", f"digest {number}")
 
 
-def used(pool: Pool) -> set[str]:
+def used(pool: ServerPool) -> set[str]:
     taken = [pool.take() for _ in range(6)]
     for server in taken:
         pool.give_back(server)
@@ -186,7 +186,7 @@ def used(pool: Pool) -> set[str]:
 
 def test_every_process_leaves_out_a_server_that_missed_the_weights(stand: Any) -> None:
     good, bad = stand(), stand()
-    first, second = Pool(params(good, bad)), Pool(params(good, bad))
+    first, second = ServerPool(params(good, bad)), ServerPool(params(good, bad))
     first.send(sent(1))
     second.follow(first.sync_message())
     assert used(second) == {good.url, bad.url}
@@ -208,12 +208,12 @@ def test_the_servers_of_a_clusters_job_replace_those_of_the_parameters(
 ) -> None:
     named, started = stand(), [stand(), stand()]
     monkeypatch.setenv("MATHRL_SERVERS", ",".join(server.url for server in started))
-    assert used(Pool(params(named))) == {server.url for server in started}
+    assert used(ServerPool(params(named))) == {server.url for server in started}
 
 
 def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stand: Any) -> None:
     one, other = stand(), stand()
-    first, second = Pool(params(one, other)), Pool(params(one, other))
+    first, second = ServerPool(params(one, other)), ServerPool(params(one, other))
     second.died(second.servers[0], RuntimeError("it broke off"))
     first.send(sent(1))
     second.follow(first.sync_message())
@@ -222,7 +222,7 @@ def test_a_server_that_a_process_has_lost_is_used_again_after_the_next_sync(stan
 
 def test_many_requests_wait_together_and_not_one_after_the_other(stand: Any) -> None:
     lost = stand()
-    pool = Pool(params(lost))
+    pool = ServerPool(params(lost))
     lost.health = 503
     pool.died(pool.servers[0], RuntimeError("it broke off"))
     start = time.monotonic()
@@ -283,11 +283,11 @@ def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> 
     closed = stand()
     closed.health = 401
     with pytest.raises(UserError, match=r"health with 401: MATHRL_SERVE_KEY must be the same there"):
-        Pool(params(closed, wait_seconds=0.1))
+        ServerPool(params(closed, wait_seconds=0.1))
     assert capsys.readouterr().err.count("MATHRL_SERVE_KEY") == 1  # and not once a second
     blind = stand()
     blind.weights = 500
-    pool = Pool(params(blind, wait_seconds=2.5))
+    pool = ServerPool(params(blind, wait_seconds=2.5))
     with pytest.raises(UserError, match=r"cannot see their folder, set rollout\.servers\.folder"):
         pool.send(sent(1))
     assert capsys.readouterr().err.count("rollout.servers.folder") == 1
@@ -368,7 +368,7 @@ def test_weights_that_did_not_arrive_as_they_were_sent_are_not_used(stand: Any, 
 
 
 def test_while_weights_are_sent_those_before_them_count_too_and_never_others(stand: Any) -> None:
-    pool = Pool(params(stand()))
+    pool = ServerPool(params(stand()))
     assert pool.digests() == []
     pool.send(sent(1))
     assert pool.digests() == ["digest 1"]

@@ -23,7 +23,7 @@ from mathrl.params.run import FreshModel, Model
 from mathrl.rollout.gpu_handles import handles_as_json, handles_from_json
 from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_protocol import FINISH, INIT, START, UPDATE
-from mathrl.rollout.servers import Pool
+from mathrl.rollout.servers import ServerPool
 from mathrl.rollout.transfer_choice import transfer_of
 from mathrl.rollout.transfer_client import TransferClient
 from mathrl.rollout.vllm_arguments import transfer_arguments
@@ -120,7 +120,7 @@ def test_shapes_are_those_of_the_weights_in_their_order(tied: bool, tmp_path: Pa
 
 def test_a_server_that_fails_takes_no_further_part_and_the_others_come_to_the_end(stand: Any) -> None:  # noqa: F811
     good, bad, gone = stand(), stand(), stand()
-    pool = Pool(params(good, bad, gone))
+    pool = ServerPool(params(good, bad, gone))
     gone.shutdown()
     gone.server_close()
     bad.refused = UPDATE
@@ -152,7 +152,7 @@ def bring(digest: str, stands: Sequence[Any], *failing: Any) -> Any:
 
 def test_servers_that_fail_wait_for_the_next_sync_and_none_left_is_an_error(stand: Any) -> None:  # noqa: F811
     good, bad = both = stand(), stand()
-    pool, second = Pool(params(good, bad)), Pool(params(good, bad))
+    pool, second = ServerPool(params(good, bad)), ServerPool(params(good, bad))
     pool.send_by(bring("one", both, bad))
     second.follow(pool.sync_message())
     assert used(pool) == used(second) == {good.url} and pool.digests() == ["one"]
@@ -169,7 +169,7 @@ def test_a_server_that_is_lost_reads_transferred_weights_as_files_while_they_can
     stand: Any,  # noqa: F811
 ) -> None:
     good, bad = both = stand(), stand()
-    pool, second = Pool(params(good, bad)), Pool(params(good, bad))
+    pool, second = ServerPool(params(good, bad)), ServerPool(params(good, bad))
     asked: list[str] = []
     changed = False
 
@@ -202,7 +202,7 @@ def test_a_server_that_is_lost_reads_transferred_weights_as_files_while_they_can
 
 def test_a_folder_that_cannot_be_written_to_is_the_reason_of_a_server_without_weights(stand: Any) -> None:  # noqa: F811
     good, bad = both = stand(), stand()
-    pool = Pool(params(good, bad))
+    pool = ServerPool(params(good, bad))
 
     def full(digest: str) -> SentWeights | None:
         raise UserError("rollout.servers.folder: /full cannot be written to")
