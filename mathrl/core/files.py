@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.processes import is_alive
 
 ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrogate becomes \ud83d
 
@@ -51,7 +52,7 @@ def remove_leftovers(target: Path) -> None:
     beside = [path for path in target.parent.glob(f".{target.name}.*") if _partial_of(path) == target.name]
     within = [path for path in target.rglob(".*") if _partial_of(path)] if target.is_dir() else []
     for path in (*beside, *within):
-        if not Path(f"/proc/{path.name.split('.')[-2]}").exists():
+        if not is_alive(int(path.name.split(".")[-2])):
             _remove(path)
 
 

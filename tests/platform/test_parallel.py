@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mathrl.core.processes import is_alive
 from mathrl.params.load import dump_yaml
 from tasks.dvc_output import was_stopped
 from tasks.parallel import needed_steps, places, side_by_side
@@ -83,8 +84,7 @@ def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
     flow.send_signal(signal.SIGINT)
     assert flow.wait(timeout=120) != 0
     for name in ("x", "y"):
-        process = Path(f"/proc/{(tmp_path / name).read_text().strip()}")
-        while process.exists():
+        while is_alive(int((tmp_path / name).read_text())):
             assert time.monotonic() < deadline, f"step {name} lives on"
             time.sleep(0.1)
     assert not (checkout.folder / "side" / "long_x").exists()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from mathrl.core.processes import is_alive
 from mathrl.params.load import load_params
 from mathrl.params.train import Rl
 
@@ -350,8 +351,8 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_lets_the_next
     while not pids.exists():
         assert time.monotonic() < deadline, "the trainer did not start"
         time.sleep(0.2)
-    trainer = Path(f"/proc/{pids.read_text()}")
-    assert trainer.exists()
+    trainer = int(pids.read_text())
+    assert is_alive(trainer)
     waiting = servers.start("curate", seed=4)
     servers.wait_for(waiting, "RUNNING")
     time.sleep(3.0)
@@ -360,7 +361,7 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_lets_the_next
     # What the button does.
     servers.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     deadline = time.monotonic() + 45
-    while trainer.exists():
+    while is_alive(trainer):
         assert time.monotonic() < deadline, "the trainer lives on"
         time.sleep(0.2)
     servers.wait_for(run, "CANCELLED", seconds=60)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.processes import is_alive
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.rollout import server_keeper
 from mathrl.rollout.server_keeper import Keeper, ServerCommand
@@ -63,14 +64,6 @@ def answer(url: str) -> list[int] | None:
         return None
 
 
-def runs(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
-
-
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[StartedServers]:
     made = servers(tmp_path, 2)
@@ -85,12 +78,12 @@ def test_servers_run_are_started_again_and_end_with_all_that_they_started(starte
     os.kill(first[0], signal.SIGKILL)
     again = wait_for(lambda: answer(started.urls[0]))
     assert again[0] != first[0] and again[2] == 0 and answer(started.urls[1]) == second
-    wait_for(lambda: not runs(first[1]))
+    wait_for(lambda: not is_alive(first[1]))
     wait_for(lambda: [each["failures"] for each in json.loads(started.file.read_text())] == [0, 0])
     kept = json.loads(started.file.read_text())
     assert [each["starts"] for each in kept] == [2, 1] and kept[0]["pid"] == again[0]
     started.close()
-    assert not any(runs(process) for process in (*again[:2], *second[:2]))
+    assert not any(is_alive(process) for process in (*again[:2], *second[:2]))
 
 
 def stage(folder: Path) -> int:
@@ -115,14 +108,14 @@ def test_no_server_outlives_a_stage_or_a_keeper_that_is_killed(tmp_path: Path, v
         keeper, *urls = json.loads((tmp_path / "stage").read_text())
         found = [wait_for(lambda url=url: answer(url)) for url in urls]
         os.kill(process if victim == "stage" else keeper, signal.SIGKILL)
-        wait_for(lambda: not any(runs(server) for server, _, _ in found))
+        wait_for(lambda: not any(is_alive(server) for server, _, _ in found))
         if victim == "stage":  # the keeper ends what they had started too; vLLM's engine has die_with_parent itself
-            wait_for(lambda: not any(runs(child) for _, child, _ in found))
+            wait_for(lambda: not any(is_alive(child) for _, child, _ in found))
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
     for _, child, _ in found:
-        if runs(child):
+        if is_alive(child):
             os.kill(child, signal.SIGKILL)
 
 
