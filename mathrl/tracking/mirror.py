@@ -28,6 +28,7 @@ from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.upload import Upload, question
 
 EVERY_SECONDS = 1.0
+FINISH_SECONDS = 30.0  # for another mirror to upload what it has of stages that have ended
 AWAY_SECONDS = 24 * 3600.0  # another machine's running record counts as killed when it has not changed for this long
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     mirror = Mirror()
     while not ended.wait(EVERY_SECONDS):
         mirror.sweep(patient=True)
-    mirror.sweep()
+    mirror.finish()
 
 
 @dataclass
@@ -120,6 +121,18 @@ class Mirror:
                 self._report(error)
         self.reported = any(followed.failing for followed in self.followed.values())
         return sum(followed.complete for followed in self.followed.values())
+
+    def finish(self) -> None:
+        """Upload the rest. What another mirror has of stages that have ended, such as this flow's, is waited for."""
+        deadline = time.monotonic() + FINISH_SECONDS
+        self.sweep()
+        while self._is_another_at_work() and time.monotonic() < deadline:
+            time.sleep(EVERY_SECONDS)
+            self.sweep()
+
+    def _is_another_at_work(self) -> bool:
+        open_elsewhere = [f.folder for f in self.followed.values() if not f.complete and f.lock is None]
+        return any((record := read_record(folder)) and record.status != "running" for folder in open_elsewhere)
 
     def _report(self, error: Exception) -> None:
         if not self.reported:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,21 @@ def test_a_run_of_another_machine_is_left_to_it_until_it_ends(record: Path) -> N
         pass
     say(record, "finished", 1.0, **other)
     mirror.sweep()
+    assert status() == "FINISHED"
+
+
+def test_a_mirror_that_ends_waits_for_another_that_has_a_stage_which_has_ended(record: Path) -> None:
+    """Else the flow of that stage would end without a link to its MLflow run."""
+    say(record, "running", 1.0)
+    with ThreadPoolExecutor(1) as thread:
+        with FileLock(record / ".lock", timeout=0):
+            thread.submit(Mirror().finish).result(module.FINISH_SECONDS / 2)  # one that runs belongs to another flow
+            say(record, "finished", 1.0)
+            ends = thread.submit(Mirror().finish)
+            with pytest.raises(TimeoutError):
+                ends.result(2.5 * module.EVERY_SECONDS)
+            assert status() == "none"
+        ends.result()
     assert status() == "FINISHED"
 
 
