@@ -2,18 +2,10 @@
 
 import ast
 import importlib.util
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-
-
-def repository_files(*patterns: str) -> list[str]:
-    """The files of these patterns, those of the next commit included."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted(name for name in set(listed.stdout.splitlines()) if (ROOT / name).exists())
 
 
 def load_tool(name: str) -> ModuleType:
@@ -22,6 +14,9 @@ def load_tool(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+repository_files = load_tool("house_map").repository_files
 
 
 def test_the_map_and_the_floors_in_docs_house_are_up_to_date() -> None:

@@ -51,12 +51,17 @@ def floors_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def repository_files(*patterns: str) -> list[str]:
+    """The files of these patterns, those of the next commit included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(name for name in set(listed.stdout.splitlines()) if (ROOT / name).exists())
+
+
 def rooms_map() -> str:
     """Every room and module with its description, in the order of the floors."""
     rooms = [room for layer in floors() for room in layer]
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *rooms]  # new files too
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    files = [ROOT / name for name in sorted(set(listed)) if name.endswith(".py") and (ROOT / name).exists()]
+    files = [ROOT / name for name in repository_files(*rooms) if name.endswith(".py")]
     lines: list[str] = []
     for room in rooms:
         lines += _line(room + "/", caption(ROOT / room / "__init__.py"), 0)

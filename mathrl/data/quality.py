@@ -168,14 +168,7 @@ def majority_disagrees(problem: Problem, votes: Sequence[str], quality: Quality)
         return False
     classes: Counter[str] = Counter()
     for vote in votes:
-        same = next(
-            (
-                answer_class
-                for answer_class in classes
-                if answer_class == vote or compare(answer_class, vote).equal is True
-            ),
-            vote,
-        )
+        same = next((seen for seen in classes if seen == vote or compare(seen, vote).equal is True), vote)
         classes[same] += 1
     winner, count = classes.most_common(1)[0]
     return count >= quality.majority_share * len(votes) and not any(

@@ -123,10 +123,13 @@ class Mirror:
         return sum(followed.complete for followed in self.followed.values())
 
     def finish(self) -> None:
-        """Upload the rest. What another mirror has of stages that have ended, such as this flow's, is waited for."""
+        """Upload the rest. What another mirror has of stages that have ended, such as this flow's, is waited for.
+
+        Not where the server takes nothing: then the other mirror does not come further either.
+        """
         deadline = time.monotonic() + FINISH_SECONDS
         self.sweep()
-        while self._is_another_at_work() and time.monotonic() < deadline:
+        while not self.reported and self._is_another_at_work() and time.monotonic() < deadline:
             time.sleep(EVERY_SECONDS)
             self.sweep()
 

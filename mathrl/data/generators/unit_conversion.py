@@ -89,13 +89,14 @@ class UnitConversion(UnitConversionOptions):
     def _metres(self, rng: random.Random, value: int) -> Draft:
         """`value` is twice the speed in metres per second."""
         seconds = rng.randint(3, 59)
-        speed, metres = decimal(Fraction(value * 18, 10)), decimal(Fraction(value, 2))
+        speed, per_second = decimal(Fraction(value * 18, 10)), decimal(Fraction(value, 2))
         result = decimal(Fraction(value * seconds, 2))
         question = (
             f"{_mover(rng, value // 2)} travels at {speed} kilometres per hour. How many metres does it travel in "
             f"{seconds} seconds?"
         )
-        steps = f"{speed} * 1000 = {value * 1800}\n{value * 1800} / 3600 = {metres}\n{metres} * {seconds} = {result}"
+        steps = f"{speed} * 1000 = {value * 1800}\n{value * 1800} / 3600 = {per_second}"
+        steps += f"\n{per_second} * {seconds} = {result}"
         return Draft(question, result, steps, "speed")
 
     def _kilometres(self, rng: random.Random, value: int) -> Draft:
@@ -134,12 +135,12 @@ class UnitConversion(UnitConversionOptions):
         return Draft(question, result, f"{density} * {volume} = {grams}\n{grams} / 1000 = {result}", "density")
 
 
-def _mover(rng: random.Random, metres: int) -> str:
+def _mover(rng: random.Random, metres_per_second: int) -> str:
     """Something that may move at this speed."""
-    if metres < 12:
+    if metres_per_second < 12:
         return rng.choice(("A cyclist", "A ship", "A horse"))
-    if metres < 60:
+    if metres_per_second < 60:
         return rng.choice(("A car", "A train", "A falcon"))
-    if metres < 300:
+    if metres_per_second < 300:
         return rng.choice(("A plane", "A jet", "An airliner"))
     return rng.choice(("A rocket", "A spacecraft", "A satellite"))
