@@ -30,6 +30,11 @@ KEYS = (
     "pass_rate_key",
     "answer_rule",
 )
+# The languages of published problem sets other than English.
+NAMES = {"zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "de": "German", "fr": "French",
+         "es": "Spanish", "it": "Italian", "pt": "Portuguese", "pl": "Polish", "tr": "Turkish", "vi": "Vietnamese",
+         "ar": "Arabic", "hi": "Hindi", "bn": "Bengali", "th": "Thai", "sw": "Swahili", "te": "Telugu"}  # fmt: skip
+CHINESE_INSTRUCTION = r"'请逐步推理，并将最终答案放在 \boxed{} 中。'"
 LINES = 12  # of a prompt on the screen
 
 
@@ -161,12 +166,31 @@ def _answers(inspection: "Inspection") -> None:
         print(f"  … and {len(inspection.unread) - 8:,} more (--html FILE lists all)")
 
 
+def _instruction_note(inspection: "Inspection") -> str:
+    """What to say where most questions are in one language and the instruction beside them in English."""
+    from mathrl.data.templates import BOXED_INSTRUCTION  # transformers: --help answers without it
+
+    language, count = inspection.languages.most_common(1)[0]
+    share = count / len(inspection.problems)
+    prompted = any(BOXED_INSTRUCTION in example.prompt for example in inspection.examples)
+    if not prompted or share < 0.5 or language not in NAMES:
+        return ""
+    key = "prompt.system or prompt.instruction"
+    wording = f", such as {CHINESE_INSTRUCTION}" if language == "zh" else f" in {NAMES[language]}"
+    return (
+        f"{share:.0%} of the questions are in {NAMES[language]}, and the instruction of each prompt is English: a "
+        f"model may answer in English. To change it, write your own instruction into {key}{wording}"
+    )
+
+
 def _texts(inspection: "Inspection", model: str | None) -> None:
     total = len(inspection.problems)
     spoken = [(name, n / total) for name, n in inspection.languages.most_common() if n >= 0.005 * total]
     others = 1 - sum(share for _, share in spoken)
     named = [f"{name} {share:.1%}" for name, share in spoken]
     print("languages: " + ", ".join([*named, *([f"others {others:.1%}"] if others > 1e-9 else [])]))
+    if note := _instruction_note(inspection):
+        print(f"note: {note}")
     for name, lengths in (("prompts", inspection.prompts), ("solutions", inspection.solutions)):
         if lengths is not None:
             print(

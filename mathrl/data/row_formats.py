@@ -17,6 +17,7 @@ from mathrl.data.row_values import (
     accepted_answers,
     as_text,
     conversation,
+    is_blank,
     level_of,
     look_up,
     pass_rate_of,
@@ -36,6 +37,8 @@ _TEMPLATED = re.compile(r"<\|im_start\|>|<｜(?:User|Assistant)｜>|<\|start_hea
 class RowShape:
     """The fields of a row; `prompt_key` may join fields (Body+Question), a dot descends into one (0.value).
 
+    Of joined fields, those that are empty in a row are left out (Alpaca's input).
+
     A prompt may be a chat list of one question; its reply is the solution where `solution_key` names none.
     """
 
@@ -53,7 +56,7 @@ class RowShape:
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether the row has the fields that a problem needs, and the id field if one is named."""
-        keys = [*self.prompt_key.split("+"), self.answer_key or self.solution_key or self.prompt_key]
+        keys = [*self.prompt_key.split("+")[:1], self.answer_key or self.solution_key or self.prompt_key]
         keys += [self.id_key] if self.id_key else []
         return all(look_up(row, key) is not None for key in keys)
 
@@ -99,11 +102,10 @@ def _fields(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
     turns = conversation(look_up(row, shape.prompt_key))
     if turns is not None:
         question, reply = _read(row, shape.prompt_key, lambda _: question_and_reply(turns))
-        if not question.strip():
+        if is_blank(question):
             raise BadRow(f"field {shape.prompt_key!r}: its user turn is empty")
     else:
-        *parts, last = (_text(row, key) for key in _prompt_keys(row, shape))
-        question, reply = " ".join([*map(_ended, parts), last]).strip(), None
+        question, reply = _joined_text(row, _prompt_keys(row, shape)), None
     solution = look_up(row, shape.solution_key) if shape.solution_key else reply
     if (reasoned := conversation(solution)) is not None:
         solution = "\n\n".join(turn["content"] for turn in reasoned if turn["role"] != "user")
@@ -239,7 +241,7 @@ def _joined(subject: Any) -> str | None:
 
 def _text(row: Mapping[str, Any], key: str) -> str:
     value = look_up(row, key)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or is_blank(value):
         raise BadRow(f"field {key!r}: expected text, found {_shown(row, key)}")
     return value
 
@@ -250,6 +252,21 @@ def _shown(row: Mapping[str, Any], key: str) -> str:
     return repr(look_up(row, key))[:60]
 
 
+def _joined_text(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The texts of the fields, joined. One that has nothing in this row is left out, but not the last that has."""
+    filled = [key for key in keys if not _is_empty(row, key)] or keys
+    *parts, last = (_text(row, key) for key in filled)
+    return " ".join([*map(_ended, parts), last]).strip()
+
+
+def _is_empty(row: Mapping[str, Any], key: str) -> bool:
+    """Whether the row has the field and nothing in it; a field that it lacks may be a misspelt name."""
+    value = look_up(row, key)
+    if isinstance(value, str):
+        return is_blank(value)
+    return (value is None and key.split(".")[0] in row) or value != value  # NaN
+
+
 def _ended(text: str) -> str:
     text = text.strip()
-    return text if text[-1] in ".?!" else text + "."
+    return text if text[-1] in ".?!:;,。？！：；，" else text + "."

@@ -22,6 +22,8 @@ ROLES = {
     "chatbot": "assistant",
     "ai": "assistant",
 }
+# A text of nothing but these is blank: zero-width characters, the blanks of Hangul and Braille, direction marks.
+_VISIBLE = re.compile(r"[^\s\u00ad\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2800\u3164\ufeff]")
 # Where an object holds its answer: Open-Reasoner-Zero, DROP and others.
 ANSWER_KEYS = ("value", "answer", "ground_truth", "final_answer", "text", "content", "label", "number")
 
@@ -48,6 +50,15 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
         else:
             return None
     return value
+
+
+def is_blank(text: str) -> bool:
+    r"""Whether a text shows nothing.
+
+    >>> is_blank(" \\n\u200b"), is_blank("\u200bx")
+    (True, False)
+    """
+    return _VISIBLE.search(text) is None
 
 
 def from_json(value: Any) -> Any:
@@ -83,7 +94,8 @@ def as_text(value: Any) -> str | None:
         return f"({', '.join(map(str, parts))})" if parts and None not in parts else None
     if value is None or isinstance(value, Mapping):
         return None
-    return str(value).strip() or None
+    text = str(value).strip()
+    return None if is_blank(text) else text
 
 
 def accepted_answers(value: Any) -> list[str]:
@@ -105,11 +117,18 @@ def accepted_answers(value: Any) -> list[str]:
         if isinstance(item, Mapping):
             key = next((key for key in ANSWER_KEYS if as_text(item.get(key)) is not None), None)
             if key is None:
-                raise BadRow(f"an object with {', '.join(map(repr, item)) or 'no key'}; name one after a dot")
+                raise BadRow(_no_answer(item))
             item = item[key]
         text = as_text(item)
         answers += [text] if text else []
     return answers
+
+
+def _no_answer(item: Mapping[str, Any]) -> str:
+    """Why an object holds no answer: the value under a key that should have it is missing, or no key is known."""
+    if empty := next((key for key in ANSWER_KEYS if key in item and item[key] in (None, "")), None):
+        return f"no answer ({empty!r} is {'null' if item[empty] is None else 'empty'})"
+    return f"an object with {', '.join(map(repr, item)) or 'no key'}; name one after a dot"
 
 
 def level_of(value: Any) -> int | None:

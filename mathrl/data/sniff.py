@@ -4,6 +4,7 @@ Names come first, then what the values look like; every guess has its reason, fo
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -15,7 +16,9 @@ from mathrl.data.row_values import BadRow, accepted_answers, conversation, from_
 from mathrl.grading.readable import reading
 
 SAMPLE = 500  # rows that a guess looks at
+SEVERAL = 0.02  # share of rows from which another shape is worth a word
 MOST = 0.5  # share of the rows in which a form must be seen
+STEPS = 5  # characters before a marked answer that are steps: "3+4=7 #### 7" has them, "#### 7" has not
 SHORT = 60  # characters of a bare answer, as the median
 DEEPEST = 3  # fields within fields
 
@@ -89,9 +92,10 @@ def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = 
     if known_format := _known_format(rows):
         known_shape, reason = known_format
         keys = ("prompt_key", "answer_key") if known_shape.format == "fields" else ("format",)
-        return Sniffed(replace(known_shape, **chosen), dict.fromkeys(keys, reason), (), tuple(fields))
+        doubts = _other_shapes(rows, known_shape, fields)
+        return Sniffed(replace(known_shape, **chosen), dict.fromkeys(keys, reason), doubts, tuple(fields))
     reasons: dict[str, str] = dict.fromkeys(chosen, "as given")
-    prompt = chosen.get("prompt_key") or _prompt(fields, reasons)
+    prompt = chosen.get("prompt_key") or _prompt(rows, fields, reasons)
     if prompt is None:
         raise UserError(f"no field looks like a question (fields: {listed}); name it with --field prompt_key=NAME")
     free = {path: column for path, column in fields.items() if path not in prompt.split("+")}
@@ -107,24 +111,25 @@ def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = 
         shape = replace(shape, solution_key=_working(rows, free, shape.answer_key, reasons))
     used = {prompt, shape.answer_key, shape.solution_key}
     further = _further({path: column for path, column in free.items() if path not in used}, reasons)
-    doubts = _doubts(rows, fields.get(prompt), further)
+    doubts = [*_doubts(rows, fields.get(prompt), further), *_other_shapes(rows, shape, fields)]
     return Sniffed(replace(shape, **{**further, **chosen}), reasons, doubts, tuple(fields))
 
 
 def _known_format(rows: Sequence[Mapping[str, Any]]) -> tuple[RowShape, str] | None:
-    """A published format by its fields, as a shape with the reason."""
+    """A published format by the fields of most rows, as a shape with the reason."""
 
-    def all_have(*keys: str) -> bool:
-        return all(look_up(row, key) is not None for row in rows for key in keys)
+    def with_fields(*keys: str) -> list[Mapping[str, Any]]:
+        having = [row for row in rows if all(look_up(row, key) is not None for key in keys)]
+        return having if len(having) > MOST * len(rows) else []
 
-    if all_have("prompt", "reward_model.ground_truth"):
-        roles = {tuple(turn["role"] for turn in conversation(row["prompt"]) or ()) for row in rows}
+    if verl := with_fields("prompt", "reward_model.ground_truth"):
+        roles = {tuple(turn["role"] for turn in conversation(row["prompt"]) or ()) for row in verl}
         if roles == {("user",)}:  # so that a model without a chat template takes them too
             return RowShape("fields", "prompt", "reward_model.ground_truth"), "veRL's fields, each prompt one user turn"
         return RowShape("verl", "prompt", "reward_model.ground_truth"), "veRL's fields: prompt, reward_model"
-    if all_have("prompt", "solutions", "query_id"):
+    if with_fields("prompt", "solutions", "query_id"):
         return RowShape("rlinf", "prompt", "solutions"), "RLinf's fields: prompt, solutions, query_id"
-    if all_have("Question", "Correct Answer", "Incorrect Answer 1"):
+    if with_fields("Question", "Correct Answer", "Incorrect Answer 1"):
         return RowShape("multiple_choice", "Question", "Correct Answer"), "GPQA's fields: Correct Answer, Incorrect …"
     return None
 
@@ -174,7 +179,13 @@ def _named(fields: Mapping[str, Field], names: Sequence[str]) -> list[Field]:
     return [fields[path] for _, _, path in sorted(matches)]
 
 
-def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
+def _tells_apart(rows: Sequence[Mapping[str, Any]], first: Field, second: Field) -> bool:
+    """Whether rows with the same text in the first field differ in the second."""
+    pairs = {(look_up(row, first.path), look_up(row, second.path)) for row in rows}
+    return len({text for text, _ in pairs}) < len(pairs)
+
+
+def _prompt(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
     by_name = {path.lower(): path for path in fields}
     if "body" in by_name and "question" in by_name:
         reasons["prompt_key"] = "a Body and its Question, joined"
@@ -183,9 +194,10 @@ def _prompt(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
     named = _named(texts, PROMPTS)
     # A chat list often repeats a question that has a column of its own, and adds the reply.
     for candidate in sorted(named, key=lambda column: column.chat):
-        further = texts.get(by_name.get("input", "")) if candidate.path.lower() == "instruction" else None
-        if further is not None and further.present > 0.95 and further.distinct > 0.1:
-            reasons["prompt_key"] = "an instruction and its input, joined"
+        alpaca = candidate.text and candidate.path.lower() == "instruction"
+        further = fields.get(by_name.get("input", "")) if alpaca else None
+        if further is not None and further.text and ("output" in by_name or _tells_apart(rows, candidate, further)):
+            reasons["prompt_key"] = f"an instruction and its input (in {further.present:.0%} of the rows), joined"
             return f"{candidate.path}+{further.path}"
         if candidate.distinct > 0.1 or len(candidate.values) < 20:
             reasons["prompt_key"] = "by its name; " + ("chat lists" if candidate.chat else _looks(candidate))
@@ -205,6 +217,7 @@ def _answer(
     keys: dict[str, Any] = {key: chosen[key] for key in ("answer_key", "solution_key", "answer_rule") if key in chosen}
     likely = [column for column in free.values() if column.present > 0.2]
     named = _named({column.path: column for column in likely}, ANSWERS)
+    named.sort(key=lambda column: column.present <= MOST)  # where rows have two shapes: the more frequent one
     # A bare answer first, whatever its rank: a solution that ends in \boxed{} is read only where there is none.
     bare = [column for column in named if column.short and not column.marked and not column.chat and _answers(column)]
     marked = [column for column in (*named, *likely) if column.marked]
@@ -228,7 +241,8 @@ def _answer(
         reasons["answer_rule"] = f"most of its texts have {MARKS[answer.marked]}"
     if "solution_key" not in keys:
         like = (column for path, column in free.items() if "solution" in path.lower())  # r1_solution_1
-        worked = [column for column in (*_named(free, SOLUTIONS), *like) if not column.short and column.present > 0.2]
+        worked = [column for column in (*_named(free, SOLUTIONS), *like) if column.present > 0.2]
+        worked = [column for column in worked if _has_steps(column) or not (column.short or column.marked)]
         worked = [column for column in worked if column.path != keys.get("answer_key") or column.marked]
         if worked:
             keys["solution_key"] = worked[0].path
@@ -264,6 +278,12 @@ def _read_answers(value: Any) -> list[str]:
 
 
 MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag"}
+
+
+def _has_steps(column: Field) -> bool:
+    """Whether most texts of a field with marked answers have something before the mark."""
+    before = (re.split(r"####|\\boxed|<answer>", str(value))[0].strip() for value in column.values)
+    return bool(column.marked) and fmean(len(text) >= STEPS for text in before) > MOST
 
 
 def _answers(column: Field) -> bool:
@@ -338,6 +358,26 @@ def _doubts(rows: Sequence[Mapping[str, Any]], prompt: Field | None, further: Ma
     if "id_key" not in further:
         doubts.append("no field with an id of its own in each row: ids are file name and row number")
     return doubts
+
+
+def _other_shapes(rows: Sequence[Mapping[str, Any]], shape: RowShape, fields: Mapping[str, Field]) -> list[str]:
+    """What to say of rows that lack a field of the guess and have others in its place."""
+    keys = [key for key in (*shape.prompt_key.split("+")[:1], shape.answer_key) if key]
+    whole = [all(look_up(row, key) is not None for key in keys) for row in rows]
+    lacking = [row for row, has_all in zip(rows, whole, strict=True) if not has_all]
+    if len(lacking) < SEVERAL * len(rows):
+        return []
+    missing = [key for key in keys if sum(look_up(row, key) is None for row in lacking) > MOST * len(lacking)]
+    names = Counter(name for row in lacking for name in row if row[name] is not None and name not in keys)
+    others = [name for name, count in names.most_common() if count > MOST * len(lacking)]
+    usual = {name for row, has_all in zip(rows, whole, strict=True) if has_all for name in row}
+    others = [name for name in others if name not in usual and name in fields]
+    if not others:
+        return []
+    return [
+        f"{len(lacking):,} of {len(rows):,} rows have another shape: no {' or '.join(missing)}, but "
+        f"{', '.join(others)}; a source has one shape, so put these rows into a file and a source of their own"
+    ]
 
 
 def _looks(column: Field) -> str:

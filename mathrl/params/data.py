@@ -19,8 +19,8 @@ class RowSource(Section):
     )
     prompt_key: str = Field(
         "question",
-        description="Field with the question, as text or as a chat list; Body+Question joins two fields, 0.value and "
-        "messages.-1.content read inside one.",
+        description="Field with the question, as text or as a chat list; instruction+input joins two fields (one "
+        "that is empty in a row is left out), 0.value and messages.-1.content read inside one.",
     )
     answer_key: str | None = Field("answer", description="Field with the answer; null: taken from the solution.")
     solution_key: str | None = Field(None, description="Field with the worked solution.")

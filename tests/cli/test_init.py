@@ -111,6 +111,19 @@ def test_a_field_can_be_named_and_the_page_is_written(
         given_keys(["answer=x"])
 
 
+def test_questions_in_another_language_than_the_instruction_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"小明有{n}个苹果，又买了三个，现在一共有多少个？", "answer": n + 3} for n in range(30)]
+    (tmp_path / "题库.json").write_text(json.dumps(rows))
+    inspect(tmp_path / "题库.json")
+    printed = capsys.readouterr().out
+    assert "100% of the questions are in Chinese, and the instruction of each prompt is English" in printed
+    assert r"prompt.instruction, such as '请逐步推理，并将最终答案放在 \boxed{} 中。'" in printed
+    inspect(tmp_path / "题库.json", template="r1_zero")
+    assert "the instruction of each prompt is English" not in capsys.readouterr().out
+
+
 def test_the_prompt_suits_the_tokenizer(folder: Path) -> None:
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder / "neox")
     assert suited_prompt(tokenizer) == {"template": "boxed"}

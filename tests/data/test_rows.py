@@ -82,6 +82,38 @@ def test_joined_and_nested_fields() -> None:
     assert (problem.question, problem.answers) == ("Q", ("7",))
 
 
+@pytest.mark.parametrize("empty", ["", " \n", "\u200b", None, float("nan")])
+def test_joined_fields_leave_out_what_is_empty_in_a_row(empty: Any) -> None:
+    def question(**row: Any) -> str:
+        return read({**row, "output": "7"}, prompt_key="instruction+input", answer_key="output").question
+
+    assert question(instruction="Add:", input="3, 4") == "Add: 3, 4"
+    assert question(instruction="What is 3+4?", input=empty) == "What is 3+4?"
+    assert question(instruction=empty, input="3+4?") == "3+4?"
+    with pytest.raises(BadRow, match="field 'instruction': expected text"):
+        question(instruction=empty, input=empty)
+    with pytest.raises(BadRow, match="field 'input': expected text, found no such field"):
+        question(instruction="What is 3+4?", inptu="")
+
+
+@pytest.mark.parametrize("blank", [" \n\u200b", "\u2060", "\ufeff \t", "\u3164\u2800"])
+def test_a_question_or_answer_that_shows_nothing_is_refused(blank: str) -> None:
+    with pytest.raises(BadRow, match="field 'question': expected text"):
+        read({"question": blank, "answer": "1"})
+    with pytest.raises(BadRow, match="field 'question': its user turn is empty"):
+        read({"question": [{"role": "user", "content": blank}], "answer": "1"})
+    with pytest.raises(BadRow, match="field 'answer': no answer"):
+        read({"question": "How many?", "answer": blank})
+    assert read({"question": "How\u200b many?", "answer": "1"}).question == "How\u200b many?"
+
+
+def test_an_object_without_its_answer_is_told_from_one_of_unknown_keys() -> None:
+    with pytest.raises(BadRow, match=r"field 'answer': no answer \('value' is null\)"):
+        read({"question": "How many?", "answer": {"value": None, "type": "number"}})
+    with pytest.raises(BadRow, match="an object with 'x', 'type'; name one after a dot"):
+        read({"question": "How many?", "answer": {"x": 1, "type": "number"}})
+
+
 def test_rlinf_rows() -> None:
     row = {
         "prompt": "<｜User｜>Find x.<｜Assistant｜><think>\n",

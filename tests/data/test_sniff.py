@@ -56,6 +56,38 @@ def test_every_shape_gives_its_questions_and_answers(name: str) -> None:
         assert problem.solution is None or str(answer) in problem.solution or "one by one" in problem.solution
 
 
+def test_an_instruction_is_joined_with_its_input_and_steps_before_a_mark_are_the_solution() -> None:
+    rows = [
+        {"instruction": q, "input": "", "output": f"{a - 2}+2={a}\n#### {a}"} if i % 3 else
+        {"instruction": "Solve the following problem.", "input": q, "output": f"{a - 2}+2={a}\n#### {a}"}
+        for i, (q, a) in enumerate(ASKED)
+    ]  # fmt: skip
+    shape = sniff(rows).shape
+    assert (shape.prompt_key, shape.solution_key) == ("instruction+input", "output")
+    problems = [to_problem(row, shape, name="f:1", source="s", split="rl", seed=0) for row in rows]
+    assert [problem.question.removeprefix("Solve the following problem. ") for problem in problems] == [
+        q for q, _ in ASKED
+    ]
+    assert all(p.answers == (str(a),) and p.solution for p, (_, a) in zip(problems, ASKED, strict=True))
+    # Without an output, an input belongs to the question where it tells equal instructions apart.
+    other = [{"instruction": row["instruction"], "input": row["input"], "answer": "1"} for row in rows]
+    assert sniff(other).shape.prompt_key == "instruction+input"
+    assert sniff([{**row, "input": "none"} for row in other[1::3]]).shape.prompt_key == "instruction"
+    assert sniff([{**row, "output": f"#### {i}"} for i, row in enumerate(rows)]).shape.solution_key is None
+
+
+@pytest.mark.parametrize("rare", [1, 4])
+def test_of_two_row_shapes_the_frequent_one_is_taken_and_the_other_is_named(rare: int) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": q, "solutions": [str(a)], "query_id": q, "task": "m"} for q, a in ASKED]
+    rows[2 : 2 + rare] = [{"prompt": turns(q, "")[:1], "label": str(a)} for q, a in ASKED[:rare]]
+    sniffed = sniff(rows)
+    assert sniffed.shape.format == "rlinf"
+    assert f"{rare} of {len(rows)} rows have another shape: no solutions, but label" in " ".join(sniffed.doubts)
+    fields = [{"prompt": row["prompt"], "final": row.get("solutions", [None])[0], "label": row.get("label")}
+              for row in rows]  # fmt: skip
+    assert sniff(fields).shape.answer_key == "final"
+
+
 def keys(name: str) -> dict[str, Any]:
     rows = [SHAPES[name](question, answer, number) for number, (question, answer) in enumerate(ASKED)]
     return vars(sniff(rows).shape)
