@@ -55,8 +55,9 @@ def _installation() -> list[Finding]:
 def model_findings(model: str) -> list[Finding]:
     """How mathrl trains and samples from the model's architecture, tried on a small copy without its weights."""
     from mathrl.models.device import choose_device  # torch and transformers: only for this option
-    from mathrl.models.load import folder_trial
+    from mathrl.models.load import folder_trial, load_tokenizer
 
+    load_tokenizer(model)
     trial = folder_trial(model, load_params().model, choose_device("auto"))
     return [("missing" if trial.refused else "ok", trial.sentence(), trial.costs())]
 

@@ -7,10 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import sha256_file
+from mathrl.core.hub import NO_HUB, ask_hub_once
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.draw import Draw
@@ -208,6 +210,7 @@ def rows_of(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | N
 
 
 def _hub_rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | None) -> Iterator[Row]:
+    asked = Path(str(resolved.hub)).exists() or ask_hub_once()
     import datasets  # seconds to import, and only the hub needs it
 
     try:
@@ -215,9 +218,10 @@ def _hub_rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] |
         builder.download_and_prepare()
         rows = builder.as_dataset(split=resolved.hub_split)
     except Exception as error:  # the hub's client raises a dozen unrelated kinds
-        cause = str(error).strip().split("\n")[0][:200]
+        cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
         raise UserError(
-            f"{resolved.name}: {resolved.hub} cannot be read from the hub ({type(error).__name__}: {cause}); "
+            f"{resolved.name}: {resolved.hub} cannot be read from the hub "
+            f"({cause if asked else NO_HUB}); "
             "put the files in a folder and name it in curate.data_folder or $MATHRL_DATA"
         ) from None
     # The commit that the client resolved and reads; for a folder it is a shorter digest.

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
+from mathrl.core.hub import ask_hub_once
 from mathrl.core.out_of_memory import memory_part
 from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
@@ -146,7 +147,7 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
     Code that comes with it runs only if the parameters of `model` allow it.
 
     Raises:
-        UserError: the folder has no tokenizer, or one without an end token.
+        UserError: the folder has no tokenizer, one that cannot be the model's, or one without an end token.
     """
     path, options = resolve_folder(folder, model)
     try:
@@ -154,6 +155,7 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
         size = AutoConfig.from_pretrained(path, **options).get_text_config().vocab_size
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: no tokenizer can be loaded from it ({reason(error)})") from None
+    _check_reads(folder, tokenizer, size)
     # Some tokenizer classes invent an end token that the model does not have.
     if tokenizer.eos_token_id is None or tokenizer.eos_token_id >= size:
         raise UserError(
@@ -163,6 +165,21 @@ def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _check_reads(folder: Path | str, tokenizer: Any, vocabulary: int) -> None:
+    """Refuse a tokenizer that reads nothing, which transformers makes up for a folder without its files, or reads ids
+    that the model does not have.
+    """
+    ids = [token for token in tokenizer.encode(PROBE, add_special_tokens=False) if token != tokenizer.unk_token_id]
+    advice = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) of the same model into the folder"
+    if not ids:
+        raise UserError(f"{folder}: no tokenizer: what can be loaded from it encodes text to nothing; {advice}")
+    if max(ids) >= vocabulary:
+        raise UserError(
+            f"{folder}: its tokenizer is another model's: it encodes text to token {max(ids)}, and the model has "
+            f"{vocabulary}; {advice}"
+        )
 
 
 def _as_its_file(tokenizer: Any, path: str, options: dict[str, Any]) -> Any:
@@ -189,7 +206,7 @@ def reason(error: Exception) -> str:
             "it needs the Python code that comes with it, which runs only on request: read that code, then "
             "set model.base.trust_remote_code to true"
         )
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split()).partition(" Check your internet connection")[0][:300]
 
 
 def resolve_folder(folder: Path | str, model: Model | None = None) -> tuple[str, dict[str, Any]]:
@@ -208,6 +225,8 @@ def resolve_folder(folder: Path | str, model: Model | None = None) -> tuple[str,
         source, options = target, {"revision": str(reference["revision"])}
         if Path(target).is_dir():
             source, options = resolve_folder(target)
+        else:
+            ask_hub_once()
     else:
         source, options = _path_or_hub_id(folder, path), {}
     if model is not None and isinstance(model.base, PretrainedModel):
@@ -222,4 +241,5 @@ def _path_or_hub_id(folder: Path | str, path: Path) -> str:
         return str(path)
     if isinstance(folder, Path) or str(folder).startswith((".", "/")) or str(folder).count("/") != 1:
         raise UserError(f"{folder}: no such model folder")
+    ask_hub_once()
     return str(folder)

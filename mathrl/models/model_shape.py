@@ -7,7 +7,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer, fresh_config
-from mathrl.models.load import resolve_folder
+from mathrl.models.load import reason, resolve_folder
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.run import Base, FreshModel
 
@@ -98,8 +98,7 @@ def config_of(base: Base) -> Any:
         options = {"revision": base.revision, **options, "trust_remote_code": base.trust_remote_code}
         return AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"model.base.path: no configuration of {base.path} can be read ({reason}); "
+            f"model.base.path: no configuration of {base.path} can be read ({reason(error)}); "
             f"give a model folder, a hub id, or one of {', '.join(sorted(KNOWN))}"
         ) from None

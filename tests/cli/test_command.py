@@ -82,6 +82,27 @@ def test_a_mistake_is_one_sentence_and_status_2(words: list[str], message: str) 
     assert line.startswith("error: ") and message in line
 
 
+def test_a_hub_that_does_not_answer_is_asked_once() -> None:
+    code = """
+from mathrl.core.errors import UserError
+from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.models.load import load_tokenizer
+from mathrl.params import load_params
+for read in (lambda: load_tokenizer("no/such-model"), lambda: benchmark_problems("gsm8k", load_params())):
+    try:
+        read()
+    except UserError as error:
+        print(error)
+"""
+    env = {name: value for name, value in os.environ.items() if name != "MATHRL_DATA"}
+    env |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    model, benchmark = done.stdout.splitlines()
+    assert model.startswith("no/such-model: no tokenizer can be loaded") and "http://127.0.0.1:9" in model
+    assert benchmark.startswith("gsm8k: openai/gsm8k cannot be read from the hub") and "$MATHRL_DATA" in benchmark
+    assert done.stderr == ""  # the hub's client adds a line per attempt, and waits half a minute
+
+
 def test_outside_a_git_checkout_the_remedy_is_said(tmp_path: Path) -> None:
     done = mathrl("run", "pipeline", cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and "start from `git clone`" in done.stderr

@@ -1,6 +1,7 @@
 """`mathrl init` with a file and a model folder that nobody prepared: other fields, architecture and tokenizer."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from mathrl.cli import plan
+from mathrl.cli.doctor import doctor
 from mathrl.cli.init import init
 from mathrl.cli.inspect import given_keys, inspect
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
+from mathrl.core.types import Problem
 from mathrl.data import curation
-from mathrl.models.load import load_model
+from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params import Params, load_params
 from mathrl.planning.project import suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, write_speed
+from mathrl.reports.evaluation import evaluate_once
 from mathrl.stages.rl import DIFFICULTY
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +101,40 @@ def test_a_file_of_test_problems_takes_the_place_of_the_share(
     assert "next: cd 'our sums' && mathrl run mix" in capsys.readouterr().out
     curated = curation.run(loaded(Path("our sums")).curate, 0)
     assert [problem.source for problem in curated.splits["test"]] == ["our-sums_test"] * 30
+
+
+@pytest.fixture(scope="module")
+def no_tokenizer(folder: Path) -> Path:
+    """The model's folder without the files of its tokenizer, for which transformers makes one up."""
+    bare = folder / "bare"
+    shutil.copytree(folder / "neox", bare, ignore=shutil.ignore_patterns("tokenizer*", "special_tokens*"))
+    return bare
+
+
+@checkout
+def test_a_model_folder_without_a_tokenizer_is_refused_by_name(
+    folder: Path, no_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, problem = load_params(ROOT / "params"), Problem("1", "1+1=", ("2",), source="own", split="test")
+    for refused in (
+        lambda: init(Path("sums"), data=folder / "sums.jsonl", model=str(no_tokenizer)),
+        lambda: doctor(str(no_tokenizer)),
+        lambda: evaluate_once(no_tokenizer, "test", params, tmp_path / "out", problems=[problem]),
+        lambda: load_tokenizer(no_tokenizer),  # of every stage
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match=r"bare: no tokenizer: .*copy .*tokenizer\.json"):
+            refused()
+    assert not (tmp_path / "sums").exists()
+
+
+def test_the_tokenizer_of_a_larger_model_is_refused(folder: Path, no_tokenizer: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(folder / "neox", mixed)
+    config = json.loads((mixed / "config.json").read_text())
+    write_json(mixed / "config.json", config | {"vocab_size": 50})
+    with pytest.raises(UserError, match=r"mixed: its tokenizer is another model's: .* the model has 50"):
+        load_tokenizer(mixed)
 
 
 def test_a_field_can_be_named_and_the_page_is_written(
