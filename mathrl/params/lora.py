@@ -10,7 +10,12 @@ class Lora(Section):
 
     r: int = Field(16, ge=1, description="Rank of the adapters.")
     alpha: float = Field(32.0, gt=0, description="Scale of the adapters: their output is multiplied by alpha / r.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on an adapter's input during training.")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Dropout on an adapter's input during training; must be 0 in RL, whose sampler has none.",
+    )
     targets: tuple[str, ...] | None = Field(
         None,
         min_length=1,

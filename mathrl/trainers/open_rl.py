@@ -159,9 +159,9 @@ def open_rl(
     """
     check_helpers(params, helpers)
     ranks = run.ranks
-    disable_dropout(model)
     if params.lora is not None:
         add_lora(model, params.lora, run.seed)
+    disable_dropout(model)  # the adapters' too: the sampler has none, and the first update's ratio is 1
     reference = _reference(model, params, helpers.reference, ranks)
     others = [other for other in (reference, helpers.teacher) if other is not None and other is not model]
     for other in others:

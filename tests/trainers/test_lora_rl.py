@@ -55,3 +55,14 @@ def test_adapters_learn_against_themselves_and_resume_bit_for_bit(small: Any, tm
     assert without_timings(cut / "metrics.jsonl") == rows
     for (name, weight), other in zip(model.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(weight, other), name
+
+
+def test_adapters_compute_in_the_update_what_they_sampled_with_whatever_their_dropout(small: Any) -> None:
+    """One update per step is on-policy. Params refuse a dropout in RL; the trainer switches any off."""
+    adapters = PARAMS.lora.model_copy(update={"dropout": 0.3}) if PARAMS.lora else None
+    _, rows, model = small.run(PARAMS.model_copy(update={"steps": 4, "lora": adapters}))
+    assert any("lora_dropout" in name for name, _ in model.named_modules())
+    for row in rows:
+        # Float32 of two batch shapes; with the dropout left on, 1.2 to 1.6.
+        assert row["ratio/max"] == pytest.approx(1, abs=1e-4) and row["clip_fraction"] == 0
+    assert rows[-1]["reward/overall"] != rows[0]["reward/overall"]
