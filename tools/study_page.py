@@ -37,7 +37,7 @@ COLOURS = ("#0072B2", *FURTHER, "#D55E00", "#666666", "#8C564B")
 ROLLOUTS = 512  # per step: 32 prompts x 16
 ROUNDS = {"one_round": ["one_round"], "two rounds": ["round_1", "round_2"]}
 METHODS = ("online_rft", "grpo", "grpo_process", "ppo")
-SETTINGS = ("grpo", "format", "kl_k1", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "on_band", "on_random")
+SETTINGS = ("grpo", "format", "kl_k2", "kl_k3", "lr_1e_3", "lr_1e_1", "on_band", "on_random")
 
 
 def main() -> None:

@@ -250,7 +250,9 @@ class Rl(Section):
         "loss", description="loss: a term of the loss; reward: minus kl_coef times k1 at each token."
     )
     kl_estimator: Literal["k1", "k2", "k3", "k3+"] = Field(
-        "k3", description="KL estimator of Schulman; k3+: value of k3, gradient of k2. With kl_in reward: k1."
+        "k3",
+        description="KL estimator of Schulman; k3+: value of k3, gradient of k2. k1 only with kl_in "
+        "reward, which needs it: as a loss its expected gradient is 0.",
     )
     kl_controller: KlController | None = Field(None, description="Adaptive kl_coef; null: fixed.")
     entropy_coef: float = Field(0.0, ge=0, description="Coefficient of the entropy bonus.")
@@ -339,6 +341,18 @@ class Rl(Section):
             )
         if self.kl_controller is not None and not self.kl_coef:
             raise ValueError("kl_controller needs kl_coef above 0 to start from")
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_in loss with kl_estimator k1 has an expected gradient of 0: set kl_estimator k3+ (unbiased), k3 or "
+                "k2, or kl_in reward"
+            )
+        adapters = {"lora": self.lora, "critic.lora": self.critic.lora if self.critic is not None else None}
+        for name, lora in adapters.items():
+            if lora is not None and lora.dropout:
+                raise ValueError(
+                    f"{name}.dropout must be 0, and is {lora.dropout:g}: sampling has no dropout, so the update would "
+                    "train another policy than the one that sampled; regularise with kl_coef or a smaller lr"
+                )
         if self.kl_coef and self.kl_in == "reward":
             if self.kl_estimator != "k1":
                 raise ValueError("kl_in reward needs kl_estimator k1: as a reward the others are biased")

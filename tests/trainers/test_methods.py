@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.params.load import load_params
+from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Curriculum, Importance, KlController, Rl
 from mathrl.trainers.advantages import outcome_advantages
 from mathrl.trainers.rollouts import RolloutGroup
@@ -229,6 +230,9 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
         ({"advantage": "gae", "critic": Critic(warmup_steps=60)}, "must be below steps"),
         ({"kl_controller": KlController()}, "needs kl_coef above 0"),
         ({"kl_coef": 0.1, "kl_in": "reward"}, "needs kl_estimator k1"),
+        ({"kl_coef": 0.1, "kl_estimator": "k1"}, r"expected gradient of 0: set kl_estimator k3\+"),
+        ({"lora": Lora(dropout=0.1)}, r"^1 validation error.*\n.*lora\.dropout must be 0, and is 0\.1"),
+        ({"advantage": "gae", "critic": Critic(lora=Lora(dropout=0.1))}, r"critic\.lora\.dropout must be 0"),
         (
             {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "correct"},
             "no effect on advantage correct",
