@@ -112,13 +112,15 @@ def centring(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 
 def entropy_rise(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
-    value, first = now(rows, health, "entropy"), mean(rows[: health.window], "entropy")
-    if value is None or first is None or len(rows) < 2 * health.window or accuracy(rows, health) >= health.solved:
+    measured = [row for row in rows if "entropy" in row]  # a step that trains no group measures none
+    value, first = now(rows, health, "entropy"), mean(measured[: health.window], "entropy")
+    if value is None or first is None or len(measured) < 2 * health.window or accuracy(rows, health) >= health.solved:
         return None
     if value <= health.entropy_rise * first or gain(rows, health) >= health.progress:
         return None
     return (
-        f"entropy rose from {first:.3f} to {value:.3f} per token, accuracy by {gain(rows, health):+.3f}",
+        f"entropy of the trained groups rose from {first:.3f} to {value:.3f} per token, "
+        f"accuracy by {gain(rows, health):+.3f}",
         "the entropy bonus outweighs the reward" if rl.entropy_coef else "updates without a signal blur the policy",
         "lower rl.entropy_coef" if rl.entropy_coef else "look at the rewards, lower the learning rate",
     )

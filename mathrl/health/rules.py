@@ -133,7 +133,7 @@ def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     evidence = f"accuracy {' and '.join(fell)}"
     entropies = mean(rows[:size], "entropy"), now(rows, health, "entropy")
     if entropies[0] is not None and entropies[1] is not None:
-        evidence += f", entropy went from {entropies[0]:.3f} to {entropies[1]:.3f}"
+        evidence += f", entropy of the trained groups from {entropies[0]:.3f} to {entropies[1]:.3f}"
     cause = too_fast(rl, health) or "updates that are too large, or a reward that pays for something else"
     return evidence, cause, "lower the learning rate, start from an earlier checkpoint, read the responses"
 
@@ -198,15 +198,13 @@ def importance(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 
 def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
-    # Zero-variance groups have no forward pass: a step of nothing else measures no entropy.
-    measured = [row for row in rows[-health.window :] if row.get("rollout/zero_variance_share", 0.0) < 1]
-    value = mean(measured, "entropy")
+    value = now(rows, health, "entropy")
     if value is None or len(rows) < health.window or value >= health.entropy:
         return None
     if accuracy(rows, health) >= health.solved:
         return None
     return (
-        f"entropy is {value:.4f} per token at accuracy {accuracy(rows, health):.3f}",
+        f"entropy of the trained groups is {value:.4f} per token at accuracy {accuracy(rows, health):.3f}",
         "the policy has one response per problem left, so groups have zero variance",
         "raise rl.clip_high, rl.temperature or rl.entropy_coef, lower the learning rate",
     )

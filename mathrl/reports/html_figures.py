@@ -25,7 +25,7 @@ PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("Pairs or steps judged right", {"judged_right": "training", "dev/judged_right": "dev"}),
     ("Reward", {"reward/overall": "overall"}),
     ("Response length, tokens", {"response_length": "rollouts", "dev/response_length": "dev"}),
-    ("Entropy, nats per token", {"entropy": "entropy"}),
+    ("Entropy of the trained groups, nats per token", {"entropy": "entropy"}),
     ("KL to the reference, per token", {"kl": "KL"}),
     ("Policy loss", {"actor_loss": "policy"}),
     ("Critic loss", {"critic_loss": "critic"}),

@@ -40,7 +40,7 @@ START, MODEL, REPORT = Path("models/sft"), Path("models/rl"), Path("reports/rl")
 PANELS = (
     {"reward/accuracy": "accuracy of the rollouts", "dev/accuracy": "dev accuracy (averaged weights)"},
     {"response_length": "response length", "dev/response_length": "dev response length"},
-    {"entropy": "entropy", "rollout/zero_variance_share": "uniform groups"},
+    {"entropy": "entropy of the trained groups", "rollout/zero_variance_share": "uniform groups"},
 )
 
 

@@ -62,7 +62,7 @@ class StepFigures:
         self.dropped += dropped
 
     def metrics(self, params: Rl) -> dict[str, float]:
-        """Means per token, under the field's names; nothing where there was no update, or nothing measured.
+        """Means per token of the trained groups, under the field's names; no figure where none was measured.
 
         The alignment is that of the first update: later ones train other weights than those that sampled.
         """
@@ -73,16 +73,19 @@ class StepFigures:
         metrics = {
             "actor_loss": sum_in_order(update.loss for update in self.updates) / count,
             "grad_norm": self.norm / count,
-            "entropy": sum_in_order(update.entropy for update in self.updates) / max(1.0, tokens),
-            "clip_fraction": sum_in_order(update.clipped for update in self.updates) / max(1.0, tokens),
-            "ratio/mean": sum_in_order(update.ratio for update in self.updates) / tokens if tokens else 1.0,
-            "ratio/max": max(update.ratio_max for update in self.updates) or 1.0,
             "trained_tokens": sum_in_order(update.trained for update in self.updates),
         }
-        if first.responses:  # where no group has a gradient, none was computed
+        if first.responses:
             metrics["rollout/logprob_alignment"] = first.alignment / first.responses
-        if params.kl_coef and params.kl_in == "loss":
-            metrics["kl"] = sum_in_order(update.kl for update in self.updates) / max(1.0, tokens)
+        if tokens:  # where no group has a gradient there was no forward pass, and a 0 would be no measurement
+            metrics |= {
+                "entropy": sum_in_order(update.entropy for update in self.updates) / tokens,
+                "clip_fraction": sum_in_order(update.clipped for update in self.updates) / tokens,
+                "ratio/mean": sum_in_order(update.ratio for update in self.updates) / tokens,
+                "ratio/max": max(update.ratio_max for update in self.updates),
+            }
+            if params.kl_coef and params.kl_in == "loss":
+                metrics["kl"] = sum_in_order(update.kl for update in self.updates) / tokens
         if params.drop_ratio is not None:
             metrics["dropped_minibatches"] = float(self.dropped)
         if count > 1:
@@ -92,7 +95,8 @@ class StepFigures:
 
     def mismatch(self) -> dict[str, float]:
         """How far the sampler's log-probs are from the trainer's, as a histogram of the first update."""
-        return gap_shares(self.updates[0].gaps, self.updates[0].tokens) if self.updates else {}
+        measured = bool(self.updates) and self.updates[0].tokens > 0
+        return gap_shares(self.updates[0].gaps, self.updates[0].tokens) if measured else {}
 
 
 def minibatches(batch: Batch, params: Rl, seed: int, step: int) -> Iterator[Batch]:

@@ -96,6 +96,19 @@ def test_the_evidence_names_the_grader_and_both_figures() -> None:
     )
 
 
+@pytest.mark.parametrize(("entropy", "rules"), [(0.5, set()), (None, {"entropy_rise"})])
+def test_entropy_is_compared_with_that_of_the_first_steps_that_trained_a_group(
+    entropy: float | None, rules: set[str]
+) -> None:
+    health = Health()
+    unmeasured: list[dict[str, float]] = [{"reward/accuracy": 0.0}] * (health.window - 1)
+    values = [entropy or 0.1 + n / 10 for n in range(3 * health.window)]
+    measured = [{"reward/accuracy": 0.01, "entropy": value} for value in values]
+    for hidden in (unmeasured, unmeasured * 5):
+        rows = [{"step": n, **row} for n, row in enumerate([*hidden, *measured], start=1)]
+        assert {name for name in examine(rows, health, Rl()).findings if "entropy" in name} == rules
+
+
 def test_a_mean_advantage_is_what_some_methods_want() -> None:
     assert "centring" in findings(Rl(advantage="leave_one_out"), advantage__mean=[0.4])
     for advantage in ("none", "correct", "max_rl"):

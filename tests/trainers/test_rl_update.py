@@ -1,5 +1,6 @@
 """The update of the RL loop: invariant to micro-batches and to what may be skipped, and it learns."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rewards.counters import merged_counters
 from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
@@ -237,14 +239,14 @@ def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_upda
     nothing = StepFigures()
     nothing.add(UpdateFigures(), norm=0.0)
     told = nothing.metrics(Rl())
-    assert told["ratio/mean"] == told["ratio/max"] == 1.0
-    assert "rollout/logprob_alignment" not in told, "nothing was measured, so nothing is said"
+    assert set(told) == {"actor_loss", "grad_norm", "trained_tokens"}, "nothing else was measured"
+    assert nothing.mismatch() == {}
     first = UpdateFigures(
         loss=1.0, kl=1.0, entropy=4.0, clipped=1.0, ratio=2.0, alignment=2.2, responses=2, tokens=2, trained=10
     )
     step.add(first, norm=3.0)
     alone = step.metrics(Rl())
-    assert alone["ratio/max"] == 1.0 and "rollout/staleness" not in alone and "dropped_minibatches" not in alone
+    assert alone["entropy"] == 4 / 2 and "rollout/staleness" not in alone and "dropped_minibatches" not in alone
     second = UpdateFigures(
         loss=2.0, kl=3.0, entropy=2.0, ratio=7.0, alignment=9.0, responses=2, tokens=6, trained=5, ratio_max=5
     )
@@ -257,6 +259,24 @@ def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_upda
     assert told["rollout/staleness"] == 0.5
     for without in (Rl(), Rl(kl_coef=0.1, kl_in="reward", kl_estimator="k1")):
         assert "kl" not in step.metrics(without)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any, skip: bool) -> None:
+    class SparseAtFirst(small.CountsOnes):  # type: ignore[misc]
+        steps = 0
+
+        def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+            self.steps += 1
+            return [replace(result, overall=0.0) if self.steps <= 2 else result for result in super().score(items)]
+
+    params = small.short_rl(**small.SIZES, steps=4, skip_zero_variance=skip, lr=1e-6)
+    _, rows, _ = small.run(params, reward=SparseAtFirst())
+    figures = {"entropy", "clip_fraction", "ratio/mean", "ratio/max", "rollout/logprob_alignment"}
+    assert [figures & set(row) for row in rows] == [set() if skip else figures] * 2 + [figures] * 2
+    assert [row["trained_tokens"] > 0 for row in rows] == [not skip] * 2 + [True] * 2
+    entropies = [row["entropy"] for row in rows if "entropy" in row]
+    assert max(entropies) - min(entropies) < 0.05 < min(entropies), "the rate is 1e-6: the policy hardly moves"
 
 
 def test_schedules() -> None:
