@@ -1,7 +1,6 @@
-"""The algorithms are settings of one loop: each trains, and moves the policy in its own way."""
+"""The algorithms are settings of one loop: what each does beside its traces (test_golden_traces.py)."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,61 +10,17 @@ import torch
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Curriculum, Importance, KlController, Rl
 from mathrl.trainers.advantages import outcome_advantages
 from mathrl.trainers.rollouts import RolloutGroup
-from tests.trainers.small import FAST
-
-ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-ROWS = {
-    cells[1].strip(): re.findall(r"`(rl\.[^`]+)`", cells[2])
-    for line in TABLE.splitlines()
-    if "`rl." in line and len(cells := line.split("|")) == 5
-}
-SMALL = ("prompts_per_step=4", "group_size=4", "max_tokens=8")
-LARGER = {"PPO": "prompts_per_step=16", "ReMax": "prompts_per_step=16"}
-
-
-def params_of(name: str, **more: Any) -> Rl:
-    """A row of docs/methods.md over params/, made small, with learning rates for two steps."""
-    sizes = [f"rl.{size}" for size in (*SMALL, LARGER.get(name, SMALL[0]))]
-    ones = [setting for setting in ROWS[name] if setting == "rl.group_size=1"]
-    read = load_params(ROOT / "params", overrides=[*ROWS[name], *sizes, *ones]).rl
-    steps = {"steps": 2, "lr": 2e-3, "optimizer": FAST, "eval_every": 0, "ema": None}
-    return Rl(**{**{field: getattr(read, field) for field in Rl.model_fields}, **steps, **more})
+from tests.trainers.golden_traces import HELPERS, method
 
 
 def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], Any]:
-    helpers: dict[str, Any] = {}
-    if name == "GRPO, process supervision":
-        helpers["judge"] = small.steps_of_two
-    if name == "on-policy distillation":
-        helpers["teacher"] = small.policy(seed=8)[0]
-    _, rows, model = small.run(params_of(name, **more), **helpers)
+    helpers = {helper: make() for helper, make in HELPERS.get(name, {}).items()}
+    _, rows, model = small.run(method(name, **more), **helpers)
     return rows, model
-
-
-def test_every_method_is_settings_and_trains(small: Any) -> None:
-    assert len(ROWS) == 22
-    start = torch.cat([weight.flatten() for weight in small.policy()[0].parameters()])
-    moves: dict[str, torch.Tensor] = {}
-    for name in ROWS:
-        rows, model = train(small, name)
-        assert len(rows) == 2 and all(row["grad_norm"] > 0 for row in rows), name
-        assert rows[-1]["skipped_updates"] == 0
-        moves[name] = torch.cat([weight.detach().flatten() for weight in model.parameters()]) - start
-        assert moves[name].norm() > 1e-4, name
-        for row in rows:
-            assert row["ratio/mean"] == pytest.approx(1, abs=0.2)
-            assert ("critic_loss" in row) == (name == "PPO")
-            assert ("kl" in row) == any("kl_coef" in setting for setting in ROWS[name])
-    names = list(moves)
-    for i, first in enumerate(names):
-        for second in names[:i]:
-            assert not torch.allclose(moves[first], moves[second], atol=1e-5), (first, second)
 
 
 def test_reward_parts_are_weighed_apart_and_over_time() -> None:
@@ -119,7 +74,7 @@ def test_a_student_comes_closer_to_its_teacher(small: Any) -> None:
 
 
 def test_a_round_may_sample_more_prompts_than_a_step_trains_on(small: Any) -> None:
-    few = params_of("DAPO", steps=2, dynamic_sampling=20)
+    few = method("DAPO", steps=2, dynamic_sampling=20)
     _, rows, _ = small.run(few.model_copy(update={"prompts_per_round": 3 * few.prompts_per_step}))
     _, expected, _ = small.run(few)
     assert all(row["rollout/zero_variance_share"] == 0 for row in rows)
@@ -129,14 +84,14 @@ def test_a_round_may_sample_more_prompts_than_a_step_trains_on(small: Any) -> No
 
 
 def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
-    _, rows, _ = small.run(params_of("DAPO", steps=3, dynamic_sampling=20))
+    _, rows, _ = small.run(method("DAPO", steps=3, dynamic_sampling=20))
     for row in rows:
         assert row["rollout/sampling_rounds"] > 1 and row["rollout/zero_variance_share"] == 0
     # The bound is kept, and the batch filled with groups that do not differ.
     never = small.CountsOnes(right_above=2.0)
-    result, rows, _ = small.run(params_of("DAPO", steps=1, dynamic_sampling=3), reward=never)
+    result, rows, _ = small.run(method("DAPO", steps=1, dynamic_sampling=3), reward=never)
     assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(3 * 16 * 8, rel=0.3)
-    _, rows, _ = small.run(params_of("GRPO", steps=1))
+    _, rows, _ = small.run(method("GRPO", steps=1))
     assert "rollout/sampling_rounds" not in rows[0]
 
 
@@ -149,7 +104,7 @@ def test_the_greedy_baseline_is_the_reward_without_chance_and_its_tokens_are_cou
             return super().score(items)
 
     noting = Noting()
-    result, _, _ = small.run(params_of("ReMax", steps=1, prompts_per_step=6), reward=noting)
+    result, _, _ = small.run(method("ReMax", steps=1, prompts_per_step=6), reward=noting)
     sampled, greedy = noting.calls
     assert len(sampled) == len(greedy) == 6
     assert result.sampled_tokens == sum(item.length for item in [*sampled, *greedy])
@@ -168,15 +123,15 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
 
     kinds: dict[str, Any] = {"steps": 12, "lr": 0.02, "eval_every": 3, "eval_samples": 16, "kl_coef": 0.0}
     dev = small.PROBLEMS[:4]
-    last, rows, model = small.run(params_of("GRPO", **kinds), reward=Fewer(), dev=dev)
-    best, again, kept = small.run(params_of("GRPO", **kinds, export="best"), reward=Fewer(), dev=dev)
+    last, rows, model = small.run(method("GRPO", **kinds), reward=Fewer(), dev=dev)
+    best, again, kept = small.run(method("GRPO", **kinds, export="best"), reward=Fewer(), dev=dev)
     assert rows == again
     measured = {number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row}
     top = max(measured.values())
     assert best.dev_accuracy == top > measured[12] == last.dev_accuracy
     assert last.exported_step == 12 and best.exported_step == min(n for n, a in measured.items() if a == top)
     early, _, stopped = small.run(
-        params_of("GRPO", **{**kinds, "steps": best.exported_step, "eval_every": 0}), reward=Fewer(), dev=dev
+        method("GRPO", **{**kinds, "steps": best.exported_step, "eval_every": 0}), reward=Fewer(), dev=dev
     )
     assert early.dev_accuracy == top
     for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
@@ -185,7 +140,7 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
 
 def test_figures_are_logged_by_source_where_there_are_several(small: Any, tmp_path: Path) -> None:
     mixed = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(small.PROBLEMS)]
-    params = params_of("GRPO", steps=2, prompts_per_step=8)
+    params = method("GRPO", steps=2, prompts_per_step=8)
     _, rows, _ = small.run(params, tmp_path, problems=mixed)
     for row in rows:
         names = {"accuracy": "reward/accuracy", "reward": "reward/overall"}
@@ -203,23 +158,21 @@ def test_a_judge_replaces_the_rewards_of_each_process(small: Any) -> None:
     def judge(groups: list[Any]) -> list[Any]:
         return [replace(g, rewards=tuple(float(len(r)) for r in g.responses)) for g in groups]
 
-    _, rows, _ = small.run(params_of("Dr.GRPO", steps=1), judge=judge)
+    _, rows, _ = small.run(method("Dr.GRPO", steps=1), judge=judge)
     assert rows[0]["reward/overall"] == pytest.approx(rows[0]["response_length"])
     assert rows[0]["reward/overall"] > 1 and rows[0]["grad_norm"] > 0
     # The greedy baseline is judged too: all are 5, so nothing is left.
-    _, rows, _ = small.run(
-        params_of("ReMax", steps=1), judge=lambda groups: [replace(g, rewards=(5.0,)) for g in groups]
-    )
+    _, rows, _ = small.run(method("ReMax", steps=1), judge=lambda groups: [replace(g, rewards=(5.0,)) for g in groups])
     assert rows[0]["reward/overall"] == 5 and rows[0]["grad_norm"] == 0
 
 
 def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
     with pytest.raises(UserError, match="there is no teacher"):
-        small.run(params_of("on-policy distillation"))
+        small.run(method("on-policy distillation"))
     with pytest.raises(UserError, match=r"rl\.advantage is group_std"):
-        small.run(params_of("GRPO"), teacher=small.policy()[0])
+        small.run(method("GRPO"), teacher=small.policy()[0])
     with pytest.raises(UserError, match="process reward model"):
-        small.run(params_of("GRPO, process supervision"))
+        small.run(method("GRPO, process supervision"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,358 @@
+"""Every logged metric of three steps of each method, and what the updates did to the weights.
+
+`python -m tests.trainers.golden_traces --write` writes golden_traces.json, after a change that is meant to change a
+figure; test_golden_traces.py compares with it. A case is a row of docs/methods.md, or settings that meet in no row.
+"""
+
+import copy
+import json
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mathrl.core.metrics import without_timings
+from mathrl.core.types import Problem
+from mathrl.models.logprobs import takes_packed
+from mathrl.models.small_copy import small_config
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
+from mathrl.params.asynchronous import Asynchronous
+from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools
+from mathrl.params.load import load_params
+from mathrl.params.lora import Lora
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Prompt
+from mathrl.params.train import Critic, Importance, KlController, Optimizer, Ramp, Rl
+from mathrl.rewards.compose import RewardInput, RewardResult, build_reward
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
+from mathrl.trainers.open_rl import Helpers
+from mathrl.trainers.rl import train_rl
+from tests.rollout.calculator import Calculator, Equations
+from tests.trainers.small import FAST, PROBLEMS, TOKENIZER, CountsOnes, policy, steps_of_two, training_run
+
+Trace = dict[str, list[float | None]]
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("golden_traces.json")
+TABLE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+ROWS = {
+    cells[1].strip(): re.findall(r"`(rl\.[^`]+)`", cells[2])
+    for line in TABLE.splitlines()
+    if "`rl." in line and len(cells := line.split("|")) == 5
+}
+# Long enough that no prompt of it fits.
+LONG = Problem(id="long", question="1+" * 300, answers=("1",), source="other", split="rl", level=9)
+MIXED = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(PROBLEMS)]
+RATED = [problem.with_(pass_rate=n / 8) for n, problem in enumerate(PROBLEMS)]
+
+
+def method(name: str, **changes: Any) -> Rl:
+    """A row of docs/methods.md over params/, made small, with learning rates for two steps and `changes`."""
+    sizes = ["rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=8"]
+    ones = [setting for setting in ROWS[name] if setting == "rl.group_size=1"]
+    if ones:
+        sizes[0] = "rl.prompts_per_step=16"
+    read = load_params(ROOT / "params", overrides=[*ROWS[name], *sizes, *ones]).rl
+    steps = {"steps": 2, "lr": 2e-3, "optimizer": FAST, "eval_every": 0, "ema": None}
+    return Rl(**{**{name: getattr(read, name) for name in Rl.model_fields}, **steps, **changes})
+
+
+class OnesAndShort(CountsOnes):
+    """Two parts, the share of the character 1 and how short the response is; a response with a 1 is right."""
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        results = []
+        for item, result in zip(items, super().score(items), strict=True):
+            short = 0.05 * (1 - item.length / item.max_length)
+            results.append(replace(result, overall=result.overall + short, parts=result.parts | {"short": short}))
+        return results
+
+
+def verifier() -> Any:
+    """The real grader, which finds nothing right, and a penalty for length, in which responses differ."""
+    return build_reward({"parts": [{"type": "overlong", "options": {"max_length": 8, "buffer": 8}}]}, processes=1)
+
+
+class NonFiniteAtTheSecondStep(OnesAndShort):
+    calls = 0
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        self.calls += 1
+        results = super().score(items)
+        # Calls: step 1, its evaluation, step 2.
+        return [replace(r, overall=math.nan) for r in results] if self.calls == 3 else results
+
+
+def gpt2() -> Any:
+    """GPT-2 has dropout in its embeddings, in its attention and after it."""
+    torch.manual_seed(3)
+    config = small_config(AutoConfig.for_model("gpt2"))
+    config.vocab_size, config.eos_token_id = len(TOKENIZER), TOKENIZER.eos_token_id
+    config.attn_pdrop = config.resid_pdrop = config.embd_pdrop = 0.2
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def attention_dropout(packed: bool) -> Any:
+    """The policy with dropout in its attention alone."""
+    model = policy()[0]
+    assert takes_packed(model)
+    model.__dict__["_takes_packed"] = packed
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.2
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """`segments` are those that an asynchronous run's sampler has made before each update; `tool`: it may be called."""
+
+    params: Rl
+    model: Callable[[], Any] = lambda: policy()[0]
+    reward: Callable[[], Any] = OnesAndShort
+    problems: Sequence[Problem] = tuple(PROBLEMS)
+    helpers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    segments: tuple[int, ...] = ()
+    tool: bool = False
+
+
+COMMON: dict[str, Any] = {
+    "steps": 3,
+    "prompts_per_step": 4,
+    "group_size": 4,
+    "max_tokens": 8,
+    "lr": 5e-3,
+    "optimizer": Optimizer(type="adamw", warmup_steps=2, schedule="linear", clip_norm=0.2),
+    "ema": 0.8,
+    "eval_every": 1,
+    "eval_samples": 2,
+    "tokens_per_microbatch": 48,
+}
+METHOD = {name: COMMON[name] for name in ("steps", "lr", "optimizer", "tokens_per_microbatch")}
+HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
+    "GRPO, process supervision": {"judge": lambda: steps_of_two},
+    "on-policy distillation": {"teacher": lambda: policy(seed=8)[0]},
+}
+
+
+def combined(**changes: Any) -> Rl:
+    return Rl(**COMMON | changes)
+
+
+PPO: dict[str, Any] = {"advantage": "gae", "group_size": 2, "gae_lambda": 0.9, "gamma": 0.98, "lr": 3e-3}
+FIXED, OFF = Asynchronous(pace="fixed"), {"lr": 1e-2, "minibatches": 2}
+KL_IN_REWARD = {"kl_coef": 0.2, "kl_in": "reward", "kl_estimator": "k1"}
+CASES: dict[str, Case] = {
+    name: Case(
+        method(name, **METHOD | ({"critic": Critic(lr=1e-2)} if name == "PPO" else {})), helpers=HELPERS.get(name, {})
+    )
+    for name in ROWS
+} | {
+    "everything that a loss can have": Case(
+        combined(
+            kl_coef=0.05, kl_controller=KlController(target=1e-4, horizon=20), kl_estimator="k3+", entropy_coef=0.01,
+            log_ratio_penalty=0.1, dual_clip=1.01, clip_low=0.01, clip_high=0.02, epochs=2, minibatches=2,
+            truncated="mask", temperature=0.8, aggregation="sequence_sum",
+        ),
+        problems=MIXED,
+    ),
+    "KL to a given reference": Case(
+        combined(kl_coef=0.1, kl_estimator="k2", std_ddof=0, std_eps=0.01),
+        helpers={"reference": lambda: policy(seed=8)[0]},
+    ),
+    "KL measured on some groups": Case(combined(kl_probe=3, whiten=True)),
+    "dynamic sampling by pass rate": Case(
+        combined(
+            dynamic_sampling=3, prompts_per_round=5, curriculum=Curriculum(order="pass_rate", memory=0.3),
+            truncated="mask",
+        ),
+        problems=RATED,
+    ),
+    "the critic warms up": Case(
+        combined(**PPO, **KL_IN_REWARD, critic=Critic(warmup_steps=1, lr=1e-2, clip=0.01), epochs=2, minibatches=2)
+    ),
+    "truncated responses do not teach the critic": Case(combined(**PPO, critic=Critic(lr=1e-2), truncated="mask")),
+    "a critic with adapters": Case(combined(**PPO, critic=Critic(lr=1e-2, lora=Lora(r=2)), whiten=True)),
+    "adapters": Case(combined(lora=Lora(r=2), kl_coef=0.1, ema=None, export="best")),
+    "a greedy baseline, judged": Case(
+        combined(advantage="greedy", gamma=0.9, policy_loss="reinforce", **KL_IN_REWARD),
+        helpers={"judge": lambda: partial(map_rewards, lambda reward: 2 * reward)},
+    ),
+    "leave-one-out, KL in the reward": Case(combined(advantage="leave_one_out", **KL_IN_REWARD, epochs=2)),
+    "parts with a ramp": Case(
+        combined(advantage="part_std", part_weights={"ones": 2.0, "short": Ramp(start=1.0, end=0.0, steps=2)})
+    ),
+    "the mean of the steps' returns": Case(
+        combined(advantage="process", step_returns="mean"), helpers={"judge": lambda: steps_of_two}
+    ),
+    "a skipped update, best weights": Case(combined(export="best"), reward=NonFiniteAtTheSecondStep),
+    "updates whose ratio is too large": Case(combined(drop_ratio=1.0005, epochs=3, lr=2e-2)),
+    "Muon, cosine, weight decay": Case(
+        combined(optimizer=Optimizer(type="muon", schedule="cosine", warmup_steps=0, weight_decay=0.3, clip_norm=None))
+    ),
+    "flat then linear, recomputed activations": Case(
+        combined(
+            optimizer=Optimizer(type="adamw", schedule="flat_linear", warmup_steps=0, beta1=0.8, beta2=0.9, eps=1e-6),
+            gradient_checkpointing=True,
+        )
+    ),
+    "pools with adaptive samples": Case(
+        combined(
+            group_size=6,
+            curriculum=Curriculum(order="pools", pools=Pools(), adaptive=AdaptiveSamples(least=2, most=8)),
+        ),
+        problems=[*RATED, LONG],
+    ),
+    "as given": Case(
+        combined(curriculum=Curriculum(order="as_given"), advantage="max_at_k", k=2), problems=[LONG, *MIXED]
+    ),
+    "easy to hard": Case(
+        combined(curriculum=Curriculum(order="easy_to_hard"), skip_zero_variance=False), problems=RATED
+    ),
+    "dropout in GPT-2": Case(combined(), model=gpt2),
+    "dropout in attention, packed": Case(combined(), model=partial(attention_dropout, packed=True)),
+    "dropout in attention, padded": Case(combined(), model=partial(attention_dropout, packed=False)),
+    "weights for older samples": Case(
+        combined(**OFF, asynchronous=FIXED, importance=Importance(high=1.02), truncated="mask", epochs=2)
+    ),
+    "masked by responses": Case(
+        combined(
+            **OFF, asynchronous=FIXED.model_copy(update={"staleness": 2}), policy_loss="gspo", clip_low=0.01,
+            clip_high=0.02, importance=Importance(kind="masked", level="sequence", low=0.95, high=1.05), **KL_IN_REWARD,
+        )
+    ),
+    "older samples against a critic": Case(
+        combined(**PPO | OFF, asynchronous=FIXED, importance=Importance(kind="masked", low=0.97, high=1.03),
+                 critic=Critic(lr=1e-2), truncated="mask")
+    ),
+    "samples that go on over updates": Case(
+        combined(
+            **OFF, asynchronous=Asynchronous(staleness=1, segment_tokens=3), export="best",
+            curriculum=Curriculum(order="pass_rate"),
+        ),
+        segments=(3, 6, 9),
+    ),
+    "graded by the verifier": Case(combined(), reward=verifier),
+    "calls of a tool": Case(combined(max_tokens=24, truncated="mask", kl_coef=0.05), tool=True),
+    "taking turns": Case(combined(asynchronous=Asynchronous(staleness=0), advantage="group_mean")),
+}  # fmt: skip
+
+
+def map_rewards(change: Callable[[float], float], groups: list[Any]) -> list[Any]:
+    """A judge that changes each reward."""
+    return [replace(group, rewards=tuple(map(change, group.rewards))) for group in groups]
+
+
+def trace(name: str) -> Trace:
+    """What the case logged, by metric: a value per step, None where the step has none.
+
+    Figures of the whole run have one value: the result's, and, of the change of the exported weights (of adapters, the
+    weights themselves), the norm and sums with two fixed waves, so that every weight at every place counts.
+    """
+    case = CASES[name]
+    model = case.model()
+    start = torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
+    with tempfile.TemporaryDirectory() as folder:
+        params, state = case.params, Path(folder)
+        rollout = Rollout(max_sequences=8)  # several batches per step
+        engine = TorchEngine(model, TOKENIZER, rollout)
+        if params.asynchronous is not None:
+            engine = CopyEngine(copy.deepcopy(model), TOKENIZER, rollout, 1e-4)
+        if case.segments:
+            params = params.model_copy(update={"asynchronous": replayed(params, case.segments, state)})
+        helpers = Helpers(**{name: make() for name, make in case.helpers.items()})
+        sampler = Sampler(engine, TOKENIZER, Prompt(max_tokens=64), tool=Calculator() if case.tool else None)
+        if sampler.turns is not None:
+            sampler.turns.format = Equations()
+        run, reward = training_run(state), case.reward()
+        result = train_rl(model, sampler, case.problems, PROBLEMS[:3], reward, params, run, helpers)
+        rows = without_timings(state / "metrics.jsonl")
+    assert [row.pop("step") for row in rows] == list(range(1, params.steps + 1))
+    values = {name: [row.get(name) for row in rows] for name in sorted({name for row in rows for name in row})}
+    tensors = [(".lora_" in name, weight.detach().flatten().double()) for name, weight in model.named_parameters()]
+    moved = torch.cat([weight for adapter, weight in tensors if not adapter]) - start
+    moved = torch.cat([moved, *(weight for adapter, weight in tensors if adapter)])
+    places = torch.arange(len(moved), dtype=torch.float64)
+    return values | {
+        "result/sampled_tokens": [result.sampled_tokens],
+        "result/trained_tokens": [result.trained_tokens],
+        "result/dev_accuracy": [result.dev_accuracy],
+        "result/exported_step": [result.exported_step],
+        "result/weights_norm": [float(moved.norm())],
+        "result/weights_sines": [float(moved @ places.sin())],
+        "result/weights_cosines": [float(moved @ (places * 0.01).cos())],
+    }
+
+
+def differences(name: str, found: Trace, expected: Trace) -> list[str]:
+    """The metrics that differ by more than another processor's order of sums explains.
+
+    Measured: the instruction sets AVX512, AVX2, SSE4.2 and PyTorch's without vectors differ in these traces by at most
+    a third of these tolerances. Muon orthogonalises in bfloat16, whose steps are 2^-8: its weights differ more.
+    """
+    if changed := found.keys() ^ expected.keys():
+        return [f"{metric}: in one of the two alone" for metric in sorted(changed)]
+    (norm,) = expected["result/weights_norm"]
+    assert norm is not None
+    of_weights = norm * (2e-2 if CASES[name].params.optimizer.type == "muon" else 1e-3)
+    lines = []
+    for metric, values in expected.items():
+        for step, (value, other) in enumerate(zip(values, found[metric], strict=True), start=1):
+            if value is None or other is None or math.isnan(value) or math.isnan(other):
+                same = str(value) == str(other)
+            else:
+                tolerance = of_weights if metric.startswith("result/weights") else 3e-6 + 3e-4 * abs(value)
+                same = abs(value - other) <= tolerance
+            if not same:
+                lines.append(f"{metric}, value {step}: {other} instead of {value}")
+    return lines
+
+
+def replayed(params: Rl, segments: Sequence[int], folder: Path) -> Asynchronous:
+    """The section with a log to repeat that has nothing but the number of segments before each update."""
+    assert params.asynchronous is not None
+    settings = {
+        "run.seed": 0,
+        "run.processes": 1,
+        "rl.prompts_per_step": params.prompts_per_step,
+        "rl.group_size": params.group_size,
+        "rl.max_tokens": params.max_tokens,
+        "rl.asynchronous.staleness": params.asynchronous.staleness,
+        "rl.asynchronous.segment_tokens": params.asynchronous.segment_tokens,
+    }
+    steps = [{"step": step, "ranks": [{"segments": count}]} for step, count in enumerate(segments, start=1)]
+    file = folder / "recorded.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [{"step": 0, "settings": settings}, *steps]))
+    return params.asynchronous.model_copy(update={"replay": str(file)})
+
+
+def as_text(traces: dict[str, Trace]) -> str:
+    """A line per metric, with seven digits."""
+
+    def number(value: float | None) -> str:
+        return "null" if value is None else "NaN" if math.isnan(value) else f"{value:.7g}"
+
+    cases = []
+    for name, values in traces.items():
+        lines = [f"  {json.dumps(metric)}: [{', '.join(map(number, row))}]" for metric, row in values.items()]
+        cases.append(f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(cases) + "\n}\n"
+
+
+def read() -> dict[str, Trace]:
+    traces: dict[str, Trace] = json.loads(FILE.read_text(encoding="utf-8"))
+    return traces
+
+
+if __name__ == "__main__":
+    text = as_text({name: trace(name) for name in CASES})
+    if sys.argv[1:] == ["--write"]:
+        FILE.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
