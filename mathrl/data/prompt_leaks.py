@@ -21,9 +21,19 @@ COPIED = 0.5  # share of the solution that must be copied
 _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _CONDITION = re.compile(r"(?:\b(?:if|when|where|unless)\b|如果|若)[^.?!。？！\n]*$", re.IGNORECASE)
 _SAYS = re.compile(
-    r"(?:\b(?:answer|correct\s+(?:choice|option|value))\s*(?:is|:|=)|答案(?:是|为|：|:))\s*:?\s*([^\n]{1,200})",
-    re.IGNORECASE,
+    r"""
+    (?: \b(?:answer|ans\.?|key|solution|result|correct\s+(?:choice|option|value))\s*
+        (?:is|equals|should\s+be|must\s+be|=|:|：)
+      | 答案(?:是|为|：|:)
+      | \b(?:should|will|must|'ll|would)\s+(?:\w+\s+)?(?:get|obtain|find|arrive\s+at|end\s+up\s+with|come\s+out\s+to)\b
+      | \b(?:show|verify|check|confirm|prove|note|see)\s+that\s+(?:\w+\s+){0,3}?
+        (?:is|equals|are|=|comes\s+(?:out\s+)?to|gives|makes)\b
+    )
+    \s*:?\s*([^\n]{1,200})
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
+_END_OF_ANSWER = re.compile(r"[.,;:!?)\]。，；！）】]\s|[.。)）\]!！】:：]+$")
 
 
 def leak(text: str, problem: Problem) -> str | None:
@@ -82,7 +92,7 @@ def _marked(text: str) -> Iterator[str]:
         if _CONDITION.search(text[: match.start()]):
             continue
         yield match[1]
-        yield re.split(r"[.,;。，；]\s|[.。)）]+$", match[1])[0]
+        yield _END_OF_ANSWER.split(match[1])[0]
 
 
 def _key(answer: str) -> str:

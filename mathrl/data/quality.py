@@ -24,57 +24,198 @@ DESCRIPTIONS: dict[Rule, str] = {
     "yes_no": "its answer is yes, no, true or false",
     "choice": "asks for the letter of an option",
     "link": "has a link or a picture's address",
-    "figure": "refers to a figure that its text does not have",
+    "html": "has HTML in its text",
+    "figure": "refers to a figure or table that its text does not have",
+    "context": "refers to something before it that its text does not have",
     "leak": "its question holds its answer or worked solution",
     "solution_disagrees": "its own solution ends with another answer",
     "unparseable": "the grader cannot read its answer",
     "majority": "a policy's samples agree on another answer",
 }
 _PROVE = re.compile(
-    r"(?:^|[.!?:;)\]$]\s*|\n\s*|\band\s+|\(?\b[a-d]\)\s*)(?:then\s+|please\s+|hence\s+|now\s+)?"
-    r"(?:prove|show\s+(?:by\s+\w+\s+)?that|demonstrate\s+that|disprove|verify\s+that|justify)\b|\bgive\s+a\s+proof\b|证明(?!了|过|书|自己)",
-    re.IGNORECASE,
+    r"""
+    (?: ^ | [.!?:;,)\]$]\s* | \n\s* | \band\s+ | \(?\b[a-d]\)\s* )
+    (?: (?:then|please|hence|now|carefully|formally|rigorously|directly)\s+ )*
+    (?: (?:dis)?prove | show(?:,?\s+by\s+\w+,?)?(?:\s+\w+ly)?\s+that
+      | (?:demonstrate|verify|argue|deduce|confirm|establish)(?:\s+\w+ly)?\s+(?:that|why) | explain\s+why | justify
+      | (?:derive|establish|deduce)\s+(?:the|this)\s+(?:\w+\s+){0,2}
+        (?:identity|identities|inequality|formula|relation|law|rule|result|theorem|equality|claim|statement)
+      | (?:use|using|by|apply|with)\s+(?:\w+\s+){0,3}(?:induction|contradiction|contraposition|pigeonhole\s+principle),?
+        \s+(?:to\s+)?(?:show|prove|establish|verify|demonstrate|argue|deduce)
+    )\b
+  | \b(?:give|write|provide|present|construct|supply)\s+(?:(?:a|an|the|your|down)\s+)*(?:\w+\s+){0,2}
+    (?:proof|justification|argument)\b
+  | (?:求证|试证|证明|证[:：])(?!了|过|书|自己)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _ASKS = re.compile(
-    r"\b(?:find|compute|determine|calculate|evaluate|how\s+many|what\s+is|what\s+are|what's)\b|[?？]|求|多少",
+    r"\b(?:find|compute|determine|calculate|evaluate|how\s+many|what\s+is|what\s+are|what's)\b|[?？]|求(?!证)|多少",
     re.IGNORECASE,
 )
+_NO_VALUE = {
+    "proof",
+    "proved",
+    "see proof",
+    "qed",
+    "q.e.d",
+    "证明",
+    "证明略",
+    "略",
+    "证毕",
+    "见解析",
+}  # NuminaMath's "proof"
+_START = r"(?:^|[.?!:;]\s+|\n\s*)"  # of a sentence or line
 _LABELS = (
     re.compile(r"(?<![\w\\^_({$+\-*/=,])\(([a-h])\)(?!\s*[=+\-*/^,)])"),  # (a) … (b) …
     re.compile(r"(?<![\w\\^_$+\-*/=])\((i{1,3}|iv|v)\)(?!\s*[=+\-*/^,)])"),
-    re.compile(r"(?:^|[.?!;:]\s+|\n\s*)([a-h])\)\s", re.MULTILINE),
-    re.compile(r"(?:^|\n)\s*(?:[Pp]art\s+)?([1-9])[.)]\s+(?=[A-Z])"),
+    re.compile(rf"{_START}([a-h])\)\s"),
+    re.compile(rf"{_START}(i{{1,3}}|iv|v)[.)]\s"),
+    re.compile(rf"{_START}([1-9])[.)]\s+(?=[A-Z])"),
+    re.compile(rf"{_START}(?:part|question|task|q)\s*\(?([1-9]|[a-h]|i{{1,3}})\)?\s*[.:)–-]", re.IGNORECASE),
     re.compile(r"[（(]([1-9])[)）]\s*(?=[\u4e00-\u9fff])"),
+    re.compile(r"([①-⑨])"),
 )
 _VERBS = "find|compute|determine|calculate|evaluate|prove|show|solve|what|how|which|sketch|simplify|give|write|express"
 # A part asks: it begins with such a verb, or has one after a comma, or a question mark.
 _PART_ASKS = re.compile(
     rf"^\W*(?:\w+\W+){{0,2}}(?:{_VERBS})\b|(?:,|\bthen)\s+(?:{_VERBS})\b|[?？]|求|计算|证明|多少|写出", re.IGNORECASE
 )
-_FURTHER = re.compile(rf"[.?!]\s+(?:Also|Additionally|In addition),?\s+(?:{_VERBS})\b", re.IGNORECASE)
+_FURTHER = re.compile(
+    rf"[.?!]\s+(?:Also|Additionally|In addition|Furthermore|Moreover),?\s+(?:{_VERBS})\b", re.IGNORECASE
+)
+_ASKED = (
+    r"(?:how\s+(?:many|much|far|long|old|tall|fast|often)|what(?:'s|\s+(?:is|are|was|were|will|fraction|percent\w*)))"
+)
+_TWICE = re.compile(
+    rf"""
+    \b{_ASKED}\b[^.?!]*? (?:,?\s*\band|;) \s+{_ASKED}\b[^.?!]*\?  # How many are red, and how many are blue?
+  | \b{_ASKED}\b[^.?!]* \?\s+(?:and\s+)? {_ASKED}\b[^.?!]*\?  # What is their sum? What is their product?
+  | \bfirst,?\s+(?:{_VERBS})\b[^?!]*?[.;,]\s*(?:and\s+)?
+    (?:then|next|second(?:ly)?|afterwards?|finally),?\s+(?:{_VERBS})\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 _YES_NO = {"yes", "no", "true", "false", "是", "否", "不是", "对", "错", "正确", "错误"}
-_OPTIONS = re.compile(
-    r"(?:\(\s*A\s*\)|\bA[.)]|\(A\)|\\text(?:bf)?\{\s*\(?A[).]?\)?\s*\}|（A）|A、|A．).+?"
-    r"(?:\(\s*B\s*\)|\bB[.)]|\\text(?:bf)?\{\s*\(?B[).]?\)?\s*\}|（B）|B、|B．).+?"
-    r"(?:\(\s*C\s*\)|\bC[.)]|\\text(?:bf)?\{\s*\(?C[).]?\)?\s*\}|（C）|C、|C．)",
+_MARKS = r"\(\s*X\s*\)|\[\s*X\s*\]|\bX[.)]|\\text(?:bf)?\{\s*\(?X[).]?\)?\s*\}|（X）|【X】|X、|X．"
+_OPTIONS = re.compile(".+?".join(f"(?:{_MARKS.replace('X', letter)})" for letter in "ABC"), re.DOTALL)
+_SMALL_OPTIONS = re.compile(".+?".join(rf"(?:^|\s)(?:\({x}\)|\[{x}\]|{x}[.)])\s" for x in "abc"), re.DOTALL)
+_NUMBERED_OPTIONS = re.compile(
+    "|".join(".+?".join(marks) for marks in ("①②③", (r"(?:^|\s)\(?1[.)]\s", r"\s\(?2[.)]\s", r"\s\(?3[.)]\s"))),
     re.DOTALL,
 )
+_NUMBER_OF_OPTION = re.compile(r"\(?[1-9]\)?|[①-⑨]+")
+_CHOOSE = re.compile(r"\b(?:which|choose|select|pick|options?|choices?)\b|下列|哪|选", re.IGNORECASE)
+_COUNT = re.compile(r"\bhow\s+many|\bnumber\s+of|\bsum\s+of|个数|几个|多少", re.IGNORECASE)  # of the listed statements
 _LINK = re.compile(r"https?://|www\.\w|\\(?:url|href|includegraphics)\b|!\[[^\]]*\]\(|<img\b", re.IGNORECASE)
-_PICTURE = "figure|diagram|picture|image|drawing"
+# A tag of one letter needs its end: a<b>c is a pair of inequalities.
+_HTML = re.compile(
+    r"</?(?:p|br|div|span|em|strong|su[bp]|table|t(?:head|body|[rdh])|[uo]l|li|font|center|h[1-6r]|pre|code|blockquote"
+    r"|script|style|iframe|input|button|label|section|svg|small|strike|del|ins|mark|body|html|head|title|meta|link)"
+    r"(?:\s[^<>]*)?/?>|<([biusaq])(?:\s[^<>]*)?>[^<>]*</\1>|&(?:nbsp|[lg]t|amp|quot|times|deg|#x?[\da-f]{2,5});",
+    re.IGNORECASE,
+)
+_PICTURE = "figure|diagram|picture|image|drawing|illustration"
+_CHART = r"graph|map|(?:\w+\s+)?chart|histogram|plot"
 _SHAPE = "triangle|square|circle|polygon|rectangle|quadrilateral|region|shape|solid|cube|pyramid|board|curve|parabola"
 _FIGURE = re.compile(
-    rf"\b(?:in|from|see|of|on)\s+the\s+(?:\w+\s+)?(?:{_PICTURE})\s*(?:below|above|shown|at\s+(?:the\s+)?right|,)"
-    rf"|\b(?:in|from|see|of|on)\s+the\s+(?:\w+\s+)?(?:graph|map|chart|table)\s*(?:below|above|shown)"
-    rf"|\b(?:{_PICTURE}|graph|map|chart|table|grid)s?\s+(?:\w+\s+)?(?:is\s+|are\s+)?"
-    r"(?:shown|below|above|pictured|depicted)\b"
-    rf"|\b(?:as|is|are)\s+(?:shown|pictured|depicted|illustrated|shaded)\s+in\s+the\s+(?:{_PICTURE})"
-    rf"|\b(?:{_SHAPE})s?\b[^.?!]{{0,60}}\b(?:shown|pictured|depicted)\s+(?:below|above|here|at\s+right)\b"
-    r"|\bas\s+(?:shown|pictured|depicted|illustrated)\s+(?:below|above|here)\b"
-    r"|\b(?:figure|fig\.)\s+\d"
-    r"|如(?:右|左|下|上)?图|(?:下|右|左|上)图|图中|图所示",
+    rf"""
+    \b(?:in|from|see|of|on)\s+the\s+(?:\w+\s+)?(?:{_PICTURE})\s*(?:below|above|shown|at\s+(?:the\s+)?right|,)
+  | \b(?:in|from|see|of|on)\s+the\s+(?:\w+\s+)?(?:graph|map|chart|table)\s*(?:below|above|shown)
+  | \b(?:{_PICTURE}|graph|map|chart|table|grid)s?\s+(?:\w+\s+)?(?:is\s+|are\s+)?
+    (?:shown|below|above|pictured|depicted)\b
+  | \b(?:as|is|are)\s+(?:shown|pictured|depicted|illustrated|shaded)\s+in\s+the\s+(?:{_PICTURE})
+  | \b(?:{_SHAPE})s?\b[^.?!]{{0,60}}\b(?:shown|pictured|depicted)\s+(?:below|above|here|at\s+right)\b
+  | \bas\s+(?:shown|pictured|depicted|illustrated)\s+(?:below|above|here)\b
+  | \b(?:figure|fig\.)\s+\d
+  | 如(?:右|左|下|上)?图|(?:下|右|左|上)图|图中|图所示
+  | \bthe\s+(?:\w+\s+)?(?:{_PICTURE}|{_CHART})\s+(?:shows?|depicts?|illustrates?|displays?|indicates)\b
+  | \b(?:refer(?:ring)?\s+to|based\s+on|according\s+to|look(?:ing)?\s+at|use|using|see|study|examine|as\s+in)\s+the\s+
+    (?:\w+\s+){{0,2}}?(?:{_PICTURE}|{_CHART}|table)\b(?!\s+of\b)
+  | \b(?:from|in)\s+the\s+(?:\w+\s+){{0,2}}?(?:diagram|chart|histogram|illustration)\b(?!\s+of\b)
+  | \bthe\s+(?:following|accompanying|attached|adjoining|provided|given)\s+(?:\w+\s+)?(?:{_PICTURE}|map|chart|plot)\b
+  | \bthe\s+(?:{_PICTURE}|graph|map|chart)\s+(?:on|at|to)\s+(?:the|your)\s+(?:right|left|board|page|screen)\b
+  | \b(?:seen|shown|pictured|displayed)\s+in\s+the\s+(?:\w+\s+)?(?:{_PICTURE}|{_CHART}|table)\b
+  | \b(?:pictured|depicted|illustrated)\s+(?:below|above|here|on\s+the\s+(?:right|left))\b
+  | \b(?:shown|seen|displayed)\s+below\b (?![^.?!]*:) (?!.*(?:\$\$|\\\[|\\begin|\\bullet|\n\s*\S|\d\$?,\s))  # a list
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_EXAMPLE = re.compile(
+    r"\b(?:figure|diagram|picture|image|illustration|drawing|examples?)\b[^.?!]*"
+    r"\b(?:examples?|the\s+case|illustrates\s+the|first\s+(?:few|two|three|four)|when\s+\$|after\s+(?:step|stage))"
+    r"|\bexamples?\s+(?:\w+\s+){0,4}(?:shown|displayed|pictured|below)",
+    re.IGNORECASE,
+)
+_SHADED = re.compile(
+    rf"\b(?:un)?shaded\s+(?:area|part|portion|section|sector|{_SHAPE})s?\b"
+    r"(?!\s+(?:that|which|created|formed|between|inside|outside|common|within))",
+    re.IGNORECASE,
+)
+_SAYS_WHAT_IS_SHADED = re.compile(
+    r"\b(?:is|are|was|were|be|been|being)\s+(?:then\s+)?(?:un)?shaded\b|\bshad(?:es?|ing)\b|\bshaded\s+(?:in|with)\b",
     re.IGNORECASE,
 )
 _DRAWN = re.compile(r"\[/?asy\]|\\begin\{(?:asy|tikzpicture|tabular|array|picture|table)|\bdraw\s*\(|\n\s*\|.*\|")
+_BEFORE = re.compile(
+    r"""
+    \b(?:as|like|from|of|using|use|with|to|see|recall|continuing|for|by)\s+(?:in\s+)?(?:the|your)\s+
+    (?:previous|preceding|last|prior|earlier)\s+(?:problem|question|exercise|part|example|result)\b
+  | \b(?:result|answer|solution|value|formula|notation)s?\s+(?:\w+\s+)?(?:of|to|from|in|obtained\s+in)\s+(?:the\s+)?
+    (?:part|question|problem|exercise)\s*\(?\s*(?:[a-h]|\d|i{1,3})\b
+  | \b(?:from|by|in|using|use)\s+part\s*\(?\s*(?:[a-h]|\d|i{1,3})\b
+  | \bthe\s+(?:above|aforementioned|previously\s+mentioned)\s+(?:\w+\s+){0,2}\w+
+  | \bthe\s+(?:expression|equation|formula|function|inequality|system|sequence|polynomial|passage|text|information|data
+      |problem|question|statement|scenario|story|sum|product|numbers?|series|matrix|list)\s+
+    (?:given\s+|shown\s+|mentioned\s+)?above\b
+  | \b(?:mentioned|described|stated|defined|given|found|obtained|calculated)\s+(?:above|earlier|previously|before)\b
+  | 上题|上一题|前一题|上述|上面的
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_QUANTITY = re.compile(
+    r"[\d$\\=+*/^]|[一二三四五六七八九十百两]|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|twice|half|dozen)\b",
+    re.IGNORECASE,
+)
+_LONE = 90  # characters that a question without its story has at most: "How many apples are left in the basket?"
+_OF_A_STORY = re.compile(
+    r"\W*(?:so|then|now|and)?,?\s*(?:how|what|who|which|when|where|find|calculate)\b[^.?!\n]*"
+    r"\b(?:left|remain(?:s|ing)?|s?he|they|them|altogether|in\s+all|in\s+total|the\s+rest)\b[^.?!\n]*[?.]?\W*",
+    re.IGNORECASE,
+)
+# Words of which a text that a pattern matches has one: looking for them first takes a tenth of the time.
+_PROOF_WORDS = ("prove", "show", "demonstrat", "verify", "argu", "deduce", "confirm", "establish", "explain", "justif",
+                "deriv", "induction", "contra", "pigeonhole", "proof", "证")  # fmt: skip
+_FIGURE_WORDS = ("figure", "fig.", "diagram", "pictur", "image", "drawing", "illustrat", "graph", "map", "chart",
+                 "table", "grid", "histogram", "plot", "shown", "depict", "seen", "display", "图")  # fmt: skip
+_BEFORE_WORDS = ("previous", "preceding", "last", "prior", "earlier", "part", "above", "before", "aforementioned",
+                 "result", "answer", "solution", "上", "前一题")  # fmt: skip
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_COMMANDS = frozenset(
+    """
+    frac dfrac tfrac cfrac sqrt root pi text textbf textit textrm textsf texttt textnormal mbox hbox mathrm mathbf
+    mathit
+    mathbb mathcal mathsf mathfrak mathscr boldsymbol bm operatorname rm bf it circ degree prime begin end left right
+    middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr lvert rvert lVert rVert vert Vert mid nmid parallel perp
+    infty cup cap setminus backslash emptyset varnothing in notin ni subset subseteq supset supseteq subsetneq bigcup
+    bigcap times cdot ast star div pm mp oplus otimes odot bullet le leq leqslant ge geq geqslant lt gt ll gg ne neq eq
+    equiv approx sim simeq cong propto not sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh
+    tanh coth log ln lg exp max min sup inf lim limsup liminf gcd lcm det dim ker deg arg Re Im mod bmod pmod pod sum
+    prod int iint iiint oint partial nabla binom dbinom tbinom choose over atop overline underline bar hat widehat vec
+    overrightarrow overleftarrow dot ddot tilde widetilde overbrace underbrace overset
+    underset stackrel phantom
+    hphantom vphantom alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi
+    omicron rho varrho sigma varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon
+    Phi Psi Omega ell hbar imath jmath aleph wp angle measuredangle triangle square Box diamond ldots cdots dots dotsb
+    dotsc vdots ddots quad qquad hspace vspace hfill hskip kern enspace thinspace displaystyle textstyle limits nolimits
+    to rightarrow leftarrow leftrightarrow Rightarrow Leftarrow Leftrightarrow implies iff mapsto longrightarrow uparrow
+    downarrow land wedge lor vee neg lnot forall exists nexists therefore because lfloor rfloor lceil rceil langle
+    rangle lbrace rbrace lbrack rbrack boxed fbox color textcolor tag label newline hline cline multicolumn cancel
+    complement top bot dagger ddagger checkmark pounds euro textdollar textdegree dollar percent underbar substack
+    sideset mathop rightleftharpoons
+    """.split()
+)
+_ENDS_OPEN = re.compile(r"(?:[=+*/^_-]|\\(?:cdot|times|frac|sqrt|pm|div))[\s$]*$")  # x=
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +241,14 @@ class Broken:
 def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: Quality) -> list[Rule]:
     """The rules that a problem breaks, in the order of DESCRIPTIONS; `votes` are a policy's answers by problem id."""
     broken: dict[Rule, bool] = {
-        "proof": asks_for_a_proof(problem.question),
+        "proof": asks_for_a_proof(problem.question) or all(_plain(answer) in _NO_VALUE for answer in problem.answers),
         "parts": has_parts(problem.question),
         "yes_no": all(_plain(answer) in _YES_NO for answer in problem.answers),
         "choice": is_choice(problem),
         "link": _LINK.search(problem.question) is not None,
+        "html": _HTML.search(problem.question) is not None,
         "figure": lacks_its_figure(problem.question),
+        "context": lacks_its_context(problem.question),
         "leak": leak(_shown(problem), problem) is not None,
         "solution_disagrees": solution_disagrees(problem),
         "unparseable": problem.control.task is None and not any(map(_is_readable, problem.answers)),
@@ -120,14 +263,17 @@ def asks_for_a_proof(question: str) -> bool:
     >>> asks_for_a_proof("Prove that 2+2=4."), asks_for_a_proof("Find x. Show that it is even.")
     (True, False)
     """
-    return _PROVE.search(question) is not None and _ASKS.search(question) is None
+    return _has_one(question, _PROOF_WORDS) and bool(_PROVE.search(question)) and _ASKS.search(question) is None
 
 
 def has_parts(question: str) -> bool:
-    """Whether two or more labelled parts, in order, each ask for something, or a further question follows.
+    """Whether two or more labelled parts, in order, each ask for something, or a sentence asks for two values, or a
+    further question follows.
 
     >>> has_parts("(a) Find x. (b) Find y."), has_parts("Points (a) and (b) lie on it. Find x.")
     (True, False)
+    >>> has_parts("What is their sum? What is their product?")
+    True
     """
     for label in _LABELS:
         marks = list(label.finditer(question))
@@ -138,19 +284,54 @@ def has_parts(question: str) -> bool:
         texts = [question[mark.end() : end] for mark, end in zip(marks, ends, strict=True)]
         if sum(_PART_ASKS.search(text) is not None for text in texts) >= 2 and _PLACES.get(names[0]) == 1:
             return True
+    if _TWICE.search(question):
+        return True
     further = _FURTHER.search(question)
     return further is not None and _ASKS.search(question[: further.start() + 1]) is not None
 
 
 def is_choice(problem: Problem) -> bool:
-    """Whether the question lists options, and the answer is the letter of one."""
-    letters = [option(answer) for answer in problem.answers]
-    return all(letters) and _OPTIONS.search(problem.question) is not None
+    """Whether the question lists options, and the answer is the letter or number of one."""
+    question, answers = problem.question, problem.answers
+    if all(map(option, answers)):
+        return _OPTIONS.search(question) is not None or _SMALL_OPTIONS.search(question) is not None
+    numbered = all(_NUMBER_OF_OPTION.fullmatch(answer.strip(" $.")) for answer in answers)
+    asks_for_one = numbered and _CHOOSE.search(question) and not _COUNT.search(question)
+    return bool(asks_for_one) and _NUMBERED_OPTIONS.search(question) is not None
 
 
 def lacks_its_figure(question: str) -> bool:
-    """Whether the question refers to a figure or table, and has neither drawing code nor a table."""
-    return _FIGURE.search(question) is not None and _DRAWN.search(question) is None
+    """Whether the question refers to a figure or table, and has neither drawing code nor a table.
+
+    A figure that is an example of what the text says is not missed.
+
+    >>> lacks_its_figure("Find the area of the shaded region."), lacks_its_figure("The figure shows the case $n=2$.")
+    (True, False)
+    """
+    refers = _FIGURE.search(question) if _has_one(question, _FIGURE_WORDS) else None
+    if refers is None:
+        return _SHADED.search(question) is not None and not (
+            _SAYS_WHAT_IS_SHADED.search(question) or _DRAWN.search(question)
+        )
+    return _DRAWN.search(question) is None and _EXAMPLE.search(question) is None
+
+
+def lacks_its_context(question: str) -> bool:
+    """Whether the question refers to a problem, part or expression before it, or is the last sentence of a story.
+
+    >>> lacks_its_context("How many are left?"), lacks_its_context("$x+1=3$. Solve the equation above.")
+    (True, False)
+    """
+    refers = _BEFORE.search(question) if _has_one(question, _BEFORE_WORDS) else None
+    if refers is not None and _QUANTITY.search(question[: refers.start()]) is None:
+        return True
+    alone = len(question) <= _LONE and _OF_A_STORY.fullmatch(question) is not None
+    return alone and _QUANTITY.search(question) is None
+
+
+def _has_one(text: str, words: Sequence[str]) -> bool:
+    lower = text.lower()
+    return any(word in lower for word in words)
 
 
 def solution_disagrees(problem: Problem) -> bool:
@@ -185,7 +366,7 @@ def votes_of(rows: Iterable[Mapping[str, object]]) -> dict[str, list[str]]:
     return votes
 
 
-_PLACES = {name: place for names in ("abcdefgh", "123456789", ("i", "ii", "iii", "iv", "v"))
+_PLACES = {name: place for names in ("abcdefgh", "123456789", "①②③④⑤⑥⑦⑧⑨", ("i", "ii", "iii", "iv", "v"))
            for place, name in enumerate(names, start=1)}  # fmt: skip
 
 
@@ -199,6 +380,8 @@ def _may_be_equal(accepted: str, answer: str) -> bool:
 
 
 def _is_readable(answer: str) -> bool:
+    if _ENDS_OPEN.search(answer) or not all(name in _COMMANDS for name in _COMMAND.findall(answer)):
+        return False
     return reading(answer) != "not parsed" or option_set(answer, contiguous=True) is not None
 
 

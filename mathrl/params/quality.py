@@ -1,13 +1,24 @@
 """Section `curate.quality`: which problems are worth training on."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
 from mathrl.params.section import Section
 
 Rule = Literal[
-    "proof", "parts", "yes_no", "choice", "link", "figure", "leak", "solution_disagrees", "unparseable", "majority"
+    "proof",
+    "parts",
+    "yes_no",
+    "choice",
+    "link",
+    "html",
+    "figure",
+    "context",
+    "leak",
+    "solution_disagrees",
+    "unparseable",
+    "majority",
 ]
 
 
@@ -15,7 +26,7 @@ class Quality(Section):
     """Rules for training rows; the report counts the rows of every rule and shows examples."""
 
     drop: tuple[Rule, ...] = Field(
-        ("proof", "parts", "yes_no", "choice", "link", "figure", "leak", "solution_disagrees", "unparseable"),
+        tuple(rule for rule in get_args(Rule) if rule != "majority"),
         description="Rules whose rows leave the sft and rl splits; the others are only reported.",
     )
     samples: str | None = Field(

@@ -46,6 +46,50 @@ CHOICE = "Which is prime? (A) 4 (B) 7 (C) 9"
         ("The first numbers are shown below. Which is next? 1, 2, 4", []),
         ("He has to figure out how many apples the graph of $y=x$ has above it.", []),
         ("What is 3+4? The answer is 7.", ["leak"]),
+        ("What is 3+4? [ans = 7]", ["leak"]),
+        ("What is 3+4? Hint: you should get $7$.", ["leak"]),
+        ("What is 3+4? (Key: 7)", ["leak"]),
+        ("What is 3+4? Show that the result is 7: write the steps.", ["leak"]),
+        ("If the result is 7 and one number is 3, what is the other? You should get 4 twice.", []),
+        ("Give a rigorous argument for the fact that $\\sqrt2$ is irrational.", ["proof"]),
+        ("Derive the identity $\\sin^2x+\\cos^2x=1$.", ["proof"]),
+        ("Use induction to show that $2^n>n$ for all $n$.", ["proof"]),
+        ("求证：$a+b>c$。", ["proof"]),
+        ("Use induction to show that there is a formula, and find it for $n=7$.", []),
+        ("He has 9 fruits. How many are apples, and how many are pears?", ["parts"]),
+        ("The numbers are 3 and 4. What is the sum? What is their product?", ["parts"]),
+        ("First compute $3+4$. Then compute its square.", ["parts"]),
+        ("i) Find $x$. ii) Find $x^2$.", ["parts"]),
+        ("Let $x=3$. 1. Find $x+4$. 2. How large is $x^2$?", ["parts"]),
+        ("Part A: Find $x$. Part B: Find $x^2$.", ["parts"]),
+        ("① 求 $x$；② 求 $x^2$。", ["parts"]),
+        ("Of 26 people 22 have wine and 17 both. If each has one or more, how many people and drinks are there?", []),
+        ("If he uses 300 MB and a half of what's left, how many MB are left of 500?", []),
+        ("Part 1 of the race has 15 km, part 2 has 21 km. How long is the race?", []),
+        ("What is 3+4?<br>Give a whole number.", ["html"]),
+        ("<p>What is 3+4?</p>", ["html"]),
+        ("What is <b>3+4</b>?", ["html"]),
+        ("What is 3&nbsp;+&nbsp;4?", ["html"]),
+        ("If $1<b<3$ and $a<b>c$, what is $b$?", []),
+        ("The diagram shows three apples and four pears. How many fruits are there?", ["figure"]),
+        ("Refer to the image: how many are red?", ["figure"]),
+        ("Based on the bar chart, how many pupils like 7?", ["figure"]),
+        ("A square has side 4. What is the area of the shaded region?", ["figure"]),
+        ("As can be seen below, there are three. How many are missing of 10?", ["figure"]),
+        ("Use the table to find $f(3)$.", ["figure"]),
+        ("Each square of a row is shaded or not. How many ways leave the shaded region connected, of 3?", []),
+        ("Find the area of the shaded region between the circles of radius 3 and 4.", []),
+        ("A path has 9 steps. The following figure shows the case $n=6$. How many paths are there?", []),
+        ("How many rocks can be removed from the table in 3 turns?", []),
+        ("Use the table. \\begin{tabular}{c} 3 \\end{tabular} What is 3+4?", []),
+        ("How many are left?", ["context"]),
+        ("As in the previous problem, Tom has 3 apples and gets 4. How many has he?", ["context"]),
+        ("Using the result of part (a), find $f(3)$.", ["context"]),
+        ("Simplify the expression above.", ["context"]),
+        ("由上题的结论，求 $x$。", ["context"]),
+        ("$$x+1=8$$ Solve the equation above.", []),
+        ("He solved two of 9 in the previous problem. How many are left?", []),
+        ("How many sides does a heptagon have?", []),
     ],
 )
 def test_rules_on_questions(question: str, rules: list[str]) -> None:
@@ -54,6 +98,15 @@ def test_rules_on_questions(question: str, rules: list[str]) -> None:
 
 def test_rules_on_answers() -> None:
     assert broken(CHOICE, "B") == broken(CHOICE, r"\text{(B)}") == ["choice"]
+    for options in ("a. 4 b. 7 c. 9", "[A] 4 [B] 7 [C] 9", "(a) 4 (b) 7 (c) 9"):
+        assert broken(f"Which is prime? {options}", "B") == ["choice"]
+    for options, answer in (("① 4 ② 7 ③ 9", "②"), ("1) 4 2) 7 3) 9", "2"), ("1. 4 2. 7 3. 9", "(2)")):
+        assert broken(f"Which is prime? {options}", answer) == ["choice"]
+    assert broken("How many of these are prime? 1) 4 2) 7 3) 9", "1") == []
+    assert broken("Which sum is it? 1) 4 2) 7 3) 9", "20") == []
+    assert broken("What of it?", "proof") == broken("已知 $a$，求它。", "证明") == ["proof"]
+    for answer in (r"\fra{1}{2}", "x=", r"\frac{1}{2", r"2\cdot", r"\undefined{3}"):
+        assert broken("How many?", answer) == ["unparseable"]
     assert broken(CHOICE, "7") == broken("What is the grade of the best?", "A") == []
     assert broken("Is 7 prime?", "Yes") == broken("Is it?", r"\text{False}.") == ["yes_no"]
     assert broken("How many?", "np.sqrt(2)") == broken("How many?", r"\frac{1}{2") == ["unparseable"]
