@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
@@ -15,6 +15,8 @@ from queue import Empty, Queue
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
+from mathrl.params.schema import BESIDE
+from mathrl.params.watched_code import write_side_graph
 from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
@@ -43,6 +45,20 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
     }
     variables.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it
     return variables
+
+
+def dvc_target(stage: str, workspace: Path) -> str:
+    """What DVC calls the stage; one beside the pipeline is in a graph of its own, which is written for it."""
+    if stage not in BESIDE:
+        return stage
+    return f"{write_side_graph(stage, workspace).relative_to(workspace)}:{stage}"
+
+
+def is_up_to_date(workspace: Path, stage: str, env: Mapping[str, str]) -> bool:
+    """Whether DVC would run neither the stage nor one before it; False also where it cannot say, as beside another."""
+    command = [sys.executable, "-m", "dvc", "status", "--quiet", dvc_target(stage, workspace)]
+    command += [] if stage in BESIDE else ["--with-deps"]
+    return subprocess.run(command, cwd=workspace, env=env, capture_output=True, check=False).returncode == 0
 
 
 class Repro:

@@ -14,12 +14,11 @@ from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from mathrl.params.ignored import warnings
 from mathrl.params.schema import BESIDE, stages_until
-from mathrl.params.watched_code import write_side_graph
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
 from tasks.live_progress import LiveProgress
 from tasks.report import report
-from tasks.repro import Preempted, Repro, environment, running
+from tasks.repro import Preempted, Repro, dvc_target, environment, running
 from tasks.run_names import announce_model, name_run
 from tasks.stage_output import line_handler
 from tasks.workspace import Workspace, prepare, working
@@ -57,9 +56,7 @@ def run_stages(
 def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
     """One `dvc repro` of the last of the stages; beside the pipeline, of it alone."""
     last = stages[-1]
-    target = last
-    if last in BESIDE:
-        target = f"{write_side_graph(last, workspace.folder).relative_to(workspace.folder)}:{last}"
+    target = dvc_target(last, workspace.folder)
     with running(Repro(workspace.folder, target, env, show, single=last in BESIDE)) as repro:
         for stage in stages:
             outcome = run_stage(stage, repro, env[Variable.PROGRESS])

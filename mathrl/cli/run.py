@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +24,11 @@ from mathrl.core.files import read_json
 from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
-from mathrl.data.registry import newer_than
 from mathrl.params import Params, load_params
 from mathrl.params.ignored import warnings
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import dump_yaml
 from mathrl.params.schema import TARGETS, stages_until
-from mathrl.stages import curate
 
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -68,11 +67,45 @@ def run(
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
-    folder = Path(call_flow(stage, **options, **({"controls": True} if controls else {})))
+    folder = _up_to_date_folder(stage, controls, **options)
+    if folder is None:
+        folder = Path(call_flow(stage, **options, **({"controls": True} if controls else {})))
     if stage == "pipeline":
         _print_results(folder, params, controls, time.time() - began)
     elif stage == "mix":
         _print_mixture(folder, params)
+
+
+def _up_to_date_folder(
+    stage: str, controls: bool, preset: str | None, overrides: Sequence[str], allow_dirty: bool
+) -> Path | None:
+    """The folder of the run if DVC has nothing to run in it: then neither a server nor a flow is needed.
+
+    MLflow gets what it lacks of earlier runs, as at the end of a flow.
+    """
+    from mathrl.tracking.mirror import Mirror  # as what follows, for this command alone
+    from tasks.inputs import link_inputs
+    from tasks.repro import environment, is_up_to_date
+    from tasks.workspace import prepare, working
+
+    _use_servers()
+    workspace = prepare(stage, preset, overrides, allow_dirty=allow_dirty)
+    folder, env, stages = workspace.folder, environment(workspace.folder), stages_until(stage)
+
+    def show(text: str) -> None:
+        print(text, end="", file=sys.stderr, flush=True)
+
+    with working(workspace, show):
+        link_inputs(folder, stages, workspace.params, env)
+        lasts = [stages[-1], *(["controls"] if controls else [])]
+        if not all(is_up_to_date(folder, last, env) for last in lasts):
+            return None
+        Mirror().finish()
+    for line in warnings(workspace.params):
+        show(f"warning: {line}\n")
+    where = "" if folder == main_checkout() else f" in {os.path.relpath(folder)}"
+    print(f"nothing to do{where}: {', '.join([*stages, *lasts[1:]])} up to date")
+    return folder
 
 
 def _print_mixture(folder: Path, params: Params) -> None:
@@ -100,8 +133,7 @@ def call_flow(name: str, **options: Any) -> str:
     os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ[Variable.CONSOLE] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends its child processes
-    for variable, url in answering().items():
-        os.environ.setdefault(variable, url)
+    _use_servers()
     home().mkdir(parents=True, exist_ok=True)  # Prefect creates its folder, but not the parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))
     with own_server() as wait_for_server:
@@ -117,6 +149,12 @@ def call_flow(name: str, **options: Any) -> str:
                 f"Prefect's server stopped answering ({error}): the stages finished and their outputs are kept; start "
                 "the server (`mathrl ui`), or none, and run the same command again for the report"
             ) from None
+
+
+def _use_servers() -> None:
+    """Name the servers of `mathrl ui` that answer to all that this process starts."""
+    for variable, url in answering().items():
+        os.environ.setdefault(variable, url)
 
 
 def _flow(name: str) -> Any:
@@ -140,6 +178,8 @@ def _print_plan(stage: str, params: Params) -> None:
         for name, files in resolve(params).items():
             print(f"{name}: {', '.join(map(str, files))}")
         return
+    from mathrl.stages import curate  # scipy, for this alone
+
     print(dump_yaml(params.model_dump(mode="json", by_alias=True)))
     print("would run: " + " -> ".join(stages_until(stage)))
     for line in curate.resolve(params):
@@ -162,6 +202,8 @@ def _model(params: Params) -> str:
 
 
 def _print_results(folder: Path, params: Params, controls: bool, seconds: float) -> None:
+    from mathrl.data.registry import newer_than  # pandas' formats, which a run that does nothing would pay too
+
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
     models = dict(summary.models)
     if controls:

@@ -171,6 +171,25 @@ def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) ->
     assert checkout.python(code).split("\n") == ["['skipped', 'skipped', 'skipped']", "0", ""]
 
 
+def test_a_run_with_nothing_to_do_starts_no_server_and_no_flow_yet_uploads_and_reports(checkout: Checkout) -> None:
+    def flow_runs() -> int:
+        with sqlite3.connect(checkout.home / "prefect" / "prefect.db") as database:
+            return int(database.execute("select count(*) from flow_run").fetchone()[0])
+
+    before = flow_runs()
+    (checkout.home / "logs" / "prefect-run.log").unlink()
+    (mirror,) = (checkout.home / "records").glob("mix-*/mirror.json")
+    complete = json.loads(mirror.read_text())
+    mirror.write_text(json.dumps({name: value for name, value in complete.items() if name != "complete"}))
+    for controls, last in (([], "register"), (["--controls"], "register, controls")):
+        done = checkout.mathrl("run", "pipeline", *controls)
+        assert f"nothing to do: curate, sft, difficulty, mix, rl, evaluate, {last} up to date" in done.stdout
+        parts = ["0.400 to 0.600", "rl is better than sft", "mathrl-chain version 1", *(["more_sft"] if controls else [])]
+        assert [part for part in parts if part not in done.stdout] == []
+    assert flow_runs() == before and not (checkout.home / "logs" / "prefect-run.log").exists()
+    assert json.loads(mirror.read_text()) == complete, "what MLflow lacked was uploaded"
+
+
 def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkout: Checkout) -> None:
     runs = runs_by_name(checkout)
     (parent,) = runs.pop("parent")
