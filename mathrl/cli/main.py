@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from mathrl.core.environment import wait_without_spinning
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.exit_status import EXIT_USER_ERROR
 
@@ -71,6 +72,7 @@ def mathrl() -> None:
 
 def main() -> None:
     """Run the command; a user's mistake is one line on stderr and exit status 2, and so is a missing package."""
+    wait_without_spinning()
     try:
         app()
     except ModuleNotFoundError as error:

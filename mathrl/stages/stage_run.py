@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from mathrl.core.environment import Variable, rank
+from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
 from mathrl.core.files import remove_leftovers
@@ -147,6 +147,7 @@ def run_stage(
     The ranks on this machine are started here, and only `work` runs in them. Under torchrun every rank calls this;
     ranks above 0 leave locks, records and clean-up to rank 0.
     """
+    wait_without_spinning()
     if rank() == 0:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))  # trainers put a gentler one over it
     else:
