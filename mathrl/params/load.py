@@ -7,6 +7,7 @@ import copy
 import io
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -210,9 +211,15 @@ def dump_yaml(value: Any) -> str:
     return stream.getvalue()
 
 
+@cache
+def _parsed(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
 def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text. A text is parsed once: a recipe reads the same 20 files for each of its steps."""
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return copy.deepcopy(_parsed(text))
     except YAMLError as error:
         raise UserError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
 
