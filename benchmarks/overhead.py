@@ -39,7 +39,7 @@ KINDS = (
     ("mirror", "mathrl.tracking.mirror"),
     ("stages", "mathrl.stages."),
     ("stages", "mathrl.rewards."),
-    ("prefect server", "tasks.own_server"),
+    ("prefect server", "tasks.prefect_server"),
     ("dvc", "dvc repro"),
     ("guard", "mathrl.core.guard"),
 )

@@ -38,9 +38,9 @@ SETS = {
               "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
               *(["deepspeed"] if find_spec("deepspeed") else [])),
     "flows": ("dvc.cli", "dvc.cli.parser", "dvc.repo", "dvc.commands.repro", "dvc.repo.reproduce",
-              "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "flows.pipeline", "tasks.own_server",
-              "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn", "uvicorn.main",
-              "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
+              "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "flows.pipeline",
+              "tasks.prefect_server", "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn",
+              "uvicorn.main", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
               "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
               "mathrl.tracking.mirror", "mathrl.stages.stage_run", "mathrl.cli.run"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ Here the server starts while the flow is imported, and ends with the process tha
 """
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ SETTINGS = {
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
     "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT60S",
+    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # it has no page
 }
 
 
@@ -41,24 +43,29 @@ def own_server() -> Iterator[Callable[[], None]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    login = f"mathrl:{secrets.token_urlsafe(32)}"  # other users of this machine reach the port
     log = home() / "logs" / "prefect-run.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | SETTINGS | {"PREFECT_SERVER_API_AUTH_STRING": login}
     with log.open("wb") as output:
         # In a new session: Ctrl-C in the terminal must reach only the flow, which still reports to the server.
         child = subprocess.Popen(
             [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "uvicorn", "--factory",
-             "tasks.own_server:app", "--host", "127.0.0.1", "--port", str(port),
+             "tasks.prefect_server:app_of_a_command", "--host", "127.0.0.1", "--port", str(port),
              "--log-level", "error", "--lifespan", "on"],
-            env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=output, stderr=output,
-            start_new_session=True,
+            env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}/api"
-    os.environ |= {"PREFECT_API_URL": url, Variable.OWN_SERVER: "1"}
+    variables = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": login, Variable.OWN_SERVER: "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
         yield lambda: _wait(url, child, log)
     finally:
-        for name in ("PREFECT_API_URL", Variable.OWN_SERVER):
-            del os.environ[name]
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
         assert child.stdin is not None
         child.stdin.close()  # the guard ends the server; nobody needs to wait
 

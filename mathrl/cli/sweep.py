@@ -3,6 +3,7 @@
 import json
 import os
 from typing import Annotated, Any
+from wsgiref.simple_server import make_server
 
 import typer
 
@@ -10,6 +11,7 @@ from mathrl.cli.run import call_flow
 from mathrl.cli.ui import HOST, listens
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
+from mathrl.core.request_origin import OwnPages
 from mathrl.params import load_params
 from mathrl.sweeps.promote import promote as write_winner
 from mathrl.sweeps.report import markdown, row
@@ -91,14 +93,14 @@ def dashboard(
 ) -> None:
     """Serve Optuna's dashboard of the study on loopback until Ctrl-C."""
     try:
-        from optuna_dashboard import run_server
+        from optuna_dashboard import wsgi
     except ImportError:
         raise UserError("optuna-dashboard is missing: pip install -c constraints.txt -e '.[sweep]'") from None
     opened, name, _ = _existing(study)
     if listens(port):
         raise UserError(f"port {port} is in use: stop that program, or choose another --port")
     print(f"study {name}: http://{HOST}:{port}/dashboard")
-    run_server(opened._storage, host=HOST, port=port)
+    make_server(HOST, port, OwnPages(wsgi(opened._storage))).serve_forever()
 
 
 def _settings(study: str | None, overrides: list[str] | None, **options: float | None) -> list[str]:

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +24,18 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
 from tasks.concurrency import SLOTS
+from tasks.prefect_server import ORIGINS
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"
 START_SECONDS = 120.0
 SERVERS = "servers.json"
 DEFAULT_SLOTS = 2
+# Prefect's own template lets whoever starts a flow run choose its command, environment and folder: here nothing.
+JOB_TEMPLATE = {
+    "job_configuration": {"stream_output": True},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
 
 
 def ui(
@@ -66,11 +74,11 @@ def ui(
 
     try:
         start("mlflow", *_mlflow(mlflow_port, host))
-        start("prefect", "prefect", "server", "start", "--host", host, "--port", str(prefect_port))
+        start("prefect", *_prefect_server(prefect_port, host))
         print("starting Prefect and MLflow ...", flush=True)
         _wait(f"{env['PREFECT_API_URL']}/health", "prefect", logs, children)
         _wait(f"{env['MLFLOW_TRACKING_URI']}/health", "mlflow", logs, children)
-        _prefect(env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _make_pool(env)
         _make_slots(env, slots)
         _prefect(env, "--no-prompt", "deploy", "--all")
         start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
@@ -137,6 +145,7 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
             "PREFECT_HOME": str(home() / "prefect"),
             # Set before the server starts, because its pages call this address.
             "PREFECT_API_URL": f"http://{address}:{prefect_port}/api",
+            ORIGINS: _prefect_origins(prefect_port, host),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "2",  # a run that was submitted starts soon: the default is 10
             "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
@@ -157,16 +166,11 @@ def _environment(root: Path, prefect_port: int, mlflow_port: int, host: str) -> 
 
 
 def _open_environment(prefect_port: int, mlflow_port: int, host: str) -> dict[str, str]:
-    """Variables with the servers' host names: MLflow answers only to these, and Prefect's pages call the first.
+    """Variables with the servers' host names: they answer only to these, and Prefect's pages call the first.
 
     Variables that are set already, for a proxy or an alias, stay.
     """
-    names = [host]
-    if host in EVERYWHERE:
-        addresses = [address for card in psutil.net_if_addrs().values() for address in card]
-        names = [socket.gethostname(), socket.getfqdn()]
-        names += [address.address for address in addresses if address.family == socket.AF_INET]
-    names = list(dict.fromkeys([*names, HOST, "localhost"]))
+    names = _names(host)
     variables = {
         "PREFECT_UI_API_URL": f"http://{names[0]}:{prefect_port}/api",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:{mlflow_port}" for name in names),
@@ -177,10 +181,33 @@ def _open_environment(prefect_port: int, mlflow_port: int, host: str) -> dict[st
     return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
+def _prefect_origins(port: int, host: str) -> str:
+    """The addresses of Prefect's pages; other pages and host names are refused. A person's own are added to them."""
+    page = urllib.parse.urlsplit(os.environ.get("PREFECT_UI_API_URL", ""))
+    own = [f"{page.scheme}://{page.netloc}"] if page.netloc else []
+    own += [origin for origin in os.environ.get(ORIGINS, "").split(",") if origin]
+    return ",".join([*(f"http://{name}:{port}" for name in _names(host)), *own])
+
+
+def _names(host: str) -> list[str]:
+    """The names under which a server that listens at `host` is reached."""
+    names = [host]
+    if host in EVERYWHERE:
+        addresses = [address for card in psutil.net_if_addrs().values() for address in card]
+        names = [socket.gethostname(), socket.getfqdn()]
+        names += [address.address for address in addresses if address.family == socket.AF_INET]
+    return list(dict.fromkeys([*names, HOST, "localhost"]))
+
+
 def _store() -> str:
     """The local store, which runs without a server write to as well."""
     uri = tracking_uri()
     return uri if uri.startswith(("sqlite", "postgresql")) else f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def _prefect_server(port: int, host: str) -> list[str]:
+    words = ["uvicorn", "--factory", "tasks.prefect_server:app", "--host", host, "--port", str(port)]
+    return [*words, "--log-level", "warning"]
 
 
 def _mlflow(port: int, host: str) -> list[str]:
@@ -216,6 +243,15 @@ def _prefect(env: dict[str, str], *words: str) -> None:
     )
     if done.returncode:
         raise UserError(f"prefect {' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
+def _make_pool(env: dict[str, str]) -> None:
+    """Create the work pool, or give an existing one the template `JOB_TEMPLATE`."""
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder) / "template.json"
+        write_json(template, JOB_TEMPLATE)
+        words = ["--type", "process", "--base-job-template", str(template), "--overwrite"]
+        _prefect(env, "work-pool", "create", POOL, *words)
 
 
 def _make_slots(env: dict[str, str], limit: int | None) -> None:

@@ -27,6 +27,7 @@ class Variable(StrEnum):
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
     DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
     SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
+    SANDBOX_KEY = ("MATHRL_SANDBOX_KEY", "key that `mathrl.tools.server` and its clients share", "tools.server")
     SERVERS = (
         "MATHRL_SERVERS",
         "addresses of the vLLM servers that a cluster's job has started, with commas; they replace "

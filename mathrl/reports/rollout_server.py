@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.paths import is_loopback
 from mathrl.core.records import all_records, records_folder
+from mathrl.core.request_origin import refusal
 from mathrl.core.rollout_files import rollout_files
 from mathrl.reports.lineage_picture import render
 from mathrl.reports.rollouts import Rollouts
@@ -75,10 +75,8 @@ class Handler(BaseHTTPRequestHandler):
     library: Library
 
     def do_GET(self) -> None:
-        # A page of the web whose host name points here must not read rollouts.
-        host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if not is_loopback(host):
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", f"{host} is no name of this machine's loopback")
+        if reason := refusal(self.headers.items()):
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", reason)
             return
         address = urllib.parse.urlsplit(self.path)
         name, _, what = urllib.parse.unquote(address.path).strip("/").partition("/")

@@ -42,9 +42,9 @@ def serve_command(
         *command_line(arguments),
         *("--middleware", "mathrl.rollout.served_weights.ServedWeights"),
     ]
-    if login_headers():  # around the other one
-        command += ["--middleware", "mathrl.rollout.vllm_login.Login"]
-    return command
+    # Around the other one: vLLM itself answers every web page that a browser on this machine shows.
+    guard = "mathrl.rollout.vllm_login.Login" if login_headers() else "mathrl.core.request_origin.OwnRequests"
+    return [*command, "--middleware", guard]
 
 
 def server_arguments(

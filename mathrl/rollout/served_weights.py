@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from mathrl.core.request_origin import Message, Receive, Send
 from mathrl.models.weights import adapter_digest
 from mathrl.rollout.server_protocol import (
     ADAPTER,
@@ -24,7 +25,6 @@ from mathrl.rollout.server_protocol import (
     UPDATE,
     WEIGHTS,
 )
-from mathrl.rollout.vllm_login import Message, Receive, Send
 
 
 class ServedWeights:

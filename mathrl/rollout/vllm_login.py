@@ -4,15 +4,11 @@ vLLM's own `--api-key` leaves the endpoints open through which weights are repla
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from mathrl.core.environment import Variable
+from mathrl.core.request_origin import Application, Message, Receive, Send
 
 KEY = Variable.SERVE_KEY  # set for `mathrl serve` and for the runs that sample from it
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 def login_headers() -> dict[str, str]:
@@ -24,7 +20,7 @@ def login_headers() -> dict[str, str]:
 class Login:
     """ASGI middleware: answers 401 to a request without the key, /health included."""
 
-    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: Application) -> None:
         self.app = app
         self.wanted = login_headers()["authorization"].encode()
 

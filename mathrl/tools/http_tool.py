@@ -16,6 +16,7 @@ from typing import Any, Literal
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError, without_logins
 from mathrl.params.tools import Http
 from mathrl.tools.inside.messages import ERROR, EXITED, OK, WALL
@@ -133,6 +134,8 @@ class HttpTool:
     async def _exchange(self, body: dict[str, Any]) -> bytes:
         url = f"{self.parameters.url.rstrip('/')}/run_code"
         headers = {"Accept-Encoding": "identity"}
+        if key := Variable.SANDBOX_KEY.get():
+            headers["Authorization"] = f"Bearer {key}"
         async with self._client.stream("POST", url, json=body, headers=headers) as response:
             if response.status_code >= 500:
                 raise ServerFault(f"it replied with status {response.status_code}")

@@ -2,16 +2,23 @@
 
     python -m mathrl.tools.server --port 8080
 
-For a team with one machine for the model's code, and for tests. It has no login: it listens on loopback unless told
-otherwise, and whoever reaches it can use the sandbox's processor time, and nothing else of the machine.
+For a team with one machine for the model's code, and for tests. Whoever may ask it can use the processor time of the
+sandbox, and nothing else of the machine. On loopback these are the programs of this machine, but no page in a browser;
+with MATHRL_SANDBOX_KEY, which another `--host` needs, whoever has the key.
 """
 
 import argparse
 import json
+import math
+import secrets
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from mathrl.core.errors import exit_on_user_error
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.paths import is_loopback
+from mathrl.core.request_origin import refusal
 from mathrl.params.tools import Bubblewrap
 from mathrl.tools.pool import Pool
 from mathrl.tools.tool import ToolOutput
@@ -39,17 +46,18 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        if self.path != "/run_code" or size > LONGEST_REQUEST:
-            self.close_connection = True
-            self.send_error(404 if self.path != "/run_code" else 413)
+        if fault := self._fault():
+            self.close_connection = True  # the rest of the request is not read
+            self.send_error(fault[0], explain=fault[1])
             return
         try:
-            request = json.loads(self.rfile.read(size))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             code, language, seconds = request["code"], request["language"], float(request.get("run_timeout", 10))
             if not isinstance(code, str):
                 raise TypeError("code is not a text")
-        except (ValueError, KeyError, TypeError) as error:
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"run_timeout is {seconds}: give a positive number of seconds")
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             self.send_error(422, explain=f"not a request of run_code: {error!r}")
             return
         reply = json.dumps(self._run(code, seconds) if language == "python" else _refused(language)).encode()
@@ -58,6 +66,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
         self.wfile.write(reply)
+
+    def _fault(self) -> tuple[HTTPStatus, str] | None:
+        """The status and the reason with which a request is refused by its headers."""
+        key = Variable.SANDBOX_KEY.get()
+        login = self.headers.get("Authorization", "")
+        if key and not secrets.compare_digest(login.encode(), f"Bearer {key}".encode()):
+            return HTTPStatus.UNAUTHORIZED, f"no {Variable.SANDBOX_KEY}, or another"
+        if not key and (reason := refusal(self.headers.items())):
+            return HTTPStatus.FORBIDDEN, reason
+        if self.path != "/run_code":
+            return HTTPStatus.NOT_FOUND, "only /run_code is served"
+        if self.headers.get_content_type() != "application/json":
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json"
+        size = self.headers.get("Content-Length")
+        if size is None:
+            return HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing"
+        if not (size.isascii() and size.isdigit()):
+            return HTTPStatus.BAD_REQUEST, f"Content-Length is {size!r}: give a number of bytes"
+        if len(size) > 12 or int(size) > LONGEST_REQUEST:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LONGEST_REQUEST >> 20} MiB"
+        return None
 
     def _run(self, code: str, seconds: float) -> dict[str, Any]:
         assert isinstance(self.server, RunCodeServer)
@@ -89,12 +118,22 @@ def _refused(language: object) -> dict[str, Any]:
     return {"status": "SandboxError", "message": f"language {language!r}: only python is served", "run_result": None}
 
 
+def check_key(host: str) -> None:
+    """Raises UserError: `host` is not loopback, and no key is set."""
+    if not is_loopback(host) and not Variable.SANDBOX_KEY.get():
+        raise UserError(
+            f"--host {host} lets everyone who reaches it run code in the sandbox: keep 127.0.0.1 and connect by "
+            f"`ssh -L 8080:127.0.0.1:8080`, or set {Variable.SANDBOX_KEY} to a secret key, here and where runs start"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve SandboxFusion's run_code from this machine's sandbox.")
-    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on; any other is reachable by others.")
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on; another needs a key.")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--wall-seconds", type=float, default=60.0, help="Longest run_timeout that is granted.")
     options = parser.parse_args()
+    check_key(options.host)
     limits = Bubblewrap(
         wall_seconds=options.wall_seconds, cpu_seconds=int(options.wall_seconds), output_characters=100_000
     )

@@ -1,27 +1,158 @@
-"""Who gets in: servers listen on loopback unless they ask for a login."""
+"""Who gets in: servers listen on loopback unless they ask for a login, and answer no page of the web."""
 
 import asyncio
 import base64
+import importlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from mathrl.cli import ui
+from mathrl.cli.own_server import own_server
 from mathrl.cli.serve import check_key
 from mathrl.cli.ui import check_host
 from mathrl.core.errors import UserError
 from mathrl.core.paths import shown
+from mathrl.models.base import make_base
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Model
+from mathrl.reports.rollout_server import Library, make_server
+from mathrl.rollout import serve
 from mathrl.rollout.vllm_login import KEY, Login, login_headers
+from mathrl.tools import server as sandbox_server
 from mathrl.tracking.client import connect, experiment
+from tests.foreign_requests import check_refused
+
+ROOT = Path(__file__).parents[2]
+OPENS = re.compile(
+    r"""HTTPServer|serve_forever|make_server|create_server|start_server\(|run_server|uvicorn\b|"--port"|--port "|"""
+    r"""\.listen\(|\.bind\(|rdzv|TCPStore|init_process_group|port: Annotated.int"""
+)
+UI = "tests/platform/test_ui.py::test_other_pages_and_host_names_are_refused_at_every_port"
+VLLM = "tests/cli/test_hosts.py::test_a_vllm_server_without_a_key_answers_no_page"
+OWN = "tests/cli/test_hosts.py::test_the_prefect_server_of_a_command_answers_it_alone"
+RANKS = "no HTTP: the ranks of a stage meet here, in torch's own protocol"
+# Every file that opens a port: the test that asks there as a page of the web can, or why none can.
+PORTS = {
+    "mathrl/cli/ui.py": UI,
+    "tasks/prefect_server.py": UI,
+    "mlflow/postgres-s3.sh": UI,  # as `mathrl ui` starts it
+    "mlflow/sqlite.sh": UI,
+    "mathrl/cli/own_server.py": OWN,
+    "mathrl/cli/rollouts.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
+    "mathrl/reports/rollout_server.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
+    "mathrl/cli/sweep.py": "tests/sweeps/test_run.py::test_the_dashboard_is_served_on_loopback",
+    "mathrl/tools/server.py": "tests/tools/test_http.py::test_the_server_answers_no_page_of_the_web",
+    "mathrl/cli/serve.py": VLLM,
+    "mathrl/rollout/serve.py": VLLM,
+    "mathrl/rollout/started_servers.py": VLLM,
+    "mathrl/cli/launch.sbatch.j2": "no page: a cluster's nodes, whose vLLM servers ask for the key that the job draws",
+    "mathrl/cli/launch.jobset.yaml.j2": "no page: a cluster's pods, whose vLLM servers ask for the secret's key",
+    "mathrl/stages/launch.py": RANKS,
+    "mathrl/rollout/ranks.py": RANKS,
+    "mathrl/learners/distributed.py": RANKS,
+    "mathrl/rollout/weight_transfer.py": "no HTTP: NCCL's own protocol, between a run and its vLLM servers",
+}  # fmt: skip
+
+
+def test_every_file_that_opens_a_port_is_listed() -> None:
+    files = [
+        file
+        for folder in ("mathrl", "tasks", "flows", "mlflow")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".py", ".j2", ".sh")
+    ]
+    opening = {str(file.relative_to(ROOT)) for file in files if OPENS.search(file.read_text(encoding="utf-8"))}
+    assert opening == set(PORTS), "list it in PORTS, with the test that asks it as a page of the web can"
+    for walk in PORTS.values():
+        file, _, name = walk.partition("::")
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), walk
+
+
+@contextmanager
+def in_thread(server: Any) -> Iterator[str]:
+    """Serve requests in a thread; the address."""
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_page_of_rollouts_answers_no_other_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    with in_thread(make_server(Library({}))) as url:
+        for path in ("/", "/health"):
+            check_refused(url + path)
+
+
+def test_the_prefect_server_of_a_command_answers_it_alone(
+    tmp_path: Path, empty_prefect: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for a login that only the command has: other users of the machine reach the port as well."""
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_HOME", str(shutil.copytree(empty_prefect, tmp_path / "prefect")))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with own_server() as wait:
+        wait()
+        login = os.environ["PREFECT_API_AUTH_STRING"]
+        credentials = f"Basic {base64.b64encode(login.encode()).decode()}"
+        check_refused(f"{os.environ['PREFECT_API_URL']}/flow_runs/filter", {}, credentials=credentials)
+        check_refused(f"{os.environ['PREFECT_API_URL']}/flows/", {"name": "a"}, credentials=credentials)
+    assert len(login) > 40 and not {"PREFECT_API_AUTH_STRING", "PREFECT_API_URL"} & set(os.environ)
+
+
+def test_a_vllm_server_without_a_key_answers_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middleware of the command that starts it, over HTTP, in front of an application that answers everything."""
+    monkeypatch.delenv(KEY, raising=False)
+    monkeypatch.setattr(serve, "check_vllm", lambda: None)  # its command is made, not run
+    make_base(Model(), tmp_path / "model", seed=0)
+    command = serve.serve_command(tmp_path / "model", Model(), Rollout(), "127.0.0.1", 8001)
+    middleware = [command[number + 1] for number, word in enumerate(command) if word == "--middleware"]
+
+    async def everything(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    module, _, name = middleware[-1].rpartition(".")  # vLLM puts the last one around the others
+    guarded = getattr(importlib.import_module(module), name)(everything)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(guarded, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        check_refused(f"{url}/v1/completions", {"prompt": "1 + 1"})
+        check_refused(f"{url}/collective_rpc", {"method": "read"})
+        check_refused(f"{url}/health")
+        server.should_exit = True
+        thread.join()
+
+
+def test_a_sandbox_server_for_others_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATHRL_SANDBOX_KEY", raising=False)
+    monkeypatch.setattr(sys, "argv", ["server", "--host", "0.0.0.0"])
+    with pytest.raises(UserError, match=r"--host 0.0.0.0 .* run code in the sandbox: .*MATHRL_SANDBOX_KEY"):
+        sandbox_server.main()
+    sandbox_server.check_key("127.0.0.1")
+    monkeypatch.setenv("MATHRL_SANDBOX_KEY", "k")
+    sandbox_server.check_key("0.0.0.0")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.53", "::1"])

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,86 +20,16 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from mathrl.cli import ui
 from mathrl.core.processes import is_alive
 from mathrl.params.load import load_params
 from mathrl.params.train import Rl
+from tests.foreign_requests import FOREIGN, ask, check_refused
+from tests.platform.ui_servers import Servers
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
-RUN = "from mathrl.cli import main; main()"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Servers:
-    """What `mathrl ui` started, with its Prefect API."""
-
-    def __init__(self, checkout: Checkout, pids: Path) -> None:
-        self.checkout, self.prefect_port, self.mlflow_port = checkout, free_port(), free_port()
-        self.rollouts_port = free_port()
-        self.words = ["ui", "--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port)]
-        self.words += ["--rollouts-port", str(self.rollouts_port)]
-        self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
-        self.silent = pids.with_name("silent")  # names the stage that is silent
-        env = checkout.env | {"STANDIN_SILENT": f"@{self.silent}", "STANDIN_PIDS": str(pids)}
-        env["USUAL_PYTHON_IF"] = str(self.silent)  # what ignores signals is ended with its process group
-        self.output = pids.with_name("output")  # a file: servers that write to a full pipe stand still
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [checkout.executable, "-c", RUN, *self.words],
-                cwd=checkout.folder,
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        deadline = time.monotonic() + 300
-        while "Ctrl-C" not in self.output.read_text():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
-            time.sleep(0.1)
-
-    def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
-        request = urllib.request.Request(
-            f"{self.prefect}/api{path}",
-            data=json.dumps(body).encode(),
-            method=method,
-            headers={"content-type": "application/json"},
-        )
-        deadline = time.monotonic() + 60
-        while True:  # as Prefect's client does: 503 means that the database is locked for the moment
-            try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    return json.loads(answer.read() or "null")
-            except urllib.error.HTTPError as error:
-                if error.code != 503 or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-
-    def start(self, flow: str, **parameters: Any) -> str:
-        body = {"parameters": parameters}
-        return str(self.post(f"/deployments/{self.deployments()[flow]}/create_flow_run", body)["id"])
-
-    def artifacts(self, run: str) -> dict[str, Any]:
-        found = self.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
-        return {each["key"]: each["data"] for each in found}
-
-    def deployments(self) -> dict[str, str]:
-        flows = {flow["id"]: flow["name"] for flow in self.post("/flows/filter", {})}
-        return {flows[each["flow_id"]]: each["id"] for each in self.post("/deployments/filter", {})}
-
-    def wait_for(self, run: str, *states: str, seconds: float = 300) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            found = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0]
-            if found["state"]["type"] in states:
-                return dict(found)
-            assert found["state"]["type"] not in ("FAILED", "CRASHED"), found["state"]["message"]
-            time.sleep(0.5)
-        raise AssertionError(f"{run} is not {states} after {seconds} s")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +95,54 @@ def test_the_server_refuses_wrong_parameters_before_any_work(
     with pytest.raises(urllib.error.HTTPError) as caught:
         servers.post(f"/deployments/{servers.deployments()['rl']}/create_flow_run", {"parameters": parameters})
     assert caught.value.code in (409, 422) and reason in caught.value.read().decode()
+
+
+def test_other_pages_and_host_names_are_refused_at_every_port(servers: Servers) -> None:
+    """What each server shows, changes and runs, asked as a page of the web can ask."""
+    curate, pages = servers.deployments()["curate"], f"http://127.0.0.1:{servers.rollouts_port}"
+    check_refused(f"{servers.prefect}/api/flow_runs/filter", {})
+    check_refused(f"{servers.prefect}/api/deployments/filter", {})
+    check_refused(f"{servers.prefect}/api/deployments/{curate}", {"paused": False}, method="PATCH")
+    check_refused(f"{servers.prefect}/")
+    check_refused(f"{servers.prefect}/ui-settings")
+    for api in ("api", "ajax-api"):
+        address = f"{servers.mlflow}/{api}/2.0/mlflow/experiments/search"
+        check_refused(address, {"max_results": 1}, trusts_loopback=True)
+    for path in ("/", "/health"):
+        check_refused(f"{pages}{path}")
+    for origin in (servers.prefect, servers.prefect.replace("127.0.0.1", "localhost")):  # its page has two names
+        headers = {"Host": f"127.0.0.1:{servers.prefect_port}", "Origin": origin, "Content-Type": "application/json"}
+        status, reply, _ = ask(f"{servers.prefect}/api/deployments/filter", "POST", headers, b"{}")
+        assert (status, reply["access-control-allow-origin"]) == (200, origin)
+    for path in ("/api/events/in", "/api/events/out", "/api/logs/out"):
+        for changes in {"Origin": FOREIGN}, {"Host": f"evil.example:{servers.prefect_port}"}:
+            assert open_websocket(f"{servers.prefect}{path}", changes) == 403, (path, changes)
+        assert open_websocket(f"{servers.prefect}{path}", {}) == 101
+
+
+def open_websocket(url: str, changes: dict[str, str]) -> int:
+    """The status with which a server replies to the first request of a websocket; 101 opens it."""
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    upgrade |= {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "prefect"}
+    return ask(url, "GET", {"Host": urllib.parse.urlsplit(url).netloc} | upgrade | changes)[0]
+
+
+def test_a_run_cannot_choose_its_command_environment_or_folder(servers: Servers, tmp_path: Path) -> None:
+    """Nor in a pool that an older mathrl made, once `mathrl ui` has started again."""
+    address, folder = f"/deployments/{servers.deployments()['curate']}/create_flow_run", str(tmp_path)
+
+    def refused() -> None:
+        for variables in {"command": f"touch {folder}/file"}, {"env": {"PYTHONPATH": folder}}, {"working_dir": folder}:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                servers.post(address, {"job_variables": variables})
+            assert caught.value.code == 422 and "was unexpected" in caught.value.read().decode()
+
+    refused()
+    free = {"job_configuration": {"command": "{{ command }}"}, "variables": {"properties": {"command": {}}}}
+    servers.post("/work_pools/mathrl", {"base_job_template": free}, "PATCH")
+    ui._make_pool(servers.checkout.env | {"PREFECT_API_URL": f"{servers.prefect}/api"})
+    refused()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.browser

@@ -28,6 +28,7 @@ from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.trial import run_trial
 from mathrl.sweeps.trial_claim import HOLDER, claim, fenced
 from mathrl.sweeps.worker import sweep_section
+from tests.foreign_requests import check_refused
 
 Place = Any
 # The studies of one test are looked at by the next. Trainers start some ten times: slow on a busy machine.
@@ -292,6 +293,8 @@ def test_the_dashboard_is_served_on_loopback(place: Place) -> None:
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         bound = {c.laddr.ip for p in family for c in p.net_connections() if c.status == "LISTEN"}
         assert bound == {"127.0.0.1"}
+        check_refused(f"http://127.0.0.1:{port}/api/studies")
+        check_refused(f"http://127.0.0.1:{port}/dashboard")
         busy = place.run("mathrl", "sweep", "dashboard", "--study", "seen", "--port", str(port), ok=False)
         assert busy.count("error:") == 1 and "in use" in busy
     finally:

@@ -19,6 +19,7 @@ from mathrl.tools.http_tool import NOT_KEPT, HttpTool
 from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
 from mathrl.tools.server import RunCodeServer
+from tests.foreign_requests import ask, check_refused
 from tests.tools.sandbox import LIMITS, Machine, Program, answer, check, programs, wait_for_processes
 
 QUICK = [program for program in programs() if "timeout" not in program.statuses]
@@ -102,11 +103,49 @@ def test_the_server_refuses_what_it_does_not_serve(server: RunCodeServer) -> Non
     reply = httpx.post(url, json={"code": "print(1)", "language": "bash"}).json()
     assert (reply["status"], reply["message"]) == ("SandboxError", "language 'bash': only python is served")
     assert httpx.post(url, json={"language": "python"}).status_code == 422
-    assert httpx.post(url, content=b"\xff").status_code == 422
+    json_type = {"Content-Type": "application/json"}
+    assert httpx.post(url, content=b"\xff", headers=json_type).status_code == 422
+    for seconds in ("NaN", "-1", "0", "Infinity", "1e999", '"soon"', "null", "[]", "1" * 400):
+        body = f'{{"code": "print(1)", "language": "python", "run_timeout": {seconds}}}'
+        assert httpx.post(url, content=body, headers=json_type).status_code == 422, seconds
+    for body in ("[" * 100_000, '{"a":' * 100_000, "null", "3", '"code"'):
+        reply = httpx.post(url, content=body, headers=json_type)
+        assert reply.status_code == 422 and "not a request of run_code" in reply.text, body[:10]
     assert httpx.post(f"{server.url}/other").status_code == 404
     reply = httpx.post(url, json={"code": "print(1)", "language": "python", "run_timeout": 60}).json()
     assert reply["status"] == "Success"
     assert {"status": "Finished", "return_code": 0, "stdout": "1", "stderr": ""}.items() <= reply["run_result"].items()
+
+
+def test_headers_that_no_client_sends_get_a_clean_answer(
+    server: RunCodeServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body, usual = (
+        b'{"code": "print(1)", "language": "python"}',
+        {"Host": "127.0.0.1", "Content-Type": "application/json"},
+    )
+    for length in ("abc", "-5", "1e3", "", "0x10", "१२", "1" * 5000):
+        headers = {name: value.encode() for name, value in (usual | {"Content-Length": length}).items()}
+        status = ask(f"{server.url}/run_code", "POST", headers)[0]  # type: ignore[arg-type]
+        assert status in (400, 413), length
+    assert ask(f"{server.url}/run_code", "POST", usual)[0] == 411
+    assert ask(f"{server.url}/run_code", "POST", usual | {"Content-Type": "text/plain"}, body)[0] == 415
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_the_server_answers_no_page_of_the_web(server: RunCodeServer) -> None:
+    check_refused(f"{server.url}/run_code", {"code": "print(1)", "language": "python"})
+
+
+def test_with_a_key_it_answers_who_has_it(server: RunCodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATHRL_SANDBOX_KEY", "right")
+    request = {"code": "print(1)", "language": "python"}
+    check_refused(f"{server.url}/run_code", request, credentials="Bearer right")
+    tool = HttpTool(Http(url=server.url))
+    assert tool.session().run("6 * 7").text == "42"
+    tool.close()
+    for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
+        assert httpx.post(f"{server.url}/run_code", json=request, headers=wrong).status_code == 401
 
 
 def good(stdout: str = "42") -> bytes:

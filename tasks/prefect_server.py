@@ -1,0 +1,44 @@
+"""Prefect's server as mathrl starts it: `uvicorn --factory tasks.prefect_server:app`, or `:app_of_a_command`.
+
+Prefect's own answers every web page that a browser shows (CORS `*`) under every host name, and has no setting for the
+second. Whoever reaches it can run code, so requests of other pages are refused here.
+"""
+
+import os
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from mathrl.core.imports import without_collections
+from mathrl.core.request_origin import OwnRequests
+
+ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"  # of the pages that it answers
+CHECK_EVERY = timedelta(seconds=5)
+
+
+def app() -> Any:
+    """The server of `mathrl ui`."""
+    from prefect.server.api.server import create_app
+
+    return _guarded(create_app(final=True))
+
+
+def app_of_a_command() -> Any:
+    """The server of one command, with fewer polls: its background work (removing old events, triggers that wait for
+    something not to happen) would poll eight times a second, a third of the server's CPU time."""
+    with without_collections():
+        from prefect.server.api import background_workers
+
+        worker = background_workers.Worker  # type: ignore[attr-defined]
+        background_workers.Worker = partial(  # type: ignore[misc,assignment,attr-defined]
+            worker, minimum_check_interval=CHECK_EVERY, scheduling_resolution=CHECK_EVERY
+        )
+        from prefect.server.api.server import create_app
+
+    return _guarded(create_app())
+
+
+def _guarded(server: Any) -> Any:
+    origins = [origin.strip().lower() for origin in os.environ.get(ORIGINS, "").split(",")]
+    server.add_middleware(OwnRequests, origins=[origin for origin in origins if origin])
+    return server
