@@ -19,7 +19,9 @@ from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.evaluation.sequential import MOST_LOOKS
 from mathrl.params import Params, load_params
+from mathrl.params.messages import near_path
 from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.find_run import near_run
 
 PIPELINE = Path("reports/evaluate") / RESPONSES
 ACCEPTED = (
@@ -108,7 +110,7 @@ def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> M
     if path is None and PIPELINE.is_file() and re.fullmatch(r"[\w-]+", text):
         return read_run(PIPELINE, text, benchmark)
     if path is None:
-        raise UserError(f"{text}: no such file or folder; give {ACCEPTED}")
+        raise UserError(f"{text}: no such file or folder{near_run(text) or near_path(start / text)}; give {ACCEPTED}")
     if path.is_file():
         return read_run(path, model, benchmark)
     for folder in (path, path / "report"):  # a recipe's evaluate step has it in report/

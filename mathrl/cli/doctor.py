@@ -70,9 +70,10 @@ def _python() -> list[Finding]:
 
 
 def needed() -> list[str]:
-    """The distributions that pyproject.toml declares."""
+    """The distributions that pyproject.toml declares for the verifier and for the platform."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [re.split(r"[^\w.-]", requirement)[0] for requirement in project["dependencies"]]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["platform"]]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
 
 
 def _packages() -> list[Finding]:
@@ -85,8 +86,8 @@ def _packages() -> list[Finding]:
             findings.append(("missing", name, "make install"))
         elif pin and installed.split("+")[0] != pin:
             findings.append(("other", f"{name} {installed}, tested with {pin}", "make install"))
-    as_tested = len(versions) - len(findings)
-    return [("ok", f"{as_tested} of {len(versions)} packages at their tested versions", ""), *findings]
+    counted = f"{len(versions) - len(findings)} of the {len(versions)} packages that mathrl imports"
+    return [("ok", f"{counted}, at their tested versions ({_lock()})", ""), *findings]
 
 
 def _engines() -> list[Finding]:
@@ -179,9 +180,13 @@ def sampling_servers() -> list[Finding]:
     return findings
 
 
+def _lock() -> str:
+    """The file with the tested versions of every package."""
+    return "constraints-gpu.txt" if nvidia_smi() else "constraints.txt"
+
+
 def _pins() -> dict[str, str]:
-    lock = "constraints-gpu.txt" if nvidia_smi() else "constraints.txt"
-    lines = (PROJECT / lock).read_text(encoding="utf-8").splitlines()
+    lines = (PROJECT / _lock()).read_text(encoding="utf-8").splitlines()
     return {_normalized(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
 
 

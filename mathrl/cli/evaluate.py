@@ -17,6 +17,7 @@ from mathrl.core.results import results_table
 from mathrl.data.registry import newer_than
 from mathrl.params import load_params
 from mathrl.params.evaluate import TEST
+from mathrl.params.messages import near_path
 from mathrl.params.schema import Params
 from mathrl.params.tool_problems import tool_problems
 from mathrl.params.tools import Bubblewrap, NoTool
@@ -115,7 +116,9 @@ def evaluate(
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
     if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
-        raise UserError(f"{model}: no such folder; give a Hugging Face model folder or a hub id")
+        raise UserError(
+            f"{model}: no such folder{near_path(Path(model))}; give a Hugging Face model folder or a hub id"
+        )
     os.chdir(main_checkout())
     options = {"evaluate.limit": limit, "evaluate.samples": samples}
     settings = [f"{name}={value}" for name, value in options.items() if value is not None]

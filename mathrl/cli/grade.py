@@ -1,6 +1,6 @@
 """`mathrl grade`: grade a file of responses with their true answers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,21 +10,39 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
 from mathrl.grading import grade_batch
 
+# In the order in which they are tried; the answers' names are those that `mathrl inspect` knows.
+RESPONSES = ("response", "completion", "output", "generation", "model_output", "prediction", "text")
+ANSWERS = (
+    "ground_truth", "answer", "final_answer", "expected_answer", "gt_answer", "gt", "gold", "golden", "answer_number",
+    "correct_answer", "target", "label", "truth", "result", "reference", "a",
+)  # fmt: skip
+
 
 def grade(
     file: Annotated[Path, typer.Argument(help="JSON lines, each with a response and its true answer.")],
     output: Annotated[Path, typer.Option(help="File for the graded rows.")],
-    response_key: Annotated[str, typer.Option(help="Field with the response.")] = "response",
-    answer_key: Annotated[str, typer.Option(help="Field with the true answer, or a list of them.")] = "ground_truth",
+    response_key: Annotated[
+        str | None, typer.Option(help="Field with the response; default: response, completion, output, … by name.")
+    ] = None,
+    answer_key: Annotated[
+        str | None,
+        typer.Option(help="Field with the true answer, or a list of them; default: answer, ground_truth, … by name."),
+    ] = None,
     extraction: Annotated[
         Literal["strict", "lenient"],
         typer.Option(help="strict: only a marked answer counts; lenient: else the last number counts."),
     ] = "lenient",
 ) -> None:
-    """Grade responses: write each row with `correct`, `extracted` and `rule`."""
+    """Grade responses: write each row with `correct`, `extracted` and `rule`.
+
+    A row is for example {"response": "So it is \\boxed{12}.", "answer": "12"}; other fields stay as they are.
+    """
     rows = list(read_numbered_jsonl(file))
     if not rows:
         raise UserError(f"{file}: it has no rows")
+    fields = list(rows[0][1])
+    response_key = response_key or _known_field(file, fields, RESPONSES, "response")
+    answer_key = answer_key or _known_field(file, fields, ANSWERS, "answer", without=response_key)
     responses = [_text(file, number, row, response_key) for number, row in rows]
     truths = [_truth(file, number, row, answer_key) for number, row in rows]
     verdicts = grade_batch(responses, truths, extraction=extraction)
@@ -36,6 +54,19 @@ def grade(
     write_jsonl(output, graded())
     right = sum(verdict.correct for verdict in verdicts)
     print(f"{right} of {len(rows)} correct ({right / len(rows):.1%}); rows with verdicts: {output}")
+    print(f"responses: field {response_key}; true answers: field {answer_key}")
+
+
+def _known_field(file: Path, fields: Sequence[str], names: Sequence[str], what: str, without: str = "") -> str:
+    """The first of `names` that the first row has, compared without case."""
+    by_name = {field.lower(): field for field in fields if field != without}
+    found = next((by_name[name] for name in names if name in by_name), None)
+    if found is None:
+        raise UserError(
+            f"{file}, line 1: no field with the {'true ' * (what == 'answer')}{what} (fields: "
+            f"{', '.join(fields) or 'none'}); name it with --{what}-key"
+        )
+    return found
 
 
 def _text(file: Path, number: int, row: dict[str, Any], key: str) -> str:
@@ -54,4 +85,9 @@ def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
         raise UserError(f"{file}, line {number}, field {key}: expected an answer or a list of them, found {truth!r}")
-    return [str(answer) for answer in truth] if isinstance(truth, list) else str(truth)
+    return [str(answer) for answer in truth] if isinstance(truth, list) else _marked(str(truth))
+
+
+def _marked(truth: str) -> str:
+    """The answer after GSM8K's mark, where a row has its whole solution: "3+4=7 #### 7" -> "7"."""
+    return truth.rpartition("####")[2].strip() or truth

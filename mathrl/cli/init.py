@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 from collections.abc import Mapping
+from glob import has_magic
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from mathrl.core.gpus import gpu_count
 from mathrl.core.hardware import CPU, Hardware
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import dump_yaml, load_params
+from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
 
@@ -30,6 +32,10 @@ HEADINGS = {
     "reward": "1 for a right answer, else 0.",
     "rl": "GRPO. The learning rate suits a pretrained model of this size.",
     "evaluate": "Evaluation on the held-out problems.",
+    "sample": "Sampling for recipes: responses to imitate, preference pairs, labels of steps.",
+    "dpo": "DPO in recipes. The learning rate suits a pretrained model of this size.",
+    "reward_model": "Reward models in recipes. The learning rate suits a pretrained model of this size.",
+    "sweep": "`mathrl sweep run`: a search around the project's own learning rate, scored on dev.",
 }
 
 
@@ -51,6 +57,9 @@ def init(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name a new folder")
     checkout = _checkout()
+    for option, path in (("data", data), ("test", test)):
+        if path is not None and not (path.expanduser().exists() or has_magic(str(path))):
+            raise UserError(f"--{option} {path}: no such file or folder{near_path(path)}")
     local = Path(model).expanduser().resolve()
     model = str(local) if local.is_dir() else model
     sections = _sections(folder, data, model, test, given_keys(field or ()))

@@ -18,11 +18,15 @@ from mathrl.core.errors import UserError, without_logins
 from mathrl.core.exit_status import EXIT_USER_ERROR
 
 # In the order of `mathrl --help`. mathrl/cli/<command>.py has a function of this name, or a group of commands.
-COMMANDS = (
-    "init", "inspect", "run", "launch", "recipe", "controls", "graph", "evaluate", "alignment", "compare", "grade",
-    "audit", "sources", "decontaminate", "decide", "export", "runs", "plan", "health", "rollouts", "report", "lineage",
-    "reproduce", "promote", "rollback", "serve", "sync", "doctor", "ui", "sweep",
-)  # fmt: skip
+GROUPS = {
+    "Start": ("init", "inspect", "doctor", "ui"),
+    "Plan and run": ("plan", "run", "recipe", "sweep", "controls", "launch", "serve", "graph"),
+    "Evaluate and compare": ("evaluate", "compare", "grade", "audit", "alignment"),
+    "Look at runs": ("runs", "health", "report", "rollouts", "lineage", "sync"),
+    "Data": ("sources", "decontaminate", "decide", "export"),
+    "Registry": ("reproduce", "promote", "rollback"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
 class LazyGroup(TyperGroup):
@@ -39,7 +43,11 @@ class LazyGroup(TyperGroup):
         return import_command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        listed: dict[str, Any] = {name: TyperCommand(name, help=help_line(name)) for name in COMMANDS}
+        listed: dict[str, Any] = {
+            name: TyperCommand(name, help=help_line(name), rich_help_panel=title)
+            for title, names in GROUPS.items()
+            for name in names
+        }
         TyperGroup(name=self.name, help=self.help, params=self.params, commands=listed).format_help(ctx, formatter)
 
 

@@ -34,7 +34,7 @@ def recipe(
     with them, in a worktree under runs/.
     """
     os.chdir(main_checkout())
-    if list_recipes or name is None:
+    if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         _print_recipes()
     elif dry_run:
         print_steps(name, preset, overrides or ())

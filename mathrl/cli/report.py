@@ -9,7 +9,7 @@ import typer
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params import load_params
-from mathrl.reports.find_run import mlflow_record
+from mathrl.reports.find_run import mlflow_record, near_run
 from mathrl.reports.html import Material, pipeline_material, step_material, write_report
 
 PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
@@ -25,7 +25,7 @@ def report(
     material = _material(run, here)
     target = target or Path("reports") / "html" / f"{material.title.replace('/', '-').replace(' ', '-')}.html"
     colour = write_report(material, target, load_params())
-    print(f"{target}  (health {colour})")
+    print(f"{target}  (health {colour}); open it in a browser: {target.absolute().as_uri()}")
 
 
 def _material(run: str, here: Path) -> Material:
@@ -43,7 +43,7 @@ def _material(run: str, here: Path) -> Material:
     record = mlflow_record(run)
     if record is None:
         raise UserError(
-            f"{run}: no such run; give a stage (rl), a recipe's step (NAME/STEP), a run under runs/, a "
+            f"{run}: no such run{near_run(run)}; give a stage (rl), a recipe's step (NAME/STEP), a run under runs/, a "
             "folder, or the name or id of an MLflow run"
         )
     name, workspace = record.name, Path(record.workspace)

@@ -28,6 +28,7 @@ from mathrl.params import Params, load_params
 from mathrl.params.ignored import warnings
 from mathrl.params.learning_rates import check_learning_rates
 from mathrl.params.load import dump_yaml
+from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, stages_until
 
 QUIET = {
@@ -56,7 +57,7 @@ def run(
     Without --preset and --set it runs `dvc repro` in the checkout; with them, in a worktree under runs/.
     """
     if stage not in TARGETS:
-        raise UserError(f"no stage {stage!r}; stages: {', '.join(TARGETS)}")
+        raise UserError(f"no stage {stage!r}{did_you_mean(stage, TARGETS)}; stages: {', '.join(TARGETS)}")
     if controls and stage != "pipeline":
         raise UserError("--controls needs the whole pipeline: mathrl run pipeline --controls")
     os.chdir(main_checkout())
@@ -172,7 +173,7 @@ def _flow(name: str) -> Any:
 def _print_plan(stage: str, params: Params) -> None:
     """The parameters, sources and model with which the stage would run."""
     if stage == "pages":
-        from mathrl.stages.pages import resolve  # pandas and scikit-learn, for this stage alone
+        from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
 
         print(dump_yaml(params.pages.model_dump(mode="json")))
         for name, files in resolve(params).items():
@@ -221,6 +222,7 @@ def _print_results(folder: Path, params: Params, controls: bool, seconds: float)
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {shown(tracking_uri())}",
             "to look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
+            "one page about the run, with curves and examples: mathrl report",
             f"took {seconds:.0f} s",
         )
     )

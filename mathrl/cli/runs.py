@@ -17,6 +17,7 @@ from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
 from mathrl.params.changes import differences
 from mathrl.params.load import read_yaml
+from mathrl.params.messages import did_you_mean
 from mathrl.tracking.client import connect
 from mathrl.tracking.run_list import list_runs
 from tasks import workspace
@@ -38,7 +39,8 @@ def runs(
     removed = list(notes) if prune and "all" in prune else prune or []
     for name in [*removed, *([promote] if promote else [])]:
         if name not in notes:
-            raise UserError(f"no run {name!r} under runs/; runs: {', '.join(notes) or 'none'}")
+            hint = did_you_mean(name, notes)
+            raise UserError(f"no run {name!r} under runs/{hint}; runs: {', '.join(notes) or 'none'}")
     if promote:
         _promote(root, *notes[promote])
     busy = []

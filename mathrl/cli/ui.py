@@ -57,7 +57,10 @@ def ui(
     ports = ("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")
     for name, port, option in (*ports, ("the rollouts' page", rollouts_port, "rollouts")):
         if listens(port):
-            raise UserError(f"port {port} of {name} is in use: stop that program, or choose another --{option}-port")
+            raise UserError(
+                f"port {port} of {name} is in use: is it another mathrl ui? Then open http://{HOST}:{port}; else stop "
+                f"that program, or choose another --{option}-port"
+            )
     env = _environment(root, prefect_port, mlflow_port, host) | {Variable.ROLLOUTS: f"http://{HOST}:{rollouts_port}"}
     logs = home() / "logs"
     logs.mkdir(parents=True, exist_ok=True)

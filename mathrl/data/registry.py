@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from mathrl.core.errors import UserError
 from mathrl.data.row_formats import RowShape
+from mathrl.params.messages import did_you_mean
 
 NORMALISED = RowShape(solution_key="solution", id_key="id", level_key="level", subject_key="subject")
 _GSM8K = RowShape(solution_key="answer", answer_rule="hash")
@@ -140,6 +141,7 @@ def benchmark(name: str) -> NamedSource:
     """
     named = REGISTRY.get(name)
     if named is None or named.evaluation is None:
-        names = ", ".join(n.name for n in _ALL if n.evaluation)
-        raise UserError(f"no benchmark {name!r}; known: test (the curated split), {names}")
+        names = [n.name for n in _ALL if n.evaluation]
+        hint = did_you_mean(name, ["test", *names])
+        raise UserError(f"no benchmark {name!r}{hint}; known: test (the curated split), {', '.join(names)}")
     return named

@@ -9,6 +9,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.data.file_formats import PACKED, SUFFIXES, TEXT, Wanted, decode, kind_of
+from mathrl.params.messages import near_path
 
 KNOWN = f"{', '.join(SUFFIXES)}; {', '.join(PACKED)} of {', '.join(TEXT)}"
 # What `datasets` and the hub put beside the rows.
@@ -47,7 +48,7 @@ def list_files(path: Path) -> list[Path]:
         top = Path(path.anchor)
         inside, what = top.glob(str(path.relative_to(path.anchor))), "matches this pattern"
     else:
-        raise UserError(f"{path}: no such file or folder; correct the path, of a source in params/curate.yaml")
+        raise UserError(f"{path}: no such file or folder{near_path(path)}")
     files = sorted(file for file in inside if file.is_file() and kind_of(file) and not _beside(file, top))
     if not files:
         raise UserError(f"{path}: no {', '.join(SUFFIXES)} file {what}")

@@ -56,7 +56,10 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
         return ResolvedSource(source.name, "", "made here (Apache-2.0)", generated=source)
     licence = source.licence or "not stated"
     if isinstance(source, FileSource):
-        files = tuple(list_files(absolute(source.path)))
+        try:
+            files = tuple(list_files(absolute(source.path)))
+        except UserError as error:
+            raise UserError(f"source {source.name} of curate.sources: {error}") from None
         return ResolvedSource(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
     named, split, revision = find(source.id), source.hub_split, source.revision
     if named is not None:

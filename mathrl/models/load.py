@@ -33,6 +33,7 @@ from mathrl.models.transformers_import import (
     cached_file,
 )
 from mathrl.models.trial import Trial
+from mathrl.params.messages import near_path
 from mathrl.params.run import Model, PretrainedModel
 
 __all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "plain_dtype", "resolve_folder"]
@@ -240,6 +241,6 @@ def _path_or_hub_id(folder: Path | str, path: Path) -> str:
             raise UserError(f"{folder}: not a model folder: it has no config.json")
         return str(path)
     if isinstance(folder, Path) or str(folder).startswith((".", "/")) or str(folder).count("/") != 1:
-        raise UserError(f"{folder}: no such model folder")
+        raise UserError(f"{folder}: no such model folder{near_path(path)}")
     ask_hub_once()
     return str(folder)

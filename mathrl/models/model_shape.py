@@ -9,6 +9,7 @@ from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.load import reason, resolve_folder
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
+from mathrl.params.messages import did_you_mean
 from mathrl.params.run import Base, FreshModel
 
 # From the config.json of each, so that a plan needs no hub: the presets' models.
@@ -99,6 +100,6 @@ def config_of(base: Base) -> Any:
         return AutoConfig.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"model.base.path: no configuration of {base.path} can be read ({reason(error)}); "
-            f"give a model folder, a hub id, or one of {', '.join(sorted(KNOWN))}"
+            f"model.base.path: no configuration of {base.path} can be read ({reason(error)})"
+            f"{did_you_mean(base.path, KNOWN)}; give a model folder, a hub id, or one of {', '.join(sorted(KNOWN))}"
         ) from None

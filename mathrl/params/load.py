@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.engines import engine_problem
-from mathrl.params.messages import did_you_mean, messages
+from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
 from mathrl.params.tool_problems import tool_problems
@@ -26,6 +26,7 @@ from mathrl.params.user_function import function_problems, sampler_problems
 
 FOLDER = Path("params")
 NO_PRESET = "none"  # what a flow's form has where no preset is chosen
+MOST_PATHS = 4  # in a suggestion
 S = TypeVar("S", bound=Section)
 
 
@@ -141,7 +142,7 @@ def apply_override(values: dict[str, Any], override: str) -> str:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
-        raise UserError(f"override {override!r}: write section.key=value, such as rl.lr=2e-4")
+        raise UserError(f"override {override!r}: write section.key=value{_with_section(keys[0], text, equals)}")
     if keys[0] not in values:
         raise UserError(
             f"override {override!r}: unknown section {keys[0]!r}{did_you_mean(keys[0], SECTIONS)}; "
@@ -167,6 +168,26 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         else:
             here = here[slot]
     return keys[0]
+
+
+def _with_section(name: str, value: str, equals: str) -> str:
+    """What to write instead of a parameter without its section.
+
+    >>> _with_section("learning_rate", "1e-6", "=")
+    ': rl.lr=1e-6 or sft.lr=1e-6 or dpo.lr=1e-6 or reward_model.lr=1e-6'
+    """
+    paths = _paths_of(name) if equals else []
+    return ": " + " or ".join(f"{path}={value}" for path in paths[:MOST_PATHS]) if paths else ", such as rl.lr=2e-4"
+
+
+def _paths_of(name: str) -> list[str]:
+    """The parameters of this name, or of what it means in other programs, in any section; first those used most."""
+    known, wanted = list(parameters(Params)), MEANINGS.get(name, name)
+    paths = [path for path in known if path == wanted or path.endswith(f".{wanted}")]
+    places = {"rl": 0, "sft": 1}
+    return sorted(
+        paths, key=lambda path: (path.startswith("health."), path.count("."), places.get(path.split(".")[0], 2))
+    )
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:
@@ -244,6 +265,8 @@ def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
         for kind, (section, *rest), message in messages(error, Params):
             where = origin.get(str(section), str(section))
             where = where.split(" + ")[0] if kind == SECRET else where  # an override contains the secret
+            if message == "unknown parameter" and (elsewhere := _paths_of(str(rest[-1] if rest else section))):
+                message += f" (did you mean {elsewhere[0]}?)"
             lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
         raise UserError("; ".join(lines)) from None
     problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -26,6 +27,29 @@ UNSUPPORTED = dict.fromkeys(
     "responses are sampled from softmax(logits / temperature) as a whole, the distribution whose log-probs are "
     "trained on; leave it out (evaluate alone has a top_p)",
 )
+# Names in other programs (transformers, TRL, verl): what mathrl calls it; with a section where it is another one's.
+MEANINGS = {
+    **dict.fromkeys(("learning_rate", "rate", "actor_lr"), "lr"),
+    **dict.fromkeys(("num_generations", "rollout_n", "n", "num_samples", "responses_per_prompt"), "group_size"),
+    **dict.fromkeys(("beta", "kl", "kl_beta", "kl_loss_coef", "kl_weight", "kl_penalty"), "kl_coef"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "prompts_per_step"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_length", "max_response_length", "max_length"), "max_tokens"),
+    **dict.fromkeys(("max_steps", "num_steps", "total_steps", "total_training_steps", "iterations"), "steps"),
+    **dict.fromkeys(("epsilon", "eps", "cliprange", "clip_ratio", "clip_ratio_low", "clip_eps"), "clip_low"),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high"), "clip_high"),
+    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("entropy_coeff", "ent_coef"), "entropy_coef"),
+    **dict.fromkeys(("loss_type", "loss"), "policy_loss"),
+    **dict.fromkeys(("eval_steps", "test_freq"), "eval_every"),
+    **dict.fromkeys(("save_steps", "save_freq"), "checkpoint_every"),
+    **dict.fromkeys(("num_gpus", "n_gpus", "gpus", "nproc_per_node", "world_size"), "run.processes"),
+    **dict.fromkeys(("max_prompt_length", "max_prompt_tokens"), "prompt.max_tokens"),
+    **dict.fromkeys(("system_prompt",), "prompt.system"),
+    **dict.fromkeys(("model_name_or_path", "model_path", "model_name"), "model.base.path"),
+    **dict.fromkeys(("dtype", "bf16", "torch_dtype"), "model.precision"),
+    **dict.fromkeys(("gpu_memory_utilization", "vllm_gpu_memory_utilization"), "rollout.vllm.memory_share"),
+    **dict.fromkeys(("tensor_parallel_size", "tensor_model_parallel_size"), "rollout.vllm.tensor_parallel"),
+}
 Location = Sequence[int | str]
 
 
@@ -125,10 +149,33 @@ def unknown_hint(key: str, names: Iterable[str]) -> str:
     """What to write instead of an unknown parameter: its successor, else the nearest name."""
     if key in UNSUPPORTED:
         return f": {UNSUPPORTED[key]}"
-    return f": write {REPLACED[key]}" if key in REPLACED else did_you_mean(key, names)
+    if key in REPLACED:
+        return f": write {REPLACED[key]}"
+    names, meant = list(names), MEANINGS.get(key, "")
+    return f" (did you mean {meant}?)" if meant in names or "." in meant else did_you_mean(key, names)
+
+
+def parameters(kind: Any, above: str = "") -> Iterator[str]:
+    """The dotted paths of all parameters of a section or of all sections, without those in lists and unions.
+
+    Example: parameters(Params) -> run.seed, run.device, …, rl.critic.lr, …
+    """
+    section = _section(kind)
+    for name, info in (section.model_fields if section else {}).items():
+        path = f"{above}{info.alias or name}"
+        yield path
+        yield from parameters(_annotation(info), f"{path}.")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """ " (did you mean lr?)" for the nearest of the names; empty if none is near."""
     close = difflib.get_close_matches(word, list(names), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def near_path(path: Path) -> str:
+    """As `did_you_mean`, for a file or folder that is not there: the nearest name beside it."""
+    folder = path.expanduser().parent
+    names = sorted(other.name for other in folder.iterdir()) if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {path.parent / close[0]}?)" if close else ""

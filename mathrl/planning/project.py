@@ -4,6 +4,7 @@ Each value is a start that works and that the person may change: learning rates 
 (params/learning_rates.py), lengths from the texts, group and batch sizes by the device.
 """
 
+import re
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -21,6 +22,7 @@ from mathrl.params.load import parse_yaml
 FEWEST_TESTS, MOST_TESTS = 50, 500  # problems to measure on: fewer say little, more say hardly more
 DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 SFT_EPOCHS = 3
+EVAL_EVERY = 10  # RL steps between dev evaluations
 PUBLISHED_WIDTH = 896  # of the smallest models that the rates of params/learning_rates.py were published for
 LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
 
@@ -80,6 +82,7 @@ def project_sections(
     sft_share = 0.0 if chat or worked < 0.95 else 0.25
     trained = inspection.usable * (1 - curate.get("test_share", 0)) * (1 - curate["dev_share"])
     checkpointing = shape.parameters > 3e8
+    rl_rate = _learning_rate("rl", shape)
     rl_steps = max(10, min(sizes.rl_steps, ceil(2 * trained * (1 - sft_share) / sizes.prompts)))
     return {
         "run": {"seed": 0, "device": "auto", "processes": max(1, hardware.count) if hardware.is_gpu else 2},
@@ -102,13 +105,13 @@ def project_sections(
             "steps": rl_steps,
             "prompts_per_step": sizes.prompts,
             "group_size": sizes.group,
-            "lr": _learning_rate("rl", shape),
+            "lr": rl_rate,
             "optimizer": {"type": "adamw", "beta2": 0.999, "warmup_steps": 5, "schedule": "constant"},
             "temperature": 1.0,
             "max_tokens": response,
             "tokens_per_microbatch": sizes.microbatch,
             "gradient_checkpointing": checkpointing,
-            "eval_every": 10,
+            "eval_every": EVAL_EVERY,
             "checkpoint_every": 10,
         },
         "evaluate": {
@@ -119,6 +122,10 @@ def project_sections(
             "max_tokens": response,
             "extraction": "lenient",
         },
+        "sample": {"max_tokens": response},
+        "dpo": {"lr": _learning_rate("dpo", shape), "tokens_per_microbatch": sizes.microbatch},
+        "reward_model": {"lr": _learning_rate("reward_model", shape), "tokens_per_microbatch": sizes.microbatch},
+        "sweep": _sweep(name, rl_rate, device),
         "health": {"action": "warn", "lr": 1e-5, "kl": 0.3, "patience": 50},
         "register": {"name": name, "alias": "candidate"},
     }
@@ -133,6 +140,20 @@ def _learning_rate(stage: str, shape: ModelShape) -> float:
     if shape.parameters >= LARGE * 1e9:
         return rates.large
     return float(f"{rates.small * max(1.0, PUBLISHED_WIDTH / shape.width):.1g}")
+
+
+def _sweep(name: str, rl_rate: float, device: str) -> dict[str, Any]:
+    """A search around the project's own rate; it is trial 0."""
+    return {
+        "study": re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_") or "project",
+        "space": {
+            "rl.lr": {"kind": "log", "low": float(f"{rl_rate / 5:.1g}"), "high": float(f"{5 * rl_rate:.1g}")},
+            "rl.kl_coef": {"kind": "zero_or_log", "low": 1e-4, "high": 1e-2},
+        },
+        "set": ["run.processes=1"] if device == "cpu" else [],
+        "workers": 2 if device == "cpu" else 1,
+        "warmup_steps": EVAL_EVERY,
+    }
 
 
 def _curate(inspection: Inspection, test: dict[str, Any] | None) -> dict[str, Any]:

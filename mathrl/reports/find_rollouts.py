@@ -6,7 +6,7 @@ from pathlib import Path
 from mathrl.core.errors import UserError
 from mathrl.core.records import ROLLOUTS, records_folder
 from mathrl.core.rollout_files import WHOLE, rollout_files
-from mathrl.reports.find_run import folders, mlflow_record
+from mathrl.reports.find_run import folders, mlflow_record, near_run
 
 
 def kept_files(text: str) -> list[Path]:
@@ -34,9 +34,14 @@ def find_rollouts(text: str) -> tuple[str, dict[str, Path]]:
         record = mlflow_record(text)
         files = rollout_files(record.rollouts) if record else []
     if not files:
+        if any(folder.is_dir() for folder in folders(text)):
+            raise UserError(
+                f"{text}: the run kept no rollouts; run it again with some kept: "
+                f"mathrl run rl --set rl.keep_rollouts.which=all (share, odd), then mathrl rollouts"
+            )
         raise UserError(
-            f"{text}: no kept rollouts there; give rl, a recipe's step (NAME/STEP), a record, a parquet file or an "
-            "MLflow run, and keep some with --set rl.keep_rollouts.which=all (share, odd)"
+            f"{text}: no such run{near_run(text)}; give rl, a recipe's step (NAME/STEP), a record, a parquet file or "
+            "an MLflow run"
         )
     folder = files[0].parent
     if folder.name == ROLLOUTS and folder.parent.parent == records_folder():

@@ -16,6 +16,8 @@ from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, recor
 from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.load import S, validated, without_removed
+from mathrl.params.messages import did_you_mean
+from mathrl.params.schema import READS
 from mathrl.params.train import Rl
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import find_run
@@ -62,8 +64,15 @@ def find_training_run(text: str) -> TrainingMetrics:
             return read_training_run(folder)
     record = mlflow_record(text)
     if record is None:
-        raise UserError(f"{text}: no metrics there; give {ACCEPTED}")
+        raise UserError(f"{text}: no metrics there{near_run(text)}; give {ACCEPTED}")
     return read_training_run(record.folder)
+
+
+def near_run(text: str) -> str:
+    """As `did_you_mean`: the stage, recipe's step or run under runs/ whose name is nearest."""
+    steps = (f"{step.parent.name}/{step.name}" for step in RECIPES.glob("*/*/") if step.is_dir())
+    names = [folder.name for parent in ("reports", "runs") for folder in Path(parent).glob("*/")]
+    return did_you_mean(text, [*READS, *names, *steps])
 
 
 def folders(text: str) -> list[Path]:

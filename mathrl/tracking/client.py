@@ -16,6 +16,7 @@ from mathrl.tracking.views import views
 EXPERIMENT = "mathrl"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
 QUIET = {
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # not that a new file gets its tables
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "1",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

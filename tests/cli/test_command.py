@@ -1,13 +1,17 @@
 """The `mathrl` command as a person meets it: help, mistakes, a dry run, the doctor."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from mathrl.cli.main import COMMANDS, help_line, import_command
+from mathrl.cli.main import COMMANDS, GROUPS, app, help_line, import_command
+from mathrl.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
@@ -63,8 +67,8 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "rll"], "no stage 'rll'"),
-        (["run", "rl", "--set", "rl.learning_rate=1"], "learning_rate"),
+        (["run", "rll"], "no stage 'rll' (did you mean rl?)"),
+        (["run", "rl", "--set", "rl.learning_rate=1"], "learning_rate: unknown parameter (did you mean lr?)"),
         (["run", "rl", "--set", "rl.lr=5"], "rl.lr"),
         (["run", "rl", "--set", "rl.lr=fast"], "rl.lr"),
         (["run", "rl", "--set", "rl.lr"], "write section.key=value"),
@@ -122,6 +126,45 @@ for read in (lambda: load_tokenizer("no/such-model"), lambda: benchmark_problems
     assert done.stderr == ""  # the hub's client adds a line per attempt, and waits half a minute
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run rl --set lr=0.1", "rl.lr=0.1 or sft.lr=0.1"),
+        ("run rl --set learning_rate=0.1", "rl.lr=0.1 or sft.lr=0.1"),
+        ("evaluate --model tests --benchmark gsm8kk", "did you mean gsm8k?"),
+        ("evaluate --model tests/modells --benchmark gsm8k", "(did you mean tests/models?)"),
+        ("health rll", "(did you mean rl?)"),
+        ("report evaluat", "(did you mean evaluate?)"),
+        ("rollouts rll", "(did you mean rl?)"),
+        ("recipe deepseek", "did you mean deepseek-r1?"),
+        ("inspect READNE.md", "READNE.md: no such file or folder (did you mean"),
+        (
+            "init new --data READNE.md --model tests",
+            "--data READNE.md: no such file or folder (did you mean README.md?)",
+        ),
+    ],
+)
+def test_a_mistyped_name_is_answered_by_the_nearest(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_store: Path
+) -> None:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, words.split())
+    assert isinstance(done.exception, UserError) and message in str(done.exception), done.output
+
+
+def test_the_list_of_recipes_is_also_found_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert CliRunner().invoke(app, ["recipe", "list"]).output == CliRunner().invoke(app, ["recipe"]).output != ""
+
+
+def test_the_help_has_its_commands_in_groups() -> None:
+    lines = mathrl("--help").stdout.splitlines()
+    titles = [line for line in lines if line.startswith("╭─")]
+    assert [title.split("─ ")[1].split(" ─")[0] for title in titles] == ["Options", *GROUPS]
+
+
 def test_outside_a_git_checkout_the_remedy_is_said(tmp_path: Path) -> None:
     done = mathrl("run", "pipeline", cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and "start from `git clone`" in done.stderr
@@ -136,7 +179,8 @@ def test_a_dry_run_resolves_everything_but_the_weights_and_runs_nothing() -> Non
 
 def test_the_doctor_names_a_server_that_does_not_answer() -> None:
     well = mathrl("doctor")
-    assert "packages at their tested versions" in well.stdout and "git checkout" in well.stdout
+    assert re.search(r"ok +(\d+) of the \1 packages that mathrl imports, at their tested versions", well.stdout)
+    assert "git checkout" in well.stdout
     ill = mathrl("doctor", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert ill.returncode == 1
     (line,) = [line for line in ill.stdout.splitlines() if "127.0.0.1:9" in line]

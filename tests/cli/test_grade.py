@@ -9,11 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from mathrl.cli.grade import grade as grade_file
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_jsonl
+from mathrl.core.files import read_jsonl, write_jsonl
+from mathrl.data.sniff import ANSWERS, SOLUTIONS
 from mathrl.grading import grade as verdict_on
 
+KNOWN_ANSWERS = [name for name in ANSWERS if name == "answer" or name not in (*SOLUTIONS, "solutions")]
 ROWS = [
     {"id": 1, "text": "so \\boxed{0.5}", "gold": "\\frac{1}{2}"},
     {"id": 2, "text": "The answer is 7.", "gold": ["8", "9"]},
@@ -95,6 +98,22 @@ def test_a_row_with_a_lone_surrogate_costs_nobody_the_others(tmp_path: Path) -> 
     assert [row["correct"] for row in graded] == [True, False, True, True, False]
     assert (graded[3]["text"], graded[3]["who"]) == (emoji["text"], emoji["who"])
     assert "3 of 5 correct" in printed
+
+
+@pytest.mark.parametrize("response", ["response", "completion", "output", "Generation"])
+@pytest.mark.parametrize("answer", [*KNOWN_ANSWERS, "Answer"])
+def test_fields_are_found_by_the_names_that_inspect_knows(tmp_path: Path, response: str, answer: str) -> None:
+    file, output = tmp_path / "answers.jsonl", tmp_path / "graded.jsonl"
+    rows = [{"prompt": "What is 3 + 4?", response: "It is 7.", answer: truth} for truth in ("7", "3+4=7 #### 7", "8")]
+    write_jsonl(file, rows)
+    grade_file(file, output)
+    assert [row["correct"] for row in read_jsonl(output)] == [True, True, False]
+
+
+def test_a_file_without_an_answer_names_its_fields_and_the_option(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "1+1", "response": "2"}])
+    with pytest.raises(UserError, match=r"no field with the true answer \(fields: prompt, response\).*--answer-key"):
+        grade_file(tmp_path / "rows.jsonl", tmp_path / "graded.jsonl")
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"text": "1", "gold": ' + "1" * 5000 + "}"])

@@ -25,6 +25,7 @@ from mathrl.planning.project import suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, write_speed
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.stages.rl import DIFFICULTY
+from mathrl.sweeps.space import check_space
 
 ROOT = Path(__file__).parents[2]
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -85,6 +86,15 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert params.prompt.template == "boxed" and params.sft.steps > 0 and params.rl.max_tokens <= 256 - 64
     # The published 1e-6 of a width of 896, here for a width of 32.
     assert params.rl.lr == 3e-5 and params.sft.lr == 3e-4
+    # Nothing of the demo's is left that trains or samples: recipes and sweeps start from the project's own values.
+    assert params.dpo.lr == 1e-5 and params.reward_model.lr == 3e-4
+    assert params.sample.max_tokens == params.evaluate.max_tokens == params.rl.max_tokens
+    assert (params.sweep.study, params.sweep.space["rl.lr"].low, params.sweep.space["rl.lr"].high) == (
+        "sums",
+        6e-6,
+        2e-4,
+    )
+    assert set(check_space(params.sweep, Path("sums/params"))) == {"rl.lr", "rl.kl_coef"}
     assert params.model.base.type == "pretrained"
     assert load_model(params.model.base.path, params.model, "cpu").config.model_type == "gpt_neox"
     with pytest.raises(UserError, match="sums: exists and is not empty"):

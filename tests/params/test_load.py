@@ -5,6 +5,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.params.load import load_params, merge, preset_names, stage_params, write_params
+from mathrl.params.messages import MEANINGS, parameters
 from mathrl.params.schema import READS, STAGES, Params
 from mathrl.params.train import Sft
 
@@ -42,6 +43,10 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
     ("override", "said"),
     [
         ("rl.lrr=1", r"lrr: unknown parameter \(did you mean lr\?\)"),
+        ("rl.num_generations=8", r"unknown parameter \(did you mean group_size\?\)"),
+        ("rl.max_prompt_length=8", r"unknown parameter \(did you mean prompt\.max_tokens\?\)"),
+        ("rl.processes=2", r"unknown parameter \(did you mean run\.processes\?\)"),
+        ("learning_rate=1", "write section.key=value: rl.lr=1 or sft.lr=1 or dpo.lr=1"),
         ("rll.lr=1", r"unknown section 'rll' \(did you mean rl\?\)"),
         ("rl.lr=fast", "lr: Input should be a valid number.*'fast'"),
         ("rl.lr=2", "lr: Input should be less than or equal to 1"),
@@ -156,3 +161,9 @@ def test_asynchronous_rl_with_an_engine_that_ranks_share_is_refused_before_anyth
     assert load_params(PARAMS, overrides=shared).rl.asynchronous  # the torch engine has no such ranks
     with pytest.raises(UserError, match=r"rl\.yaml .*: asynchronous needs rollout\.vllm\.tensor_parallel 1: ranks "):
         load_params(PARAMS, overrides=[*shared, "rollout.engine=vllm"])
+
+
+def test_what_is_suggested_for_names_of_other_programs_exists() -> None:
+    known = {*parameters(Params), "model.base.path"}  # of one kind of model
+    assert {meant for meant in MEANINGS.values() if meant not in known and f"rl.{meant}" not in known} == set()
+    assert not [name for name in MEANINGS if f"rl.{name}" in known], "a name that rl has needs no translation"
