@@ -4,13 +4,14 @@
 responses each; then pairs of models, with and without a true difference; then several runs of a recipe. Beside the
 intervals of mathrl stands mean ± 1.96 standard errors over problems, which lm-evaluation-harness (api/metrics.py,
 mean_stderr) and lighteval (metrics/stderr.py, mean_stderr) print, and the same over all responses as if they were
-independent.
+independent; beside the comparisons Student's paired t and a bootstrap over the problems.
 """
 
 import argparse
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import stdtrit
 
 from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import compare
@@ -22,6 +23,10 @@ RATES = {
     "even": (2.0, 2.0), "solved or not": (0.3, 0.3), "easy": (5.0, 0.5), "hard": (0.2, 2.0), "very hard": (0.05, 1.0),
 }  # fmt: skip
 SIZES = ((15, 32), (30, 4), (30, 32), (100, 8), (500, 8))
+# For two models: from AIME's with many samples to few responses of few problems, with a gain that t shows about half.
+PAIRED_SIZES = ((30, 32), (30, 64), (60, 32), (500, 4), (500, 8), (40, 8), (30, 1), (15, 1))
+GAINS = (0.05, 0.06, 0.05, 0.03, 0.03, 0.08, 0.25, 0.35)
+RESAMPLES = 1000
 RUN_SPREADS = (0.0, 0.02, 0.05, 0.1)
 
 
@@ -68,30 +73,62 @@ def tenth_gains(rng: np.random.Generator, problems: int) -> tuple[np.ndarray, np
     return before, np.where(rng.random(problems) < 0.1, 0.9, before - 0.5 * 0.1 / 0.9)
 
 
+def own_noise(gain: float) -> Draw:
+    """Pass rates move by problem by 0.06, and rise by `gain` on average where they are neither 0 nor 1."""
+
+    def rates(rng: np.random.Generator, problems: int) -> tuple[np.ndarray, np.ndarray]:
+        start = rng.beta(0.6, 1.0, problems)
+        free = (start > 0.02) & (start < 0.98)
+        before, after = (start + rng.normal(0, 0.06, problems) * free for _ in range(2))
+        return np.clip(before, 0, 1), np.clip(after + gain * rng.uniform(0, 2, problems) * free, 0, 1)
+
+    return rates
+
+
+def shown(rng: np.random.Generator, draw: Draw, problems: int, samples: int, trials: int) -> list[float]:
+    """Shares of comparisons that show a difference: mathrl's, Student's paired t, a percentile bootstrap."""
+    weights = rng.multinomial(problems, np.full(problems, 1 / problems), RESAMPLES) / problems
+    ours = theirs = drawn = 0
+    for _ in range(trials):
+        before, after = (rng.binomial(samples, rates) / samples for rates in draw(rng, problems))
+        ours += compare("a", "b", _values(before), _values(after), responses=samples).shown
+        gaps = after - before
+        error = gaps.std(ddof=1) / problems**0.5
+        theirs += abs(gaps.mean()) > stdtrit(problems - 1, 0.975) * error
+        low, high = np.quantile(weights @ gaps, (0.025, 0.975))
+        drawn += low > 0 or high < 0
+    return [ours / trials, theirs / trials, drawn / trials]
+
+
 def claims(rng: np.random.Generator, trials: int) -> None:
     print("\nTwo models without a difference: share of comparisons that claim one (0.05 allowed)\n")
-    print("| problems' differences | problems x responses | mathrl | ± 1.96 errors over problems |")
-    print("|---|---|---|---|")
-    draws: dict[str, Draw] = {"none": no_difference, "a tenth gains": tenth_gains, "few gain much": few_gain_much}
+    print("| problems' differences | problems x responses | mathrl | Student's paired t | bootstrap |")
+    print("|---|---|---|---|---|")
+    draws: dict[str, Draw] = {
+        "none": no_difference,
+        "by problem": own_noise(0.0),
+        "a tenth gains": tenth_gains,
+        "one in twenty gains much": few_gain_much,
+    }
     for name, draw in draws.items():
-        for problems, samples in SIZES:
-            ours = theirs = 0
-            for _ in range(trials):
-                before, after = (rng.binomial(samples, rates) / samples for rates in draw(rng, problems))
-                ours += compare("a", "b", _values(before), _values(after)).shown
-                gaps = after - before
-                theirs += abs(gaps.mean()) > Z * gaps.std(ddof=1) / problems**0.5
-            print(f"| {name} | {problems} x {samples} | {ours / trials:.3f} | {theirs / trials:.3f} |", flush=True)
+        for problems, samples in PAIRED_SIZES:
+            shares = " | ".join(f"{share:.3f}" for share in shown(rng, draw, problems, samples, trials))
+            print(f"| {name} | {problems} x {samples} | {shares} |", flush=True)
 
 
 def power(rng: np.random.Generator, trials: int) -> None:
-    print("\nTwo models with the difference that the comparison says it can show: share of comparisons that show it\n")
+    print("\nTwo models with a difference: share of comparisons that show it\n")
+    print("| problems x responses | gain | mathrl | Student's paired t | bootstrap |\n|---|---|---|---|---|")
+    for (problems, samples), gain in zip(PAIRED_SIZES, GAINS, strict=True):
+        shares = " | ".join(f"{share:.3f}" for share in shown(rng, own_noise(gain), problems, samples, trials))
+        print(f"| {problems} x {samples} | {gain} | {shares} |", flush=True)
+    print("\nThe difference that the comparison says it can show: share of comparisons that show it\n")
     print("| problems x responses | difference | shown (0.80 is said) |\n|---|---|---|")
-    for problems, samples in SIZES:
+    for problems, samples in PAIRED_SIZES:
         said = [_shifted(rng, problems, samples, 0.0).detectable for _ in range(40)]
         difference = float(np.mean(said))
-        shown = sum(_shifted(rng, problems, samples, difference).shown for _ in range(trials))
-        print(f"| {problems} x {samples} | {difference:.3f} | {shown / trials:.3f} |", flush=True)
+        found = sum(_shifted(rng, problems, samples, difference).shown for _ in range(trials))
+        print(f"| {problems} x {samples} | {difference:.3f} | {found / trials:.3f} |", flush=True)
 
 
 def _shifted(rng: np.random.Generator, problems: int, samples: int, difference: float):  # type: ignore[no-untyped-def]
@@ -100,7 +137,7 @@ def _shifted(rng: np.random.Generator, problems: int, samples: int, difference: 
     gaps = difference + rng.uniform(-0.2, 0.2, problems)
     rates = (np.clip(middle - gaps / 2, 0, 1), np.clip(middle + gaps / 2, 0, 1))
     before, after = (rng.binomial(samples, rate) / samples for rate in rates)
-    return compare("a", "b", _values(before), _values(after))
+    return compare("a", "b", _values(before), _values(after), responses=samples)
 
 
 def _values(values_P: np.ndarray) -> dict[str, float]:
@@ -127,15 +164,20 @@ def several_runs(rng: np.random.Generator, trials: int) -> None:
                     first, second = (_runs(rng, runs, base, spread, samples) for _ in range(2))
                     interval = seeds_interval(first)
                     inside += interval.low <= 0.5 <= interval.high
-                    claimed += compare_runs("a", "b", first, second).shown
+                    claimed += compare_runs("a", "b", first, second, responses=(samples, samples)).shown
                 shares = f"{inside / trials:.3f} | {claimed / trials:.3f}"
                 print(f"| {runs} | {problems} x {samples} | {spread} | {shares} |", flush=True)
+
+
+TABLES = {"coverage": coverage, "claims": claims, "power": power, "runs": several_runs}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=4000, help="Simulated evaluations per row.")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=list(TABLES), help="One table; default: all.")
     options = parser.parse_args()
-    for number, table in enumerate((coverage, claims, power, several_runs)):
-        table(np.random.default_rng([options.seed, number]), options.trials)
+    for number, (name, table) in enumerate(TABLES.items()):
+        if options.only in (None, name):
+            table(np.random.default_rng([options.seed, number]), options.trials)

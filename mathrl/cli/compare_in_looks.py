@@ -8,12 +8,12 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.results import Comparison
 from mathrl.core.seeding import derive_seed
-from mathrl.core.types import Problem
+from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.sequential import look_levels
-from mathrl.evaluation.summary import accuracies
+from mathrl.evaluation.summary import accuracies, responses_behind
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
 
@@ -36,13 +36,13 @@ def compare_in_looks(
         raise UserError(f"--looks {looks}: {benchmark} has {len(problems)} problems, each look needs two or more")
     names = (name_of(folders[0]), name_of(folders[1]))
     names = names if names[0] != names[1] else (str(folders[0]), str(folders[1]))
-    values: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    rows: tuple[list[EvalRow], list[EvalRow]] = ([], [])
     test: Comparison | None = None
     for look, level in enumerate(look_levels(looks, 1 - params.evaluate.confidence), start=1):
         part = problems[look - 1 :: looks]
-        for folder, seen in zip(folders, values, strict=True):
-            seen |= _accuracies(folder, benchmark, params, part, f"{look}of{looks}")
-        test = compare(*names, *values, confidence=1 - level)
+        for folder, seen in zip(folders, rows, strict=True):
+            seen += _responses(folder, benchmark, params, part, f"{look}of{looks}")
+        test = compare(*names, *map(accuracies, rows), responses=responses_behind(rows), confidence=1 - level)
         bounds = f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]"
         print(f"look {look} of {looks}: {test.problems} problems, {bounds}, p = {test.p_value:.4f}, level {level:.4f}")
         excluded = difference is not None and -difference < test.low and test.high < difference
@@ -56,12 +56,12 @@ def compare_in_looks(
     return test
 
 
-def _accuracies(folder: Path, benchmark: str, params: Params, part: Sequence[Problem], number: str) -> dict[str, float]:
+def _responses(folder: Path, benchmark: str, params: Params, part: Sequence[Problem], number: str) -> Sequence[EvalRow]:
     whole = output_of(folder, name_of(folder), benchmark, params)
     output = whole.with_name(f"{whole.name}-{number}")
     if not (output / RESPONSES).is_file():
         evaluate_once(folder, benchmark, params, output, problems=part)
-    return accuracies(read_run(output / RESPONSES, None, benchmark).rows)
+    return read_run(output / RESPONSES, None, benchmark).rows
 
 
 def output_of(folder: Path, label: str, benchmark: str, params: Params) -> Path:

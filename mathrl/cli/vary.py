@@ -10,10 +10,8 @@ from mathrl.cli.compare_in_looks import RESPONSES
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, ModelFigures
-from mathrl.evaluation.compare import holm
-from mathrl.evaluation.paired import compare
+from mathrl.evaluation.compare import compare_pair, holm
 from mathrl.evaluation.responses import read_run
-from mathrl.evaluation.summary import accuracies
 from mathrl.params import Params
 from mathrl.params.load import parse_yaml
 from mathrl.reports.evaluation import evaluate_once
@@ -51,13 +49,15 @@ def combinations(varied: Sequence[str]) -> dict[str, list[str]]:
 
 def evaluate_settings(model: Path | str, benchmark: str, settings: Mapping[str, Params], target: Path) -> None:
     """Evaluate a model with every setting, in folders of `target` by number, and print what they change."""
-    results, values = {}, {}
+    results, rows_of = {}, {}
     for number, (name, params) in enumerate(settings.items()):
         results[name] = evaluate_once(model, benchmark, params, target / str(number))
-        values[name] = accuracies(read_run(target / str(number) / RESPONSES, None, None).rows)
+        rows_of[name] = [read_run(target / str(number) / RESPONSES, None, None).rows]
     first, *others = results
     confidence = next(iter(settings.values())).evaluate.confidence
-    tests = {name: compare(first, name, values[first], values[name], confidence=confidence) for name in others}
+    tests = {
+        name: compare_pair((first, name), (rows_of[first], rows_of[name]), settings[first].evaluate) for name in others
+    }
     corrected = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
     rows = [_row(name, figures, tests.get(name), corrected.get(name)) for name, figures in results.items()]
     print_table(f"pass@1 by setting, {results[first].problems:,} problems", rows, left=("setting",))

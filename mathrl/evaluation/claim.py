@@ -6,7 +6,7 @@ from dataclasses import replace
 from mathrl.core.results import BenchmarkResults, Comparison, ModelFigures
 from mathrl.evaluation.compare import holm
 from mathrl.evaluation.runs import Values, compare_runs
-from mathrl.evaluation.summary import Rows, accuracies, interval_over, summarise_seeds, values_of
+from mathrl.evaluation.summary import Rows, accuracies, interval_over, responses_behind, summarise_seeds, values_of
 from mathrl.params.evaluate import Evaluate
 from mathrl.params.recipe import Claim
 
@@ -29,15 +29,18 @@ def claim_results(evaluations: Evaluations, claim: Claim, settings: Evaluate) ->
     start_runs, model_runs = models.pop(claim.start), models.pop(claim.model)
     figures = {claim.start: summarise_seeds(start_runs, settings)}
     values = {name: [accuracies(run) for run in runs] for name, runs in models.items()}
+    responses = {name: responses_behind(runs) for name, runs in models.items()}
     figures |= {name: summarise_seeds(runs, settings) for name, runs in models.items()}
     k = max((k for k in figures[claim.start].maj_at_k), default=1)
     if k > 1:
         votes = [values_of(run, f"maj_at_{k}") for run in start_runs]
         values[f"best_of_{k}"] = votes
+        responses[f"best_of_{k}"] = responses_behind(start_runs, f"maj_at_{k}")
         figures[f"best_of_{k}"] = _voted(figures[claim.start], votes, k, settings)
     figures[claim.model] = summarise_seeds(model_runs, settings)
-    values[claim.start], values[claim.model] = ([accuracies(run) for run in runs] for runs in (start_runs, model_runs))
-    return BenchmarkResults(figures, _tests(values, list(figures), settings))
+    for name, runs in ((claim.start, start_runs), (claim.model, model_runs)):
+        values[name], responses[name] = [accuracies(run) for run in runs], responses_behind(runs)
+    return BenchmarkResults(figures, _tests(values, responses, list(figures), settings))
 
 
 def _voted(start: ModelFigures, votes: Sequence[Values], k: int, settings: Evaluate) -> ModelFigures:
@@ -52,14 +55,23 @@ def _voted(start: ModelFigures, votes: Sequence[Values], k: int, settings: Evalu
     )
 
 
-def _tests(values: Mapping[str, Sequence[Values]], order: Sequence[str], settings: Evaluate) -> dict[str, Comparison]:
+def _tests(
+    values: Mapping[str, Sequence[Values]], responses: Mapping[str, float], order: Sequence[str], settings: Evaluate
+) -> dict[str, Comparison]:
     """The tests by name; the first of `order` is the start, the last the model."""
     start, *controls, model = order
     pairs = [(start, model)]
     for control in controls:
         pairs += [(start, control), (control, model)]
     tests = [
-        compare_runs(before, after, values[before], values[after], confidence=settings.confidence)
+        compare_runs(
+            before,
+            after,
+            values[before],
+            values[after],
+            responses=(responses[before], responses[after]),
+            confidence=settings.confidence,
+        )
         for before, after in pairs
     ]
     corrected = holm([test.p_value for test in tests])

@@ -1,7 +1,8 @@
 """The one comparison of models: which pairs, by which test, in which words; and two sides in full detail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -9,7 +10,7 @@ from mathrl.core.results import PIPELINE, Comparison
 from mathrl.core.statistics import sum_in_order
 from mathrl.evaluation.responses import ModelRun
 from mathrl.evaluation.runs import Values, compare_runs
-from mathrl.evaluation.summary import Key, Rows, grouped, interval_over, values_of
+from mathrl.evaluation.summary import Key, Rows, grouped, interval_over, responses_behind, values_of
 from mathrl.params.evaluate import Evaluate
 
 MOST_GROUPS = 50
@@ -77,7 +78,8 @@ def compare_pair(
         UserError: fewer than two problems in common, or a metric that the samples do not allow.
     """
     before, after = ([values_of(rows, metric) for rows in side] for side in sides)
-    return _tested(names, (before, after), settings)
+    responses = (responses_behind(sides[0], metric), responses_behind(sides[1], metric))
+    return compare_runs(*names, before, after, responses=responses, confidence=settings.confidence)
 
 
 def verdict_of(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> str:
@@ -113,7 +115,12 @@ def compare_sides(
     sides, rows = (before, after), before[0].rows
     first, second = ([values_of(run.rows, metric) for run in side] for side in sides)
     values = (first, second)
-    test = _tested(names, values, settings)
+    responses = (
+        responses_behind([run.rows for run in before], metric),
+        responses_behind([run.rows for run in after], metric),
+    )
+    tested = partial(compare_runs, *names, responses=responses, confidence=settings.confidence)
+    test = tested(*values)
     figures = [_figures(runs, side, settings) for runs, side in zip(sides, values, strict=True)]
     return {
         "benchmark": before[0].benchmark,
@@ -121,13 +128,9 @@ def compare_sides(
         "problems": test.problems,
         "models": dict(zip(names, figures, strict=True)),
         "comparison": test.to_row(),
-        "by_level": _groups(rows, lambda row: row.level, values, names, settings),
-        "by_subject": _groups(rows, lambda row: row.subject, values, names, settings),
+        "by_level": _groups(rows, lambda row: row.level, values, tested),
+        "by_subject": _groups(rows, lambda row: row.subject, values, tested),
     }
-
-
-def _tested(names: tuple[str, str], values: Sides, settings: Evaluate) -> Comparison:
-    return compare_runs(*names, *values, confidence=settings.confidence)
 
 
 def _common(before: Sequence[Rows], after: Sequence[Rows]) -> int:
@@ -159,7 +162,7 @@ def _mean(values: Values) -> float:
     return sum_in_order(values.values()) / len(values)
 
 
-def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], settings: Evaluate) -> Groups:
+def _groups(rows: Rows, key: Key, values: Sides, tested: Callable[..., Comparison]) -> Groups:
     """The comparison within each level or subject, MOST_GROUPS at most."""
     compared: Groups = {}
     for name, group in islice(grouped(rows, key).items(), MOST_GROUPS):
@@ -167,6 +170,6 @@ def _groups(rows: Rows, key: Key, values: Sides, names: tuple[str, str], setting
         first, second = (sum_in_order(map(_mean, side)) / len(side) for side in (before, after))
         compared[name] = {"problems": len(group), "before": first, "after": second, "difference": second - first}
         if len(group) > 1:
-            test = _tested(names, (before, after), settings)
+            test = tested(before, after)
             compared[name] |= {"low": test.low, "high": test.high}
     return compared

@@ -1,5 +1,6 @@
 """Is one model better than another on the same problems? Student's t over the problems' differences."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,7 +9,20 @@ from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison
 from mathrl.evaluation.spread import VariancePart, detectable, half_width, two_sided_p, with_further
 
-FOUR_OUTCOMES = (0.0, 0.0, 1.0, -1.0)  # further problems: both solve it, neither does, one or the other
+FURTHER = 2  # problems that the halves of the four outcomes add; the mean is as much nearer to 0
+
+
+def four_outcomes(responses: float) -> tuple[float, ...]:
+    """Differences of further problems: both models solve it, neither does, one or the other.
+
+    One response of each model gives 1 or -1. The mean of k responses of each has a k-th of that variance, so its
+    outcomes are 1 / sqrt(k) and -1 / sqrt(k): outcomes of 1 would outweigh thirty problems of 32 responses each.
+
+    >>> four_outcomes(16)
+    (0.0, 0.0, 0.25, -0.25)
+    """
+    size = 1 / math.sqrt(responses)
+    return 0.0, 0.0, size, -size
 
 
 def compare(
@@ -17,9 +31,12 @@ def compare(
     before_values: Mapping[str, float],
     after_values: Mapping[str, float],
     *,
+    responses: float = 1.0,
     confidence: float = 0.95,
 ) -> Comparison:
     """Compare two models by one value per problem (such as pass@1) over the problems that both have.
+
+    `responses` is the number of responses of each model that a value is the mean of (`summary.responses_behind`).
 
     Raises:
         UserError: fewer than two problems in common.
@@ -30,18 +47,24 @@ def compare(
             f"{before} and {after} have {len(common)} problems in common, a paired test needs two or more; "
             "evaluate both on the same benchmark"
         )
-    return tested(before, after, np.array([after_values[id] - before_values[id] for id in common]), [], confidence)
+    differences_P = np.array([after_values[id] - before_values[id] for id in common])
+    return tested(before, after, differences_P, [], responses, confidence)
 
 
 def tested(
-    before: str, after: str, differences_P: np.ndarray, others: Sequence[VariancePart], confidence: float
+    before: str,
+    after: str,
+    differences_P: np.ndarray,
+    others: Sequence[VariancePart],
+    responses: float,
+    confidence: float,
 ) -> Comparison:
     """The test of differences, one per problem; `others` are parts of the variance beside that of the problems.
 
-    Half a problem of each outcome of two models is added (`with_further`), without which few problems show differences
-    that an exception among the next would undo.
+    Half a problem of each outcome of two models is added (`with_further`), without which few problems with few
+    responses show differences that the next ones would undo.
     """
-    mean, problems = with_further(differences_P, FOUR_OUTCOMES)
+    mean, problems = with_further(differences_P, four_outcomes(responses))
     parts = [problems, *others]
     half, p_value = half_width(parts, confidence), two_sided_p(mean, parts)
     return Comparison(
@@ -52,6 +75,6 @@ def tested(
         max(-1.0, mean - half),
         min(1.0, mean + half),
         p_value,
-        detectable(parts, confidence),
+        detectable(parts, confidence) * (1 + FURTHER / len(differences_P)),
         shown=p_value < 1 - confidence,
     )

@@ -51,9 +51,17 @@ def seeds_interval(runs: Sequence[Values], *, confidence: float = 0.95, share: b
 
 
 def compare_runs(
-    before: str, after: str, before_runs: Sequence[Values], after_runs: Sequence[Values], *, confidence: float = 0.95
+    before: str,
+    after: str,
+    before_runs: Sequence[Values],
+    after_runs: Sequence[Values],
+    *,
+    responses: tuple[float, float] = (1.0, 1.0),
+    confidence: float = 0.95,
 ) -> Comparison:
     """Compare two recipes by their runs on the same problems; with one run each this is `paired.compare`.
+
+    `responses` is the number of responses that a value is the mean of, before and after (`summary.responses_behind`).
 
     Where only one side has several runs, the other is that one model and not a recipe. The runs of the two
     sides are not paired with one another.
@@ -70,7 +78,8 @@ def compare_runs(
     tables = [_table(runs, common) for runs in (before_runs, after_runs)]
     differences_P = tables[1].mean(axis=0) - tables[0].mean(axis=0)
     runs_parts = [_runs_part(table_RP) for table_RP in tables if len(table_RP) > 1]
-    test = tested(before, after, differences_P, runs_parts, confidence)
+    spread = sum(1 / (count * len(runs)) for count, runs in zip(responses, (before_runs, after_runs), strict=True)) / 2
+    test = tested(before, after, differences_P, runs_parts, 1 / spread, confidence)
     return replace(test, before_runs=len(before_runs), after_runs=len(after_runs))
 
 

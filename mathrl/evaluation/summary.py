@@ -99,6 +99,15 @@ def values_of(rows: Rows, metric: str) -> dict[str, float]:
     return {row.problem_id: maj_at_k(*_votes(row), k) for row in rows}
 
 
+def responses_behind(runs: Sequence[Rows], metric: str = "pass_at_1") -> float:
+    """The number of responses that a value of `values_of` is the mean of, by its variance; the fewest of all problems.
+
+    Of n responses pass_at_K and maj_at_K use n / K sets: a mean over all sets varies at most as much as one over so
+    many separate ones (Hoeffding, Annals of Mathematical Statistics 19, 1948).
+    """
+    return min(len(row.correct) for rows in runs for row in rows) / int(metric.rpartition("_")[2])
+
+
 def _rates(runs: Sequence[Rows], ks: Iterable[int], settings: Evaluate) -> dict[str, Any]:
     """The fields pass_at_k and maj_at_k of `ModelFigures`, pass@1 and `ks`."""
     passed = {1: [accuracies(rows) for rows in runs]}

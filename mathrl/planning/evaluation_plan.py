@@ -12,6 +12,7 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import EvalRow
+from mathrl.evaluation.paired import FURTHER, four_outcomes
 from mathrl.evaluation.spread import VariancePart, detectable, half_width
 
 MOST_PROBLEMS = 1_000_000
@@ -94,9 +95,11 @@ class Runs:
 
 def smallest_difference(problems: int, samples: int, spread: Spread, runs: Runs, confidence: float) -> float:
     """What a comparison of two models with so many problems and responses shows with a power of 0.8."""
-    # As `paired.tested`: half a problem of each of four outcomes is added, whose squares are 1 together.
-    variance = ((problems - 1) * spread.of_problem(samples) + 1) / (problems + 1) / (problems + 2)
-    return detectable([VariancePart(variance, problems - 1), *runs.parts(2)], confidence)
+    # As `paired.tested`: half a problem of each of four outcomes is added.
+    added = sum(outcome**2 for outcome in four_outcomes(samples * runs.count)) / 2
+    count = problems + FURTHER
+    variance = ((problems - 1) * spread.of_problem(samples) + added) / (count - 1) / count
+    return detectable([VariancePart(variance, problems - 1), *runs.parts(2)], confidence) * count / problems
 
 
 def width(problems: int, samples: int, spread: Spread, runs: Runs, confidence: float) -> float:

@@ -13,6 +13,10 @@ import pytest
 from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.core.types import Problem
+from mathrl.evaluation import paired
+from mathrl.evaluation.responses import read_run
+from mathrl.evaluation.sequential import look_levels
+from mathrl.evaluation.summary import accuracies
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
 
@@ -171,6 +175,11 @@ def test_models_are_compared_part_by_part(checkout: Path) -> None:
     parts = list((checkout / "reports/evaluations").glob("step-s?-test-*-?of2/responses.jsonl"))
     ids = [{row["problem_id"] for row in read_jsonl(file)} for file in parts if "step-s0" in str(file)]
     assert len(parts) == 4 and not set.intersection(*ids) and len(set.union(*ids)) == 8
+    values: list[dict[str, float]] = [{}, {}]
+    for file in parts:
+        values["step-s1" in str(file)] |= accuracies(read_run(file, None, None).rows)
+    test = paired.compare("a", "b", *values, responses=2, confidence=1 - look_levels(2, 0.05)[1])
+    assert f"8 problems, {test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]" in second
     for words, problem in (
         (["sft", "rl", "--looks", "2"], "sft: --looks evaluates models part by part"),
         (["study/step-s0", "study/step-s1", "--looks", "5", *options], "test has 8 problems"),

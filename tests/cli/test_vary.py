@@ -12,6 +12,9 @@ from mathrl.cli.vary import combinations
 from mathrl.core.errors import UserError
 from mathrl.core.problems import write_problems
 from mathrl.core.types import Problem
+from mathrl.evaluation.paired import compare
+from mathrl.evaluation.responses import read_run
+from mathrl.evaluation.summary import accuracies
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
 
@@ -66,6 +69,9 @@ def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Ca
     assert done.returncode == 0, done.stderr
     assert "pass@1 by setting, 6 problems" in done.stdout and "max_tokens=5" in done.stdout
     assert "different from max_tokens=1 beyond chance: none" in done.stdout
+    rows = [read_run(tmp_path / f"out/{number}/responses.jsonl", None, None).rows for number in range(2)]
+    test = compare("a", "b", *map(accuracies, rows), responses=2)
+    assert f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]" in done.stdout
     for number, longest in enumerate((1, 5)):
         lines = (tmp_path / f"out/{number}/responses.jsonl").read_text().splitlines()
         assert len(lines) == 12 and max(line.count('"length": ') for line in lines) == 1

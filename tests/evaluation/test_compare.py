@@ -1,5 +1,6 @@
 """One rule says which models are compared, and every place that compares agrees with it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from mathrl.core.results import Comparison, EvaluationSummary, read_recipe_summa
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.evaluation.compare import compare_models, compare_sides, holm, pairs, verdict_of
-from mathrl.evaluation.responses import read_run
+from mathrl.evaluation.paired import compare
+from mathrl.evaluation.responses import ModelRun, read_run
+from mathrl.evaluation.summary import values_of
 from mathrl.params import Params, load_params
 from mathrl.registry.promote import _compared
 from mathrl.reports.html import Material, compared, page_of
@@ -127,6 +130,36 @@ def test_one_problem_is_not_tested_and_nothing_fails(params: Params) -> None:
     summary = evaluate.summary_of({"test": models}, params)
     assert not summary.comparisons
     assert summary.verdict == "fewer than two problems in common: nothing to test"
+
+
+def test_every_comparison_counts_the_responses_behind_its_values(params: Params) -> None:
+    """30 problems of 32 responses, one more of them right on average: enough, but not if a value were one response."""
+    rng = np.random.default_rng(3)
+    rates = rng.beta(0.6, 1.0, (30, 1)) * 0.8
+    rows = {label: many(label, rng.random((30, 32)) < rates + gain) for label, gain in (("a", 0.0), ("b", 0.05))}
+    a, b = (ModelRun(label, label, "test", rows[label], {}) for label in "ab")
+    test = compare_models({label: [rows[label]] for label in "ab"}, params.evaluate)["a_to_b"]
+    values = [values_of(rows[label], "pass_at_1") for label in "ab"]
+    assert test == compare("a", "b", *values, responses=32) and test.shown
+    assert not compare("a", "b", *values).shown
+    # Four sets of 8 responses each; two seeds have twice as many.
+    sides = compare_sides([a], [b], ("a", "b"), "pass_at_8", params.evaluate)
+    eights = [values_of(rows[label], "pass_at_8") for label in "ab"]
+    assert Comparison.from_row(sides["comparison"]) == compare("a", "b", *eights, responses=4)
+    assert sides["by_level"]["1"]["low"] == compare("a", "b", *map(on_level_1, eights), responses=4).low
+    seeds = compare_sides([a], [b, b], ("a", "b"), "pass_at_1", params.evaluate)["comparison"]
+    assert seeds["high"] == pytest.approx(compare("a", "b", *values, responses=32 * 4 / 3).high)
+
+
+def many(label: str, marks: np.ndarray) -> list[EvalRow]:
+    return [
+        EvalRow(label, "test", f"p{i:02}", i % 2, None, tuple(map(bool, row)), ("1",) * 32, (5,) * 32, (False,) * 32)
+        for i, row in enumerate(marks)
+    ]
+
+
+def on_level_1(values: Mapping[str, float]) -> dict[str, float]:
+    return {id: value for id, value in values.items() if int(id[1:]) % 2 == 1}
 
 
 def test_several_comparisons_are_corrected_together() -> None:

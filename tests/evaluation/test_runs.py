@@ -97,11 +97,13 @@ def test_where_problems_do_not_matter_runs_decide() -> None:
     assert found.difference == pytest.approx(np.mean(after) - np.mean(before))
     mean = 100 * found.difference / 102
     parts = [(np.var(before, ddof=1) / 3, 2), (np.var(after, ddof=1) / 4, 3)]
-    parts.append(((100 * found.difference**2 + 1 - 102 * mean**2) / 101 / 102, 99))
+    # Each side's problems are the mean of three and of four responses: the added squares are those of 24/7 of each.
+    added = (1 / 3 + 1 / 4) / 2
+    parts.append(((100 * found.difference**2 + added - 102 * mean**2) / 101 / 102, 99))
     half = sum(stats.t.ppf(0.975, freedom) ** 2 * variance for variance, freedom in parts) ** 0.5
     assert (found.low, found.high) == pytest.approx((mean - half, mean + half))
     power = sum(stats.t.ppf(0.8, freedom) ** 2 * variance for variance, freedom in parts) ** 0.5
-    assert found.detectable == pytest.approx(half + power)
+    assert found.detectable == pytest.approx((half + power) * 102 / 100)
     assert found.shown == (found.low > 0) and "3 and 4 runs" in found.verdict()
     # Never more certain than Welch's test of the runs alone.
     assert found.p_value > stats.ttest_ind(after, before, equal_var=False).pvalue
@@ -110,7 +112,7 @@ def test_where_problems_do_not_matter_runs_decide() -> None:
 def test_one_model_against_runs_that_agree_is_the_paired_test() -> None:
     before = {"x": 0.25, "y": 0.5, "z": 0.75, "w": 0.0}
     after = {"x": 0.5, "y": 0.75, "z": 0.75, "w": 0.25}
-    found, one = compare_runs("a", "b", [before], [after, after]), compare("a", "b", before, after)
+    found, one = compare_runs("a", "b", [before], [after, after]), compare("a", "b", before, after, responses=4 / 3)
     assert (found.low, found.high, found.p_value) == pytest.approx((one.low, one.high, one.p_value))
     assert (found.before_runs, found.after_runs) == (1, 2)
 
@@ -122,7 +124,7 @@ def test_false_alarms_are_as_rare_as_said_and_power_is_as_high(run_sd: float) ->
     for _ in range(300):
         problems = rng.normal(0.5, 0.15, 60)
         tables = [rng.binomial(8, np.clip(problems + rng.normal(0, run_sd, (3, 1)), 0, 1), (3, 60)) / 8 for _ in "ab"]
-        found = compare_runs("a", "b", as_runs(tables[0]), as_runs(tables[1]))
+        found = compare_runs("a", "b", as_runs(tables[0]), as_runs(tables[1]), responses=(8, 8))
         alarms += found.shown
         detectable.append(found.detectable)
         errors.append(found.difference)
@@ -136,7 +138,7 @@ def test_equal_runs_do_not_claim_to_exclude_every_difference() -> None:
     same = {f"p{i}": 1.0 for i in range(50)}
     found = compare_runs("a", "b", [same, same], [same])
     assert (found.difference, found.p_value, found.shown) == (0.0, 1.0, False)
-    assert found.detectable > 0.05 and found.low < -0.03
+    assert found.detectable > 0.045 and found.low < -0.03
     other = compare_runs("a", "b", [dict.fromkeys(same, 0.0)] * 2, [same] * 2)
     assert other.shown and other.difference == 1.0 and other.high == 1.0
 
@@ -159,7 +161,7 @@ def test_the_rest_is_taken_off_by_hand() -> None:
     none = dict.fromkeys("xyz", 0.0)
     test = compare_runs("a", "b", [none], runs, confidence=0.9)
     mean = 1.8 / 5
-    squares = (0.3**2 + 0.6**2 + 0.9**2 + 1 - 5 * mean**2) / 4 / 5
+    squares = (0.3**2 + 0.6**2 + 0.9**2 + (1 + 1 / 2) / 2 - 5 * mean**2) / 4 / 5
     half = (quantiles[0] * (runs_part - rest) + quantiles[1] * squares) ** 0.5
     assert (test.low, test.high, test.problems) == (pytest.approx(mean - half), pytest.approx(min(1.0, mean + half)), 3)
     assert test.difference == pytest.approx(0.6)
@@ -186,7 +188,7 @@ def test_options_reach_the_paired_test_of_one_run_each() -> None:
 def test_runs_without_any_spread_are_judged_as_one() -> None:
     same, worse = {f"p{i}": 0.3 for i in range(30)}, {f"p{i}": 0.1 + 0.2 - 0.3 for i in range(30)}
     found = compare_runs("a", "b", [same, same], [worse, worse, worse], confidence=0.9)
-    one = compare("a", "b", same, worse, confidence=0.9)
+    one = compare("a", "b", same, worse, responses=2 / (1 / 2 + 1 / 3), confidence=0.9)
     assert (found.low, found.high, found.p_value) == pytest.approx((one.low, one.high, one.p_value))
     assert (found.before, found.after, found.before_runs, found.after_runs) == ("a", "b", 2, 3)
     merged, alone = seeds_interval([same, same], confidence=0.8), cluster_interval([0.3] * 30, confidence=0.8)

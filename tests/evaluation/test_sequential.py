@@ -36,7 +36,7 @@ def test_looking_four_times_claims_no_more_than_looking_once() -> None:
         tests = []
         for look in range(1, 5):
             seen = [dict(list(side.items())[: 100 * look]) for side in values]
-            tests.append(compare("a", "b", *seen).p_value)
+            tests.append(compare("a", "b", *seen, responses=4).p_value)
         claimed += any(p < level for p, level in zip(tests, levels, strict=True))
         naive += any(p < 0.05 for p in tests)
     # At most 5 % of 400 with a standard deviation of 4.4; four of them above.

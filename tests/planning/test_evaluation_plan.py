@@ -54,7 +54,7 @@ def test_a_pair_of_pilots_shows_the_spread_of_its_differences() -> None:
     assert spread.within == pytest.approx(within, abs=0.01)
 
 
-@pytest.mark.parametrize(("problems", "samples"), [(40, 2), (300, 8)])
+@pytest.mark.parametrize(("problems", "samples"), [(40, 2), (300, 8), (30, 64)])
 def test_the_plan_is_what_the_comparison_of_such_data_says(problems: int, samples: int) -> None:
     rng = np.random.default_rng(2)
     said, widths = [], []
@@ -62,11 +62,12 @@ def test_the_plan_is_what_the_comparison_of_such_data_says(problems: int, sample
         rates = rng.beta(2, 2, problems)
         sides = [rng.binomial(samples, rates) / samples for _ in "ab"]
         values = [{str(number): float(value) for number, value in enumerate(side)} for side in sides]
-        said.append(compare("a", "b", *values).detectable)
+        said.append(compare("a", "b", *values, responses=samples).detectable)
         interval = cluster_interval(list(values[0].values()))
         widths.append(interval.high - interval.low)
     planned = smallest_difference(problems, samples, Spread(0.0, 0.4, ""), ONE, 0.95)
-    assert planned == pytest.approx(np.mean(said), rel=0.03)
+    # The mean of 60 of them has a standard error of 0.017 of itself at 30 problems, of 0.005 at 300.
+    assert planned == pytest.approx(np.mean(said), rel=0.05 if problems == 30 else 0.03)
     assert width(problems, samples, Spread(0.05, 0.2, ""), ONE, 0.95) == pytest.approx(np.mean(widths), rel=0.06)
 
 
