@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mathrl.core.types import Problem
 from mathrl.data.decisions import Pair, Verdict, decisions_of, text_key
-from mathrl.data.grams import grams
+from mathrl.data.grams import compared_grams, grams
 from mathrl.data.grams import numbers as numbers_of
 from mathrl.data.shared_windows import Pairs, Skipped, WindowIndex
 from mathrl.data.shingles import CHUNK, Rows, TokenHashes, hash_tokens
@@ -117,7 +117,7 @@ class EvaluationIndex:
 
     def add(self, id: str, part: str, text: str) -> None:
         """Index one evaluation text; a text of fewer than 3 grams is only listed in `too_short`."""
-        hashed = hash_tokens([grams(text)], self._known)
+        hashed = hash_tokens([compared_grams(text)], self._known)
         if len(hashed.flat) < SHORTEST:
             self.too_short.append(f"{id} ({part})")
             return
@@ -158,7 +158,7 @@ class EvaluationIndex:
 
     def hits(self, texts: Sequence[tuple[str, str, frozenset[str]]]) -> list[Hit | None]:
         """The strongest hit of each training text, given with its id and the evaluation ids that do not count."""
-        words = [grams(text) for _, text, _ in texts]
+        words = [compared_grams(text) for _, text, _ in texts]
         hashed = hash_tokens(words, TokenHashes(self._known))
         strongest: list[Hit | None] = [None] * len(texts)
         for pairs in self._windows.pairs(hashed, self._skipped([skip for _, _, skip in texts])):

@@ -7,9 +7,57 @@ punctuation dropped. So a Chinese question has as many grams as characters, and 
 
 import re
 import unicodedata
+from itertools import pairwise
 
 import regex
 import xxhash
+
+# Letters that look like Latin ones (Unicode's confusables.txt, UTS 39), in lower case; those of Cyrillic whose capitals
+# do, such as В, are among them. A text with them must equal the text that it looks like.
+_LOOKALIKES = str.maketrans(
+    "асԁеҽһіꙇӏјоѕԛрԝѡхуүѵвнкмт" "ցհոռօգզստ" "ο" "ıɑɡ",
+    "acdeehiiijosqpwwxyyvbhkmt" "ghnnoqqus" "o" "iag",
+    "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff",  # shown as nothing
+)  # fmt: skip
+# Greek capitals look like Latin ones in mathematics too. Of small letters only ο does: α and a are two variables, so
+# that α is taken for a in the middle of a word alone (whαt, not sinα).
+_GREEK_CAPITALS = str.maketrans("ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "ABEZHIKMNOPTYX")
+_GREEK_PROSE = re.compile(r"[α-ωά-ώ]{3}")
+_GREEK_IN_WORD = re.compile(r"(?<=[a-z]{2})(?<!sin|cos|tan|cot|sec|csc|log)[αγινρσυ](?=[a-z])")
+_GREEK_SMALL = str.maketrans("αγινρσυ", "ayivpou")
+_FOREIGN = re.compile(r"[\u00ad\u0131\u0251\u0261\u0370-\u058f\u180e\u200b-\u200f\u2060\ua640-\ua69f\ufeff]")
+# What many problems share and says little of any: drawing code, the form of the answer, units, counting.
+_DRAWING = re.compile(
+    r"\[asy\].*?(?:\[/asy\]|$)|\\begin\{(asy|tikzpicture|pspicture\*?)\}.*?(?:\\end\{\1\}|$)", re.DOTALL
+)
+_TO_THE_END = r"[\s\S]{0,400}?(?:[.。]\$?(?=\s|$)|[。]|$)"
+_FORM = re.compile(
+    rf"""
+    (?<=\S) (?:(?<=[.?!\])}}$。,，])\s*|\s+)
+    (?: (?:Enter|Round|Please\s+(?:provide|give|calculate|compute|find|express|enter|submit|report)
+          |(?:Express|Give|Write|Provide|Present|State|Report|Leave|Submit)\s+(?:\w+\s+){{0,2}}(?:answers?|results?)
+          |(?:The|Your)\s+(?:original\s+|final\s+)?answer\s+(?:is|can\s+be|should\s+be|must\s+be|will\s+be)\s+
+           (?:\w+\s+)?(?:in|as|of)
+          |All\s+(?:functions|angles)\s+are\s+in)\b{_TO_THE_END}
+      | (?:the\s+form\s+)?\S{{0,30}}\s*\bwhere\s+(?:\$?\w\$?(?:,?\s+and\s+|,\s*)){{1,3}}\$?\w\$?\s+are\s+
+        (?:\w+\s+){{0,2}}(?:prime|coprime)\b [^.?!]* \.
+        (?:\s*(?:Find|Compute|Determine|Calculate|What\s+is)\s+(?:the\s+value\s+of\s+)?\$[a-z\s+]+\$[.?]?)?
+      | (?:原始的?)?答案(?:是|为|的形式){_TO_THE_END} | 请给出{_TO_THE_END}
+    )+
+    """,
+    re.VERBOSE,
+)
+_FORM_WORDS = ("nter ", "ound", "lease", "answer", "result", "radians", "degrees", "prime", "答案", "请给出")
+_UNIT = "(?:unit|inche|feet|foot|yard|mile|meter|metre|centimeter|centimetre|millimeter|kilometer|degree)s?"
+_UNITS = re.compile(
+    rf"(?:\bhow\s+many|\b(?:the\s+)?number\s+of)\s+(?:square\s+|cubic\s+)?{_UNIT}\s+(?:are\s+)?(?:there\s+)?in\b"
+    rf"|,?\s+in\s+(?:square|cubic)\s+{_UNIT}\b",
+    re.IGNORECASE,
+)
+_UNIT_WORDS = ("square ", "cubic ", "degrees in", "units in", "inches in", "feet in", "meters in")
+_BETWEEN = r"(?:[\s,;、，$&+\-−]|\\[,;]|\\text\{{|\}}|\band\b|\bor\b|\\[lc]?dots\b|\.\.\.|…){{1,12}}".format()
+_COUNTED = re.compile(rf"(?<![\w.^_])\d{{1,3}}(?:{_BETWEEN}\d{{1,3}}(?![\w.])){{3,}}")
+_NUMBER = re.compile(r"\d+")
 
 LETTER = r"[\p{L}\p{M}--\p{Han}]"
 _GRAM = r"""
@@ -35,8 +83,46 @@ def grams(text: str) -> list[str]:
         if "," not in text and "'" not in text:
             return matches
     else:
-        matches = _ANY_GRAM.findall(unicodedata.normalize("NFKC", text).lower())
+        matches = _ANY_GRAM.findall(folded(text))
     return [gram.translate(_DROPPED) for gram in matches]
+
+
+def compared_grams(text: str) -> list[str]:
+    r"""The grams by which a text is searched for in others: what many problems share is one gram, or two.
+
+    A drawing is one gram, other for every drawing; so is the form in which the answer is to be given; 1, 2, 3, 4, 5
+    are 1 and 5. Without that, problems that share nothing else would share runs of 10 grams.
+
+    >>> compared_grams("Toss 1, 2, 3, 4, 5 or 6 coins. How many square units are in it? Express your answer in cm.")
+    ['toss', '1', '6', 'coins', 'unitphrase', 'it', 'answerform']
+    """
+    if "[asy]" in text or "\\begin{" in text:
+        text = _DRAWING.sub(lambda code: f" drawing{letters_of(' '.join(grams(code[0])))} ", text)
+    if any(word in text for word in _FORM_WORDS):
+        text = _FORM.sub(" answerform ", text)
+    if any(word in text for word in _UNIT_WORDS):
+        text = _UNITS.sub(" unitphrase ", text)
+    return grams(_COUNTED.sub(_ends, text))
+
+
+def letters_of(text: str) -> str:
+    """A word that stands for the text: 16 letters of its digest."""
+    return xxhash.xxh3_64_hexdigest(text.encode("utf-8", errors="surrogatepass")).translate(_AS_LETTERS)
+
+
+_AS_LETTERS = str.maketrans("0123456789", "ghijklmnop")
+
+
+def _ends(match: re.Match[str]) -> str:
+    """A list of numbers with the inner ones of each run of four or more that count up or down left out."""
+    listed = [int(number) for number in _NUMBER.findall(match[0])]
+    kept = []
+    for at, number in enumerate(listed):
+        run_up = all(a + 1 == b for a, b in pairwise(listed[max(0, at - 1) : at + 2]))
+        run_down = all(a - 1 == b for a, b in pairwise(listed[max(0, at - 1) : at + 2]))
+        inner = 0 < at < len(listed) - 1 and (run_up or run_down)
+        kept += [] if inner else [str(number)]
+    return f" {' '.join(kept)} " if len(kept) < len(listed) - 1 else match[0]
 
 
 def numbers(text_grams: list[str]) -> tuple[str, ...]:
@@ -45,6 +131,21 @@ def numbers(text_grams: list[str]) -> tuple[str, ...]:
 
 
 def exact_key(text: str) -> int:
-    """Equal for texts that differ only in case, white space and Unicode form: 7+5 and 7-5 stay apart."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return xxhash.xxh3_128_intdigest("".join(folded.split()).encode("utf-8", errors="surrogatepass"))
+    """Equal for texts that differ only in case, white space and Unicode form, or look alike: 7+5 and 7-5 stay apart."""
+    same = text.lower() if text.isascii() else folded(text).casefold()
+    return xxhash.xxh3_128_intdigest("".join(same.split()).encode("utf-8", errors="surrogatepass"))
+
+
+def folded(text: str) -> str:
+    r"""The text in lower case and Unicode's form NFKC, with letters that look like Latin ones as these.
+
+    >>> folded("Ｗhаt Аre α and a?")  # full-width, and а and А of Cyrillic
+    'what are α and a?'
+    """
+    text = unicodedata.normalize("NFKC", text)
+    if not _FOREIGN.search(text):
+        return text.lower()
+    if not _GREEK_PROSE.search(text):
+        text = text.translate(_GREEK_CAPITALS)
+    text = text.lower().translate(_LOOKALIKES)
+    return _GREEK_IN_WORD.sub(lambda letter: letter[0].translate(_GREEK_SMALL), text)

@@ -5,11 +5,10 @@ The grams of decontamination (grams.py) drop operators, for which `k>0` and `k<0
 """
 
 import re
-import unicodedata
 
 import regex
 
-from mathrl.data.grams import LETTER
+from mathrl.data.grams import LETTER, folded
 
 _SUPERSCRIPTS = {ord(sign): f"^{digit}" for sign, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789", strict=True)}
 _SIGNS = _SUPERSCRIPTS | {ord(sign): "-" for sign in "−–—‐‑‒"} | str.maketrans({"’": "'", "×": "*", "⋅": "*", "·": "*"})
@@ -44,6 +43,8 @@ _TOKEN = r"""
 _ANY_TOKEN = regex.compile(r"\p{Han} |" + _TOKEN.replace("LETTER", LETTER), regex.VERBOSE | regex.VERSION1)
 _ASCII_TOKEN = re.compile(_TOKEN.replace("LETTER", "[a-z]"), re.VERBOSE)  # the same in ASCII text, and faster
 _OPERATORS = frozenset("+ - * / = < > <= >= != ^ % ± ! : | \\cup \\cap \\in \\subset \\equiv".split())
+_LISTS_OPTIONS = re.compile(r"\(\s*A\s*\).+\(\s*B\s*\)|\bA[.)]\s.+\bB[.)]\s|（A）.+（B）|\[A\].+\[B\]", re.DOTALL)
+_VARIABLE = regex.compile(r"\p{L}|\\[a-z]+")  # z and \theta
 
 
 def question_tokens(text: str) -> list[str]:
@@ -53,27 +54,30 @@ def question_tokens(text: str) -> list[str]:
     ['find', '\\frac', 'x', 'y', '2', '*', '(', '3', '-', 'k', ')', 'if', 'k', '>=', '1000']
     """
     if text.isascii():
-        folded, rule = text.lower(), _ASCII_TOKEN
+        plain, rule = text.lower(), _ASCII_TOKEN
     else:
-        folded = unicodedata.normalize("NFKC", text.translate(_SIGNS)).translate(_SIGNS).lower()
+        plain = folded(text.translate(_SIGNS)).translate(_SIGNS)
         rule = _ANY_TOKEN
-    if not _PLAIN.fullmatch(folded):
-        folded = folded.replace("\\$", " ").replace("{,}", ",")
-        folded = folded.replace("^{\\circ}", "\\circ").replace("^\\circ", "\\circ")
-        folded = _NOTHING.sub(" ", _HYPHEN.sub(" ", _MATH.sub(_formula, folded)))
-    return [_SAME.get(token, token).replace(",", "") for token in rule.findall(folded)]
+    if not _PLAIN.fullmatch(plain):
+        plain = plain.replace("\\$", " ").replace("{,}", ",")
+        plain = plain.replace("^{\\circ}", "\\circ").replace("^\\circ", "\\circ")
+        plain = _NOTHING.sub(" ", _HYPHEN.sub(" ", _MATH.sub(_formula, plain)))
+    return [_SAME.get(token, token).replace(",", "") for token in rule.findall(plain)]
 
 
 def signature(text: str, tokens: list[str]) -> tuple[str, ...]:
     """The numbers and operators among the tokens of a question, in order, and its words in capitals.
 
-    Questions that differ here are different questions.
+    Questions that differ here are different questions. One that lists options has its variables too: its answer, a
+    letter, says little, and z=c has the options of θ=c.
 
     >>> text = "For n>3, arrange 2n-1 letters of PROOF"
     >>> signature(text, question_tokens(text))
     ('>', '3', '2', '-', '1', 'PROOF')
     """
     marks = [token for token in tokens if token[0].isdigit() or token[0] == "." or token in _OPERATORS]
+    if _LISTS_OPTIONS.search(text):
+        marks += [token for token in tokens if _VARIABLE.fullmatch(token)]
     return (*marks, *_CAPITALS.findall(text))
 
 

@@ -20,7 +20,7 @@ import xxhash
 
 from mathrl.core.files import ESCAPE, written_aside
 from mathrl.core.types import Problem
-from mathrl.data.grams import exact_key, grams
+from mathrl.data.grams import compared_grams, exact_key
 from mathrl.data.minhash import digest
 from mathrl.data.reading import Reader, Rejected
 from mathrl.data.row_files import Row
@@ -216,7 +216,7 @@ def _gram_hashes(texts: Sequence[str]) -> Any:
     parts = []
     cache = TokenHashes()
     for start in range(0, len(texts), CHUNK):
-        parts.append(hash_tokens([grams(text) for text in texts[start : start + CHUNK]], cache))
+        parts.append(hash_tokens([compared_grams(text) for text in texts[start : start + CHUNK]], cache))
     return _lists(Rows.joined(parts))
 
 

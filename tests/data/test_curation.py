@@ -90,6 +90,15 @@ def test_near_duplicates_need_the_same_numbers() -> None:
     assert [p.id for p in deduplicated(rows, loose)[0]] == ["a"]
 
 
+def test_questions_with_options_are_told_apart_by_their_variables() -> None:
+    shapes = "(A) Line (B) Circle (C) Plane (D) Sphere (E) Cylinder (F) Cone. Enter the letter of the correct option."
+    asked = "For a constant c, in cylindrical coordinates (r,θ,z), find the shape described by the equation ${} = c.$ "
+    rows = [row(name, asked.format(name) + shapes, "C") for name in (r"\theta", "z")]
+    near = Deduplicate(near=NearDuplicates(threshold=0.5, ngram=3))
+    assert len(deduplicated(rows, near)[0]) == 2
+    assert len(deduplicated([r.with_(question=r.question.replace(shapes, "")) for r in rows], near)[0]) == 1
+
+
 def test_texts_below_the_threshold_stay_apart_whatever_the_hashes_say() -> None:
     rows = [row(str(i), " ".join(LONG.split()[i:] + [f"word{i}"] * 3)) for i in range(8)]
     near = NearDuplicates(threshold=0.95, ngram=3)

@@ -7,6 +7,7 @@ from mathrl.core.types import Problem
 from mathrl.data import shared_windows
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key, grams, numbers
+from mathrl.data.question_tokens import question_tokens
 from mathrl.data.shingles import TokenHashes, hash_tokens
 
 
@@ -46,6 +47,52 @@ def test_the_exact_key_keeps_signs_and_forgets_spaces_and_case() -> None:
     assert exact_key("7 + 5 =") == exact_key("7+5=") != exact_key("7-5=")
     assert exact_key("Find X") == exact_key("find  x")
     assert numbers(grams("9 and 3, 12")) == ("12", "3", "9")
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("Whаt is thе sum?", "What is the sum?"),  # а and е of Cyrillic
+        ("ΝΑΤURΕ of а POINT", "nature of a point"),  # Greek and Cyrillic capitals
+        ("Ｆｉｎｄ the whαt", "find the what"),
+        ("Fi\u200bnd it\ufeff", "find it"),
+    ],
+)
+def test_letters_that_look_alike_are_one_where_texts_are_compared(text: str, same: str) -> None:
+    assert exact_key(text) == exact_key(same)
+    assert grams(text) == grams(same) and question_tokens(text) == question_tokens(same)
+
+
+@pytest.mark.parametrize(("one", "other"), [("α+a", "a+a"), ("sinαcosβ", "sinacosβ"), ("ρ=3", "p=3"), ("ω", "w"),
+                                            ("\\alpha", "a"), ("кг", "kr")])  # fmt: skip
+def test_greek_letters_stay_variables_of_their_own(one: str, other: str) -> None:
+    assert exact_key(one) != exact_key(other) and grams(one) != grams(other)
+
+
+DRAWING = "[asy] size(5cm); defaultpen(fontsize(9)); pair o = (0, 0); pair q = (0, 12); draw(o--q); label({}); [/asy]"
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        "$1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12$",
+        "Enter the letters odd or even or neither, as the one word that says what it is.",
+        "Express your answer as a common fraction in lowest terms without any spaces or units at all.",
+        "The answer is in the form \\frac{m}{n}, where gcd(m, n) = 1. Please provide the value of m + n.",
+        "What is the number of square units in the area of it?",
+    ],
+)
+def test_what_many_problems_share_is_no_hit(shared: str) -> None:
+    against = index(row("e", f"A frog jumps over a pond that has lilies. {shared}"))
+    assert hits(row("t", f"Some boys eat a cake, and girls drink. {shared}"), against) == []
+    assert hits(row("t", f"A frog jumps over a pond that has lilies. {shared}"), against, 1.0) == ["e"]
+
+
+def test_a_drawing_is_one_gram_and_other_drawings_are_others() -> None:
+    against = index(row("e", "Find the area of the shape. " + DRAWING.format(1)))
+    assert hits(row("t", "How long is the segment in it? " + DRAWING.format(2)), against) == []
+    assert hits(row("t", "Find the area of the shape. " + DRAWING.format(2)), against) == []
+    assert hits(row("t", "Find the area of the shape. " + DRAWING.format(1).replace(" ", "\n")), against) == ["e"]
 
 
 TEN = "one two three four five six seven eight nine ten"
