@@ -1,5 +1,6 @@
 """One `dvc repro` as a child process, followed stage by stage."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
@@ -59,6 +60,17 @@ def is_up_to_date(workspace: Path, stage: str, env: Mapping[str, str]) -> bool:
     command = [sys.executable, "-m", "dvc", "status", "--quiet", dvc_target(stage, workspace)]
     command += [] if stage in BESIDE else ["--with-deps"]
     return subprocess.run(command, cwd=workspace, env=env, capture_output=True, check=False).returncode == 0
+
+
+def stages_up_to_date(workspace: Path, stages: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """The first of the stages, in their order, that DVC would skip; none where it cannot say."""
+    command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", stages[-1]]
+    done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
+    try:
+        changed = json.loads(done.stdout)
+    except ValueError:
+        return []
+    return list(itertools.takewhile(lambda stage: stage not in changed, stages))
 
 
 class Repro:

@@ -1,7 +1,8 @@
 """Options that several commands share, and groups of options as one parameter of a command."""
 
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -15,6 +16,13 @@ AllowDirty = Annotated[
     typer.Option("--allow-dirty", help="Run from the last commit even if code or params have uncommitted changes."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+
+def as_words(preset: str | Sequence[str] | None, overrides: Sequence[str] | None) -> str:
+    """The options as a person types them, for the next command: " --preset gsm8k --set rl.steps=9"."""
+    presets = [preset] if isinstance(preset, str) else preset or ()
+    options = [("--preset", name) for name in presets] + [("--set", override) for override in overrides or ()]
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in options)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

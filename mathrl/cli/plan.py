@@ -1,23 +1,29 @@
 """Estimate the memory of a run by part, or what an evaluation needs (mathrl plan evaluate).
 
-If the run does not fit, mathrl plan shows what to change and exits with status 1. --simulate estimates seconds per step
-at any size: colocated, one step ahead and asynchronous.
+The verdict comes first. If the run does not fit, it has what to change, and the exit status is 1. --simulate estimates
+seconds per step at any size: colocated, one step ahead and asynchronous.
 """
 
+import io
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import psutil
 import typer
 
-from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.options import Overrides, Preset, as_words
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
 from mathrl.core.paths import main_checkout
+from mathrl.core.problems import read_problems
 from mathrl.params.load import load_params
-from mathrl.params.schema import Params
+from mathrl.params.schema import STAGES, Params
+from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill
 
 if TYPE_CHECKING:
@@ -25,7 +31,9 @@ if TYPE_CHECKING:
     from mathrl.planning.memory_states import MemoryPlan, Stage
 
 GIB = 1 << 30
-UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
+MOST_GB = 1000.0  # below it a number without a unit means GB
+UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
+NO_START = "rl would not start"
 RESERVE = 0.05  # share of a GPU for what is not counted
 
 
@@ -52,10 +60,7 @@ def plan_run(
     if simulate is not None:
         show_simulation(simulate)
         return
-    from mathrl.models.model_shape import config_of, shape_of
-    from mathrl.planning.memory import plan_memory  # torch and transformers: --help answers without them
-    from mathrl.planning.memory_advice import advise
-    from mathrl.planning.rollout_memory import check_vllm_share
+    from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
 
     settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
     params = load_params(preset=preset, overrides=settings)
@@ -63,12 +68,48 @@ def plan_run(
     params.training.check_ranks(params.run.processes)
     shape = shape_of(config)
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
+    if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
+        gpu_memory = f"{gpu_memory.strip()}GB"
+        print(f"--gpu-memory: read as {gpu_memory}")
 
     def resolved(changes: Sequence[str]) -> Params | None:
         try:
             return load_params(preset=preset, overrides=[*settings, *changes])
         except UserError:
             return None
+
+    details, verdict = io.StringIO(), list[str]()
+    with redirect_stdout(details):  # the verdict is known last and printed first
+        fits = _plan_memory(
+            shape, params, resolved, memory, gpu_memory or "", (prompt_tokens, response_tokens), verdict
+        )
+        if fits:
+            verdict += show_time(params, shape, as_words(preset, settings))
+    print("\n".join(verdict))
+    print(f"\n{details.getvalue()}", end="")
+    if not fits:
+        raise SystemExit(1)
+
+
+def _plan_memory(
+    shape: "ModelShape",
+    params: Params,
+    resolved: Callable[[Sequence[str]], Params | None],
+    memory: float | None,
+    gpu_memory: str,
+    lengths: tuple[int | None, int | None],
+    verdict: list[str],
+) -> bool:
+    """Print the memory of each stage by part, and append a line on each to `verdict`; whether all fit.
+
+    Args:
+        resolved: The parameters with changes, None if they are refused.
+        memory: Of one GPU, in bytes; None: the run is on the CPU. `gpu_memory` is what the person typed.
+        lengths: Typical lengths of a prompt and a response, None: the limits.
+    """
+    from mathrl.planning.memory import plan_memory
+    from mathrl.planning.memory_advice import advise
+    from mathrl.planning.rollout_memory import check_vllm_share
 
     processes = params.run.processes
     together = f", groups of {shared} share each micro-batch" if (shared := params.training.context_ranks) > 1 else ""
@@ -85,75 +126,111 @@ def plan_run(
                 chosen,
                 stage,
                 "cuda" if memory else "cpu",
-                prompt_tokens=prompt_tokens,
-                response_tokens=response_tokens,
+                prompt_tokens=lengths[0],
+                response_tokens=lengths[1],
                 gpu_memory=memory or 0.0,
             )
 
         show(stage, planned(params), processes, memory)
         if memory is None:
+            needed, there = planned(params).peak * processes / GIB, psutil.virtual_memory().total / GIB
+            fit = "fits" if needed < there else "does not fit"
+            verdict.append(f"{stage} {fit} this machine: it needs {needed:.2f} GiB of {there:.1f} GiB")
             continue
         if stage == "rl" and not show_servers(shape, params, memory):
+            verdict.append("the servers of rl do not fit; see below")
             fits = False
         if planned(params).lacking:
             show_refusal(planned(params), lambda: check_vllm_share(shape, params, memory))
         room = memory * (1 - RESERVE)
         changes = advise(params, stage, room, resolved, planned)
         if changes is None:
-            print(f"  does not fit {gpu_memory} with any setting: use more GPUs (--gpus) or a smaller model")
+            verdict.append(
+                f"{stage} does not fit {gpu_memory} with any setting: use more GPUs (--gpus) or a smaller model"
+            )
             fits = False
         elif changes:
             fits = False
             after = resolved(changes)
-            print("  does not fit; it fits with these settings:")
-            print("".join(f"    --set '{change}'\n" for change in changes), end="")
+            verdict.append(f"{stage} does not fit {gpu_memory}; it fits with these settings:")
+            verdict += [f"    --set '{change}'" for change in changes]
             if after is not None:
                 show(f"{stage}, changed", planned(after), after.run.processes, memory)
         else:
             share = (room - planned(params).peak) / memory
-            print(f"  fits {gpu_memory}; {share:.0%} of it is left")
-    if not fits:
-        raise SystemExit(1)
-    show_time(params, shape)
+            verdict.append(f"{stage} fits {gpu_memory}; {share:.0%} of it is left")
+    return fits
 
 
-def show_time(params: Params, shape: "ModelShape") -> None:
-    """Print the learning rates and the time of each stage, if an evaluation has measured the model's speed here."""
+def show_time(params: Params, shape: "ModelShape", settings: str = "") -> list[str]:
+    """Print the learning rates and the time of each stage that has to run, from the speed that was measured here.
+
+    Returns the lines of the verdict: the time, whether rl would start, and the next command, with its `settings`.
+    """
     import torch
 
     from mathrl.models.load import plain_dtype
-    from mathrl.planning.run_time import measured_speed, planned_time, product_rate
+    from mathrl.planning.run_time import measured_speed, planned_time, product_rate, speed_of_difficulty
+    from tasks.repro import environment, stages_up_to_date
 
     base, root = params.model.base, main_checkout()
-    if base.type == "fresh":
-        return
     rates = {"sft.lr": params.sft.lr} if params.sft.steps else {}
     print("\nlearning rates: " + ", ".join(f"{key} {lr:g}" for key, lr in {**rates, "rl.lr": params.rl.lr}.items()))
-    speed = measured_speed(base.path, root / "reports" / "evaluations")
+    evaluated = measured_speed(base.path, root / "reports" / "evaluations") if base.type == "pretrained" else None
+    speed = speed_of_difficulty(params) or evaluated
     if speed is None:
-        command = f"mathrl evaluate --model {shlex.quote(base.path)} --benchmark test"
-        print(f"time: not known; measure the model's speed first: {command}")
-        return
+        return [f"time: not known yet; this measures the model's speed: mathrl run mix{settings}"]
+    done = [] if settings else stages_up_to_date(root, STAGES, environment(root))
     device = torch.device("cuda" if torch.cuda.is_available() and params.run.device != "cpu" else "cpu")
     operations = product_rate(shape, device, plain_dtype(params.model))
     files = {split: root / "data" / "curated" / f"{split}.jsonl" for split in ("rl", "test")}
     problems = {split: file.read_bytes().count(b"\n") for split, file in files.items() if file.exists()}
     print(
         f"time on this machine, at {speed.tokens_per_second:,.0f} tokens/s and {speed.response_tokens:,.0f} tokens per "
-        f"response as evaluated, and {operations / 1e9:,.0f} GFLOP/s:"
+        f"response as measured, and {operations / 1e9:,.0f} GFLOP/s:"
     )
     total = 0.0
     for planned in planned_time(params, shape, speed, operations, problems):
-        total += planned.seconds
-        print(f"  {planned.part:<12} {duration(planned.seconds):>8}   {planned.account}")
+        ready = planned.part in done
+        total += 0.0 if ready else planned.seconds
+        print(f"  {planned.part:<12} {'done' if ready else duration(planned.seconds):>8}   {planned.account}")
     print(f"  {'together':<12} {duration(total):>8}   without start-up, grading and weight sync")
-    if (root / DIFFICULTY).exists() and not params.sft.steps:  # SFT would change the pass rates
-        try:
-            check_skill(root / DIFFICULTY, params.rl.min_pass_at_8)
-        except UserError as error:
-            print(f"rl would not start: {error}")
-            return
-    print("next: mathrl run pipeline")
+    left = [stage for stage in STAGES if stage not in done]
+    lines = [f"time: about {duration(total)} on this machine, for {' -> '.join(left) or 'nothing: all is up to date'}"]
+    if not settings and (root / DIFFICULTY).exists() and "rl" in left:  # other settings may have other pass rates
+        lines += skill_lines(params, root, settings)
+    if not any(line.startswith(NO_START) for line in lines):
+        lines.append(f"next: mathrl run pipeline{settings}")
+    return lines
+
+
+def skill_lines(params: Params, folder: Path, settings: str) -> list[str]:
+    """Whether rl would start after `mix` in this folder, and if not the commands that help.
+
+    Args:
+        settings: The options with which the folder's parameters were made.
+    """
+    from mathrl.planning.project import teach_first
+
+    measured = read_json(folder / DIFFICULTY)
+    skill, wanted = f"pass@8 {measured['pass_at_8']:.3f}", params.rl.min_pass_at_8
+    problems = read_json(mixed)["problems"] if (mixed := folder / "data/mixture/manifest.json").exists() else 0
+    mixture = f"{problems:,} problems that it solves sometimes, but not always"
+    try:
+        check_skill(folder / DIFFICULTY, wanted)
+    except UserError:
+        lines = [f"{NO_START}: the model solves too little to learn from ({skill}, rl.min_pass_at_8 {wanted:g})"]
+        if remedy := teach_first(params, read_problems(folder / PROBLEMS)):
+            words = as_words(None, remedy)
+            lines.append(f"  teach it first, and measure again: mathrl run mix{settings}{words}")
+        else:
+            lines.append("  your rows have no solutions to teach it with: take an instruct model, or easier problems")
+        if problems:
+            words = f"{settings} --set rl.min_pass_at_8=0"
+            lines.append(f"  or train all the same, on {mixture}: mathrl run pipeline{words}")
+        return lines
+    few = f"; a step takes {params.rl.prompts_per_step}, so they repeat" * (problems < params.rl.prompts_per_step)
+    return [f"rl would start: {skill}, {mixture}{few}"]
 
 
 def duration(seconds: float) -> str:
@@ -240,13 +317,18 @@ def _parts(title: str, parts: Mapping[str, float], peak: bool = False) -> None:
 def size_in_bytes(text: str) -> float:
     """A memory size as a person writes it.
 
-    >>> size_in_bytes("24GB"), size_in_bytes("1.5 GiB")
-    (24000000000.0, 1610612736.0)
+    A number without a unit below MOST_GB is one of GB.
+
+    >>> size_in_bytes("24GB"), size_in_bytes("24"), size_in_bytes("1.5 GiB")
+    (24000000000.0, 24000000000.0, 1610612736.0)
 
     Raises:
         UserError: `text` is not a size.
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)
-    if match is None or match[2].lower() not in UNITS or match[1].count(".") > 1:
+    if match is None or match[1].count(".") > 1 or not match[1].strip("."):
         raise UserError(f"{text!r} is not a memory size; write it as 24GB or 80GiB")
-    return float(match[1]) * UNITS[match[2].lower()]
+    number, unit = float(match[1]), match[2].lower() or "gb"
+    if unit not in UNITS or not number > 0 or (not match[2] and number >= MOST_GB):
+        raise UserError(f"{text!r} is not a memory size: write it with its unit, as 24GB or 80GiB")
+    return number * UNITS[unit]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Overrides, Preset
+from mathrl.cli.options import AllowDirty, Overrides, Preset, as_words
 from mathrl.cli.own_server import own_server
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
@@ -74,7 +74,7 @@ def run(
     if stage == "pipeline":
         _print_results(folder, params, controls, time.time() - began)
     elif stage == "mix":
-        _print_mixture(folder, params)
+        _print_mixture(folder, params, as_words(preset, overrides))
 
 
 def _up_to_date_folder(
@@ -109,8 +109,14 @@ def _up_to_date_folder(
     return folder
 
 
-def _print_mixture(folder: Path, params: Params) -> None:
-    """What was curated and mixed, and for a pretrained model the evaluation that comes next."""
+def _print_mixture(folder: Path, params: Params, settings: str) -> None:
+    """What was curated and mixed, whether RL can learn from it, and what comes next.
+
+    Args:
+        settings: The options with which this ran.
+    """
+    from mathrl.cli.plan import NO_START, skill_lines  # what they import is loaded by now
+
     curated = read_json(folder / "data/curated/manifest.json")
     splits = ", ".join(f"{split} {row['problems']:,}" for split, row in curated["splits"].items())
     gone = ", ".join(f"{reason} {count:,}" for reason, count in curated["dropped"].items()) or "none"
@@ -123,8 +129,14 @@ def _print_mixture(folder: Path, params: Params) -> None:
     mixture = read_json(folder / "data/mixture/manifest.json")
     where = os.path.relpath(folder / "data/mixture")
     print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
+    lines = skill_lines(params, folder, settings)
+    print("\n".join(lines))
     base = params.model.base
-    if base.type == "pretrained" and folder == main_checkout():
+    if lines[0].startswith(NO_START):
+        return
+    if settings:
+        print(f"next: mathrl run pipeline{settings}")
+    elif base.type == "pretrained":
         command = f"mathrl evaluate --model {shlex.quote(base.path)} --benchmark test"
         print(f"next: {command}    (the model before any training)")
 

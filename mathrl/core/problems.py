@@ -16,8 +16,17 @@ def read_problems(path: Path) -> list[Problem]:
     """
     problems = [Problem.from_row(row, f"{path}, line {number}") for number, row in read_numbered_jsonl(path)]
     if not problems:
-        raise UserError(f"{path}: no problems in it; give the split at least one problem in params/curate.yaml")
+        raise UserError(f"{path}: no problems in it; {_share(path)}")
     return problems
+
+
+def _share(path: Path) -> str:
+    """How a split gets problems: `curate.sft_share` and its like, or a source of its own."""
+    if path.stem in ("sft", "dev", "test"):
+        return (
+            f"set curate.{path.stem}_share above 0 (a share of the rows), or give it a source with split: {path.stem}"
+        )
+    return "give the split a source in params/curate.yaml"
 
 
 def write_problems(path: Path, problems: Iterable[Problem]) -> int:

@@ -5,6 +5,7 @@ Each value is a start that works and that the person may change: learning rates 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -13,15 +14,20 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mathrl.core.hardware import Hardware
+from mathrl.core.types import Problem
 from mathrl.data.inspection import Inspection
 from mathrl.data.templates import BOXED_INSTRUCTION
 from mathrl.models.model_shape import ModelShape
 from mathrl.params.learning_rates import LARGE, RATES
 from mathrl.params.load import parse_yaml
+from mathrl.params.schema import Params
 
 FEWEST_TESTS, MOST_TESTS = 50, 500  # problems to measure on: fewer say little, more say hardly more
 DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 SFT_EPOCHS = 3
+SFT_SHARE = 0.25  # of the rows, where SFT comes before RL
+FEWEST_SFT_STEPS = 10
+CHARACTERS_PER_TOKEN = 3
 EVAL_EVERY = 10  # RL steps between dev evaluations
 PUBLISHED_WIDTH = 896  # of the smallest models that the rates of params/learning_rates.py were published for
 LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
@@ -79,7 +85,7 @@ def project_sections(
     response = min(_response_tokens(inspection, chat), LONGEST[device], positions - prompt_tokens)
     curate = _curate(inspection, test)
     worked = inspection.solutions.texts / len(inspection.problems) if inspection.solutions else 0.0
-    sft_share = 0.0 if chat or worked < 0.95 else 0.25
+    sft_share = 0.0 if chat or worked < 0.95 else SFT_SHARE
     trained = inspection.usable * (1 - curate.get("test_share", 0)) * (1 - curate["dev_share"])
     checkpointing = shape.parameters > 3e8
     rl_rate = _learning_rate("rl", shape)
@@ -180,7 +186,26 @@ def _response_tokens(inspection: Inspection, chat: bool) -> int:
 def _sft_steps(inspection: Inspection, rows: float, tokens_per_step: int) -> int:
     assert inspection.solutions is not None
     per_row = inspection.prompts.median + inspection.solutions.median
-    return max(10, ceil(SFT_EPOCHS * rows * per_row / tokens_per_step))
+    return max(FEWEST_SFT_STEPS, ceil(SFT_EPOCHS * rows * per_row / tokens_per_step))
+
+
+def teach_first(params: Params, rows: Sequence[Problem]) -> list[str]:
+    """The settings of an SFT before RL, for a model that solves too little; empty if the rows have no solutions.
+
+    Without SFT yet, as much as `project_sections` gives a model without a chat template; else four times as much.
+
+    Args:
+        rows: The curated rl split.
+    """
+    if params.sft.steps and params.curate.sft_share:
+        return [f"sft.steps={4 * params.sft.steps}"]
+    worked = [problem for problem in rows if problem.solution]
+    if len(worked) < 0.95 * len(rows):
+        return []
+    share = params.curate.sft_share or SFT_SHARE
+    per_row = sum(len(row.question) + len(row.solution or "") for row in worked) / len(worked) / CHARACTERS_PER_TOKEN
+    steps = max(FEWEST_SFT_STEPS, ceil(SFT_EPOCHS * len(worked) * share * per_row / params.sft.tokens_per_step))
+    return [f"curate.sft_share={share:g}", f"sft.steps={steps}"]
 
 
 def _rounded(tokens: float) -> int:

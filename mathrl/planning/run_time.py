@@ -13,16 +13,18 @@ from pathlib import Path
 import torch
 
 from mathrl.core.files import read_json, write_json
+from mathrl.core.records import RunRecord, newest_record
 from mathrl.models.model_shape import ModelShape
 from mathrl.params.schema import Params
 
 SPEED = "speed.json"
+SAMPLED, LENGTH = "tokens_per_second", "response_tokens"  # in the summary of a record of difficulty
 ROWS, SECONDS = 1024, 0.3  # of the measured product
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a model sampled in an evaluation: one process, with the mean length of its responses.
+    """How fast a model sampled, all processes together, and the mean length of its responses.
 
     Example:
         Speed(model="/models/mine", tokens_per_second=412.0, response_tokens=88.4)
@@ -31,6 +33,7 @@ class Speed:
     model: str
     tokens_per_second: float
     response_tokens: float
+    processes: int = 1  # that sampled side by side
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,21 @@ def measured_speed(model: str, evaluations: Path) -> Speed | None:
     return next((speed for speed in reversed(speeds) if speed.model == model), None)
 
 
+def speed_of_difficulty(params: Params) -> Speed | None:
+    """The speed that the stage `difficulty` last measured on this machine with this base model, as runs will sample."""
+    model = params.model.base.model_dump(mode="json")
+
+    def matches(record: RunRecord) -> bool:
+        started_from = record.params.get("model", {}).get("base")
+        return record.stage == "difficulty" and started_from == model and SAMPLED in record.summary
+
+    record = newest_record(matches, prefix="difficulty-")
+    if record is None:
+        return None
+    processes = int(record.params.get("run", {}).get("processes", 1))
+    return Speed(str(model.get("path", "")), record.summary[SAMPLED], record.summary[LENGTH], processes)
+
+
 def product_rate(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a product of the model's MLP sizes on this machine."""
     tokens = torch.randn(ROWS, shape.width, device=device).to(dtype)
@@ -100,7 +118,7 @@ def planned_time(
         problems: The number of problems per split, as far as it is known.
     """
     workers = params.run.processes if torch.cuda.is_available() else 1  # ranks on a CPU share its cores
-    sampling = speed.tokens_per_second * workers
+    sampling = speed.tokens_per_second * (workers / speed.processes if torch.cuda.is_available() else 1)
     weights = shape.matrices + shape.head
 
     def sampled(responses: int) -> float:

@@ -52,6 +52,7 @@ def work(
     params = run.params
     settings = params.difficulty
     # torch: not before the inputs have been checked.
+    from mathrl.planning.run_time import LENGTH, SAMPLED, SamplingClock
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.open_sampler import open_sampler
     from mathrl.rollout.ranks import from_rank_0
@@ -68,7 +69,13 @@ def work(
     # The same at all ranks, and after an interruption, whatever other runs measure meanwhile.
     cached: dict[str, int] = from_rank_0(lambda: _snapshot(run.state / "known.json", cache, problems))
     unmeasured = [problem for problem in problems if problem_key(problem) not in cached]
+    clock = SamplingClock()
     with progress("difficulty", total=len(unmeasured) * settings.samples) as bar:
+
+        def advance(responses: int) -> None:
+            bar.advance(responses * world_size())
+            clock.tick(responses * world_size())
+
         samples = sample_problems(
             sampler,
             unmeasured,
@@ -77,7 +84,7 @@ def work(
             seed=derive_seed(params.run.seed, "difficulty"),
             name="difficulty",
             state=run.state,
-            on_progress=lambda count: bar.advance(count * world_size()),
+            on_progress=advance,
         )
     if samples is None:
         return
@@ -107,6 +114,10 @@ def work(
         write_jsonl(folder / "pass_rates.jsonl", rows)
         write_json(folder / "summary.json", summary)
     figures = summary | {"measured_before": len(cached)}  # no output: it depends on the runs before
+    lengths = [sample["length"] for group in samples if group is not None for sample in group]
+    if lengths:  # what `mathrl plan` reads
+        figures |= {LENGTH: sum(lengths) / len(lengths)}
+        figures |= {SAMPLED: clock.per_second() * figures[LENGTH]}
     run.summary({name: float(value) for name, value in figures.items() if isinstance(value, int | float)})
 
 

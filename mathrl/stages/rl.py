@@ -50,8 +50,9 @@ def check_skill(difficulty: Path, wanted: float) -> None:
     if pass_at_8 < wanted:
         raise UserError(
             f"{difficulty}: the pass@8 of the model that RL starts from is {pass_at_8:.3f}, below rl.min_pass_at_8 = "
-            f"{wanted}: raise sft.steps, give it easier problems, check that it was trained with this "
-            "prompt.template, or lower rl.min_pass_at_8"
+            f"{wanted}: teach it with SFT on solutions first (curate.sft_share and sft.steps together, such as --set "
+            "curate.sft_share=0.25 --set sft.steps=100), give it easier problems, check prompt.template, or lower "
+            "rl.min_pass_at_8"
         )
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from mathrl.cli.init import init
 from mathrl.cli.inspect import given_keys, inspect
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
+from mathrl.core.problems import write_problems
+from mathrl.core.records import open_record
 from mathrl.core.types import Problem
 from mathrl.data import curation
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params import Params, load_params
 from mathrl.planning.project import suited_prompt
-from mathrl.planning.run_time import Speed, measured_speed, planned_time, write_speed
+from mathrl.planning.run_time import Speed, measured_speed, planned_time, speed_of_difficulty, write_speed
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.stages.rl import DIFFICULTY
 from mathrl.sweeps.space import check_space
@@ -202,7 +205,7 @@ def test_the_time_of_a_run_by_hand(folder: Path, tmp_path: Path) -> None:
     assert measured_speed("m", tmp_path) == Speed("m", 1.0, 2.0) and measured_speed("other", tmp_path) is None
 
 
-def test_a_plan_says_that_rl_would_refuse_to_start(
+def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(folder / "neox")
@@ -210,9 +213,47 @@ def test_a_plan_says_that_rl_would_refuse_to_start(
         ROOT / "params", overrides=["model.base={type: pretrained, path: " + model + "}", "sft.steps=0", "rl.lr=1e-5"]
     )
     monkeypatch.setattr(plan, "main_checkout", lambda: tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     write_speed(tmp_path / "reports" / "evaluations" / "neox-test", Speed(model, 100.0, 20.0))
+    problems = [
+        Problem(str(i), f"{i}+1=", (str(i + 1),), source="own", split="rl", solution="by hand") for i in range(9)
+    ]
+    write_problems(tmp_path / "data" / "curated" / "rl.jsonl", problems)
+    write_json(tmp_path / "data" / "mixture" / "manifest.json", {"problems": 3})
     shape = shape_of(config_of(params.model.base))
-    for pass_at_8, last in ((0.1, "rl would not start"), (0.9, "next: mathrl run pipeline")):
-        write_json(tmp_path / DIFFICULTY, {"pass_at_8": pass_at_8})
-        plan.show_time(params, shape)
-        assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+    write_json(tmp_path / DIFFICULTY, {"pass_at_8": 0.1})
+    lines = plan.show_time(params, shape)
+    assert "100 tokens/s" in capsys.readouterr().out
+    assert lines[0].startswith("time: about ") and lines[1].startswith("rl would not start: ")
+    taught, anyway = (line.partition(": mathrl run ")[2].split() for line in lines[2:])
+    assert taught[:1] == ["mix"] and anyway[:1] == ["pipeline"]
+    # What the lines advise is taken as it stands, and SFT gets its rows and its steps.
+    advised = load_params(ROOT / "params", overrides=[word for word in taught if "=" in word])
+    assert advised.curate.sft_share == 0.25 and advised.sft.steps == 10
+    assert load_params(ROOT / "params", overrides=[word for word in anyway if "=" in word]).rl.min_pass_at_8 == 0
+    assert plan.skill_lines(advised, tmp_path, "")[1].endswith("mathrl run mix --set sft.steps=40")
+    write_problems(
+        tmp_path / "data" / "curated" / "rl.jsonl", [replace(problem, solution=None) for problem in problems]
+    )
+    assert "no solutions to teach it with" in plan.skill_lines(params, tmp_path, "")[1]
+    write_json(tmp_path / DIFFICULTY, {"pass_at_8": 0.9})
+    *_, starts, following = plan.show_time(params, shape)
+    assert starts.startswith("rl would start: pass@8 0.900, 3 problems") and following == "next: mathrl run pipeline"
+
+
+def test_the_speed_that_difficulty_measured_is_taken_before_an_evaluations(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    params = load_params(ROOT / "params", overrides=["model.base={type: pretrained, path: mine}", "rl.lr=1e-5"])
+    assert speed_of_difficulty(params) is None
+    record = open_record("difficulty", "77")
+    record.update(
+        stage="difficulty",
+        status="finished",
+        params={"model": params.model.model_dump(mode="json"), "run": {"processes": 2}},
+        summary={"tokens_per_second": 22_000.0, "response_tokens": 88.0, "pass_at_1": 0.5},
+    )
+    assert speed_of_difficulty(params) == Speed("mine", 22_000.0, 88.0, 2)
+    other = load_params(ROOT / "params", overrides=["model.base={type: pretrained, path: other}", "rl.lr=1e-5"])
+    assert speed_of_difficulty(other) is None

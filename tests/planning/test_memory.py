@@ -344,16 +344,18 @@ def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.chdir(ROOT)
     context: Any = SimpleNamespace(invoked_subcommand=None)
     plan_run(context)
-    said = capsys.readouterr().out
-    assert "0.5 million parameters, 2 processes" in said and "key-value cache" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("sft fits this machine: it needs ") and "\ntime: " in printed.split("\n\n")[0]
+    assert "0.5 million parameters, 2 processes" in printed and "key-value cache" in printed
     with pytest.raises(SystemExit):
-        plan_run(context, "qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8GB")
+        plan_run(context, "qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8")
     out = capsys.readouterr().out
-    assert "it fits with these settings:\n    --set" in out
+    assert out.startswith("--gpu-memory: read as 8GB\nrl does not fit 8GB; it fits with these settings:\n    --set")
     # As the stage would refuse it, and a larger share as a part of the remedy.
     assert "gives vLLM 2.24 GiB" in out and "--set 'rollout.vllm.memory_share=0.4'" in out
     assert "first weight sync" in out and "vLLM: cache" in out
-    with pytest.raises(UserError, match="write it as 24GB"):
-        size_in_bytes("much")
+    for wrong in ("much", "24000000000", "0", "24 apples", "."):
+        with pytest.raises(UserError, match="24GB"):
+            size_in_bytes(wrong)
     with pytest.raises(UserError, match="no such model folder"):
         config_of(PretrainedModel(path="./nothing"))
