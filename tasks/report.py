@@ -13,6 +13,7 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
+from mathrl.core.markdown import table
 from mathrl.core.results import EvaluationSummary, results_table
 from tasks.mlflow_links import (
     TRAINING,
@@ -33,17 +34,12 @@ LONGEST_TEXT = 60_000
 def health_markdown(health: Mapping[str, Any]) -> str:
     """The findings of `mathrl.health.watch` as a table."""
     text = f"# Health: {health['colour']}\n\nafter {health['steps']} steps\n"
-    if health["findings"]:
-        text += "\n| | rule | steps | evidence | cause | remedy |\n|---|---|---|---|---|---|\n"
-    for finding in health["findings"]:
-        cells = [
-            finding["colour"],
-            finding["rule"],
-            f"{finding['first']} to {finding['last']}",
-            *(finding[name].replace("|", "\\|") for name in ("evidence", "cause", "remedy")),
-        ]
-        text += f"| {' | '.join(cells)} |\n"
-    return text
+    rows = (
+        (row["colour"], row["rule"], f"{row['first']} to {row['last']}", row["evidence"], row["cause"], row["remedy"])
+        for row in health["findings"]
+    )
+    lines = table(("", "rule", "steps", "evidence", "cause", "remedy"), rows)
+    return text + "\n" + "\n".join(lines) + "\n" if health["findings"] else text
 
 
 def report(folder: Path, stages: Sequence[str]) -> None:
@@ -56,7 +52,9 @@ def report(folder: Path, stages: Sequence[str]) -> None:
         reports = folder / "reports" / stage
         show_pictures(stage, reports.glob("*.png"))
         for file in reports.glob("*.md"):
-            text = file.read_text(encoding="utf-8")[:LONGEST_TEXT]
+            text = file.read_text(encoding="utf-8")
+            if len(text) > LONGEST_TEXT:  # cut between lines: half a code span would be HTML
+                text = text[:LONGEST_TEXT].rpartition("\n")[0]
             about = f"What {stage} did, from {file.relative_to(folder)}"
             create_markdown_artifact(text, key=f"{stage}-report", description=about)
     link_to_mlflow(folder, stages[-1])

@@ -9,9 +9,9 @@ from typing import Any
 from mathrl.core.figures import BLUE, GREEN, ORANGE, PURPLE, picture
 from mathrl.core.files import write_text
 from mathrl.core.hashing import sha256_jsonl
+from mathrl.core.markdown import cell, code, table
 from mathrl.data.curated import TRAINED, Curated
 from mathrl.data.curation import CurationPlan
-from mathrl.data.markdown import cell, table
 from mathrl.data.quality_gate import quality_section
 from mathrl.data.row_shards import SPLITS
 from mathrl.data.row_store import StoredProblems
@@ -95,7 +95,7 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
     parts += ["## Sources and licences", ""]
     parts += table(("source", "what was read", "rows", "sha256 (first 16)", "licence"), _read(curated))
     for source, turns in curated.cut_turns.items():
-        cut = f"{turns:,} prompts of {source} ended with the assistant's turn, which is the solution: it was cut."
+        cut = f"{turns:,} prompts of {cell(source)} ended with the assistant's turn, which is the solution: it was cut."
         parts += ["", cut]
     parts += ["", *_duplicates(curated, curate), *quality_section(curated, curate.quality, seed)]
     parts += [*_overlap(curated, curate), *_dropped_examples(curated, seed)]
@@ -156,7 +156,7 @@ def _variants(curated: Curated) -> list[str]:
         rows = sum(len(group.problems) for group in groups)
         parts += [f"{len(groups):,} groups of similar questions stay, {rows:,} rows: they differ in {difference}.", ""]
         for problem in groups[0].problems[:2]:
-            parts += [f"- `{problem.id}`: {cell(problem.question)[:200]}"]
+            parts += [f"- {code(problem.id)}: {code(problem.question, 200)}"]
         parts += [""]
     return [*parts, *(["`data/curated/variants.jsonl` lists all groups.", ""] if parts else [])]
 
@@ -209,7 +209,7 @@ def _chance_matches(curated: Curated) -> list[str]:
     for name in TRAINED:
         rows.update(curated.splits[name].count_by_source())
     return [
-        f"\n**{count:,} of {rows[source]:,} rows of {source} hold a short evaluation text whole.** Where the "
+        f"\n**{count:,} of {rows[source]:,} rows of {cell(source)} hold a short evaluation text whole.** Where the "
         "questions are formulas, as a generator's are, that is often chance: see `data/curated/hits.jsonl`. "
         "Rows of your own generator need no decontamination (`curate.decontaminate=null`); duplicates go all "
         "the same."
@@ -226,8 +226,8 @@ def _dropped_examples(curated: Curated, seed: int) -> list[str]:
     for reason, at in sorted(by_reason.items()):
         parts += [f"## Dropped: {reason} ({len(at):,})", ""]
         for row in map(curated.dropped.__getitem__, random.Random(seed).sample(at, min(EXAMPLES, len(at)))):
-            parts += [f"- `{row.id}` for `{row.other}` ({cell(row.detail)})", ""]
-            parts += [f"  > {cell(row.question)[:300]}", ""]
+            parts += [f"- {code(row.id)} for {code(str(row.other))} ({cell(row.detail)})", ""]
+            parts += [f"  > {code(row.question, 300)}", ""]
     return parts
 
 

@@ -8,9 +8,9 @@ from itertools import chain
 from pathlib import Path
 
 from mathrl.core.files import read_jsonl
+from mathrl.core.markdown import code, table
 from mathrl.data.curated import TRAINED, Curated
 from mathrl.data.deduplicate import Reason
-from mathrl.data.markdown import cell, table
 from mathrl.data.processes import in_order
 from mathrl.data.quality import DESCRIPTIONS, Broken, broken_rules, votes_of
 from mathrl.data.row_store import ShardRows, StoredProblems
@@ -78,5 +78,5 @@ def quality_section(curated: Curated, quality: Quality | None, seed: int) -> lis
             parts += ["", f"### {name} ({len(at):,})", ""]
             for problem in map(curated.broken.__getitem__, random.Random(seed).sample(at, min(EXAMPLES, len(at)))):
                 answers = ", ".join(problem.answers)
-                parts += [f"- `{problem.id}`: {cell(problem.question)[:300]} (answer: {cell(answers)[:60]})"]
+                parts += [f"- {code(problem.id)}: {code(problem.question, 300)} (answer: {code(answers, 60)})"]
     return [*parts, ""]

@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mathrl.core.markdown import cell, code, fenced
+
 Rows = Iterable[Mapping[str, Any]]
 
 
@@ -40,18 +42,12 @@ def first_responses(responses: Rows) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 def examples_markdown(rows: Sequence[Mapping[str, Any]], models: Sequence[str], benchmark: str) -> str:
     """The rows of `side_by_side` as Markdown; ✓ marks a correct response, ✗ a wrong one."""
-    parts = [f"# {len(rows)} problems of {benchmark}, one response of each model", ""]
+    parts = [f"# {len(rows)} problems of {cell(benchmark)}, one response of each model", ""]
     for row in rows:
-        parts += [f"## `{row['problem_id']}`", "", _fenced(str(row["question"])), "", f"Answer: `{row['answer']}`", ""]
+        parts += [f"## {code(row['problem_id'])}", "", fenced(str(row["question"])), ""]
+        parts += [f"Answer: {code(str(row['answer']))}", ""]
         for model in models:
             if model in row:
                 mark, _, text = str(row[model]).partition(" ")
-                parts += [f"**{model}** {mark}", "", _fenced(text[:1500] + ("…" if len(text) > 1500 else "")), ""]
+                parts += [f"**{cell(model)}** {mark}", "", fenced(text[:1500] + ("…" if len(text) > 1500 else "")), ""]
     return "\n".join(parts)
-
-
-def _fenced(text: str) -> str:
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}text\n{text}\n{fence}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from mathrl.core.markdown import cell, code, table
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.health.watch import examine
 from mathrl.params.schema import SECTIONS
@@ -20,12 +21,12 @@ def model_card(title: str, reference: str, digest: str, material: Material) -> s
     steps, _, complete = lineage(material)
     lines = [f"# {title}", ""]
     if material.summary is not None:
-        lines += [f"**{material.summary.verdict}**", "", *_figures(material.summary), ""]
+        lines += [f"**{cell(material.summary.verdict)}**", "", *_figures(material.summary), ""]
     lines += [f"Digest `{digest}`. {origin(steps)}.", "", "## Health", "", *_health(material), ""]
     lines += ["## Lineage", "", *_lineage(steps), "", complete, ""]
     lines += ["## Reproduce", "", f"    mathrl reproduce {reference}", "", "## Set, against the defaults", ""]
     changed = _changed(steps)
-    lines += [f"- `{name}: {value}`" for name, value in changed.items()] or ["Nothing."]
+    lines += [f"- {code(f'{name}: {value}')}" for name, value in changed.items()] or ["Nothing."]
     text = "\n".join(lines) + "\n"
     return text if len(text) <= LONGEST else text[: LONGEST - 24].rpartition("\n")[0] + "\n- and more: see MLflow\n"
 
@@ -37,10 +38,8 @@ def default_texts() -> dict[str, str]:
 
 def _figures(summary: EvaluationSummary) -> list[str]:
     """The table of results as Markdown."""
-    table = results_table(summary.models)
-    rows = [list(table[0]), ["---"] * len(table[0]), *(list(map(str, row.values())) for row in table)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return [f"On {summary.benchmark}:", "", *lines]
+    rows = results_table(summary.models)
+    return [f"On {cell(summary.benchmark)}:", "", *table(list(rows[0]), (list(row.values()) for row in rows))]
 
 
 def _health(material: Material) -> list[str]:
@@ -49,7 +48,7 @@ def _health(material: Material) -> list[str]:
         report = examine(stage.rows, *stage.settings()).report()
         lines.append(f"- {stage.name}: {report['colour']}")
         lines += [
-            f"    - {finding['rule']} ({finding['colour']}): {finding['cause']}" for finding in report["findings"]
+            f"    - {finding['rule']} ({finding['colour']}): {cell(finding['cause'])}" for finding in report["findings"]
         ]
     return lines or ["No training run on this machine."]
 
@@ -58,9 +57,9 @@ def _lineage(steps: Sequence[Step]) -> list[str]:
     """A line per stage, sources first."""
     lines = []
     for step in reversed(steps):
-        made = ", ".join(f"`{path}` {digest}" for path, digest in step.outputs.items())
-        sources = f" from {', '.join(step.sources)}" if step.sources else ""
-        lines.append(f"- {step.stage}{sources}: {made}")
+        made = ", ".join(f"{code(path)} {digest}" for path, digest in step.outputs.items())
+        sources = f" from {cell(', '.join(step.sources))}" if step.sources else ""
+        lines.append(f"- {cell(step.stage)}{sources}: {made}")
     return lines or ["The records of its stages are not on this machine."]
 
 

@@ -7,6 +7,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from mathrl.core.files import write_json, write_text
+from mathrl.core.markdown import cell, code, table
 from mathrl.sweeps.pictures import draw_history, draw_importance, draw_slices
 from mathrl.sweeps.study import OpenStudy, best
 
@@ -69,15 +70,14 @@ def markdown(out: dict[str, Any]) -> str:
     """The trials, best first."""
     order = sorted(out["trials"], key=lambda r: (r["state"] != "complete", -(r["dev"] or 0.0), r["trial"]))
     columns = [name for name in (order[0] if order else {}) if name != "error"]
-    lines = [f"# Study {out['study']}", ""]
-    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_cell(entry[name]) for name in columns) + " |" for entry in order]
+    lines = [f"# Study {cell(out['study'])}", ""]
+    lines += table(columns, ([_cell(entry[name]) for name in columns] for entry in order))
     lines += [
         "",
         "Trial 0 has the parameters that were present when the study began; dev: accuracy on the dev "
         "problems, for a trial that ended early the accuracy at its end.",
     ]
-    lines += [f"Trial {entry['trial']} failed: {entry['error']}" for entry in order if entry["error"]]
+    lines += [f"Trial {entry['trial']} failed: {code(str(entry['error']))}" for entry in order if entry["error"]]
     return "\n".join(lines) + "\n"
 
 

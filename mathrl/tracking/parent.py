@@ -7,6 +7,7 @@ those that people change most and those that were changed; the file params.yaml 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mathrl.core.markdown import cell
 from mathrl.core.records import RunRecord
 from mathrl.core.run_name import change_words
 from mathrl.params.load import dump_yaml
@@ -91,7 +92,7 @@ def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float], 
         mean, low, high = (figures[f"{model}/pass_at_1{end}"] for end in ("", "_low", "_high"))
         lines.append(f"- {model}: pass@1 **{mean:.3f}**, {low:.3f} to {high:.3f}")
     lines += [f"- best on dev: {figures[BEST]:.3f}"] if BEST in figures else []
-    lines += [f"- changed: {parent.data.params.get('changed', 'nothing')}", "", "Stages, made now or found:", ""]
+    lines += [f"- changed: {cell(parent.data.params.get('changed', 'nothing'))}", "", "Stages, made now or found:", ""]
     lines += [
         f"- [{name}](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id})" for name, run in stages.items()
     ]

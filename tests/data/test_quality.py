@@ -151,7 +151,7 @@ def test_the_gate_drops_training_rows_and_reports_all(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(account)
     write_report(tmp_path / "report", made, planned, params, 0)
     report = (tmp_path / "report" / "report.md").read_text()
-    assert "| proof | asks for a proof | 1 | dropped | 1 |" in report and "`t`: Show that 2=2." in report
+    assert "| proof | asks for a proof | 1 | dropped | 1 |" in report and "`t`: `Show that 2=2.`" in report
 
     kept = curation.run(curate(tmp_path, {"drop": []})[0], 0)
     assert len(kept.splits["rl"]) == 4 and [row.rules for row in kept.broken] == [("proof",), ("proof",)]

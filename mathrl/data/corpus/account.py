@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mathrl.core.files import write_text
+from mathrl.core.markdown import code, table
 from mathrl.data.corpus.corpus import Corpus
 from mathrl.data.corpus.rounds import CollectedPages, domains
-from mathrl.data.markdown import cell, table
 from mathrl.params.pages import Pages
 
 EXAMPLES = 5  # pages shown on either side of the boundary
@@ -99,7 +99,8 @@ def _boundary(out: CollectedPages, pages: Corpus) -> list[str]:
         parts += [f"{title}:", ""]
         for i in map(int, numbers):
             page = pages[i]
-            parts += [f"- `{page.host}{page.path}` ({out.scores[i]:.2f})", "", f"  > {cell(page.text[:600])[:300]}", ""]
+            parts += [f"- {code(page.host + page.path)} ({out.scores[i]:.2f})", ""]
+            parts += [f"  > {code(page.text[:600], 300)}", ""]
     return parts
 
 
