@@ -131,6 +131,7 @@ def show(inspection: "Inspection", model: str | None) -> None:
         print(f"note: {doubt}")
     _faults(inspection)
     _answers(inspection)
+    _flaws(inspection)
     _texts(inspection, model)
     for number, example in enumerate(inspection.examples, start=1):
         prompt = [part for line in encodable(example.prompt).splitlines() for part in wrap(line, 150) or [""]]
@@ -164,6 +165,25 @@ def _answers(inspection: "Inspection") -> None:
         print(f"  not parsed, {encodable(where)}: {encodable(' '.join(answer.split()))[:120]}")
     if len(inspection.unread) > 8:
         print(f"  … and {len(inspection.unread) - 8:,} more (--html FILE lists all)")
+
+
+def _flaws(inspection: "Inspection") -> None:
+    from mathrl.data.quality import DESCRIPTIONS
+
+    if not inspection.flaws:
+        print("quality: no row breaks a rule of curate.quality")
+        return
+    print(
+        f"\nquality: {inspection.flawed:,} of {len(inspection.problems):,} rows break a rule of curate.quality "
+        "and would be dropped"
+    )
+    for flaw in inspection.flaws:
+        question = encodable(" ".join(flaw.example.question.split()))
+        shown = question if len(question) <= 100 else f"{question[:60]} … {question[-40:]}"
+        answer = encodable(" or ".join(flaw.example.answers))[:40]
+        kept = "" if flaw.drops else " (most rows are so: this rule is left out of the section)"
+        print(f"  {flaw.rule} {flaw.rows:,}: {DESCRIPTIONS[flaw.rule]}{kept}")
+        print(f"    for example {encodable(flaw.example.id)}: {shown} (answer: {answer})")
 
 
 def _instruction_note(inspection: "Inspection") -> str:

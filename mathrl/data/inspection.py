@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.deduplicate import agree
 from mathrl.data.draw import Draw
 from mathrl.data.grams import exact_key
+from mathrl.data.processes import in_order
+from mathrl.data.quality import DESCRIPTIONS, broken_rules
 from mathrl.data.reading import Read, Rejected, read_source
 from mathrl.data.registry import REGISTRY
 from mathrl.data.row_files import list_files, read_rows
@@ -27,8 +30,11 @@ from mathrl.data.sources import ResolvedSource, resolve_benchmark
 from mathrl.grading.readable import reading
 from mathrl.params.data import Decontaminate, FileSource
 from mathrl.params.load import dump_yaml, validated
+from mathrl.params.quality import Quality, Rule
 
-RULE = Decontaminate()
+RULE, GATE = Decontaminate(), Quality()
+MOST = 0.5  # share of the rows above which a rule of the quality gate is left out
+PIECE = 4096  # rows that one process judges at a time
 LOOKED_AT = 50_000  # rows of a file, unless a person asks for more
 EXAMPLES, SHOWN = 5, 20
 DIALECTS = {"yue": "zh"}  # which a short text does not tell apart
@@ -74,6 +80,16 @@ class Overlap:
 
 
 @dataclass(frozen=True)
+class Flaw:
+    """A rule of the quality gate, the number of rows that break it, the first of them, and whether it drops them."""
+
+    rule: Rule
+    rows: int
+    example: Problem
+    drops: bool
+
+
+@dataclass(frozen=True)
 class Inspection:
     """Everything that the screen and the page show. `problems` are the good rows that were looked at."""
 
@@ -94,6 +110,8 @@ class Inspection:
     missing_benchmarks: Sequence[str]
     examples: Sequence[Example]
     section: str
+    flaws: Sequence[Flaw] = ()
+    flawed: int = 0
     levels: Counter[int] = field(default_factory=Counter)
     subjects: Counter[str] = field(default_factory=Counter)
 
@@ -103,8 +121,11 @@ class Inspection:
 
     @property
     def usable(self) -> int:
-        """The different good problems of the whole file: counted, or estimated from the part that was looked at."""
-        return round((len(self.problems) - self.duplicates) * self.rows / self.looked_at)
+        """The different good problems of the whole file that pass the quality gate, as the part that was looked at
+        lets expect.
+        """
+        passed = 1 - self.flawed / len(self.problems)
+        return round((len(self.problems) - self.duplicates) * passed * self.rows / self.looked_at)
 
 
 @dataclass(frozen=True)
@@ -164,6 +185,7 @@ def inspect_rows(
         raise UserError(f"{path}: no row could be read; the first: {': '.join(bad_examples[0])}")
     duplicates, conflicts = _duplicates(problems)
     readings, unread = _readings(problems)
+    flaws, flawed = _flaws(problems)
     overlaps, missing = _overlaps(problems, files, data_folder, seed)
     chosen = random.Random(derive_seed(seed, "inspect")).sample(range(len(problems)), min(EXAMPLES, len(problems)))
     prompt_lengths = Lengths.of([prompting.prompt_length(problem) for problem in problems], prompting.unit)
@@ -187,13 +209,17 @@ def inspect_rows(
         examples=[
             Example(p.id, prompting.text(p), p.answers, p.solution) for p in (problems[i] for i in sorted(chosen))
         ],
-        section=curate_section(name, path, sniffed.shape, bool(bad), [o.benchmark for o in overlaps]),
+        section=curate_section(name, path, sniffed.shape, bool(bad), [o.benchmark for o in overlaps], flaws),
+        flaws=flaws,
+        flawed=flawed,
         levels=Counter(p.level for p in problems if p.level is not None),
         subjects=Counter(p.subject for p in problems if p.subject),
     )
 
 
-def curate_section(name: str, path: Path, shape: RowShape, bad: bool, benchmarks: Sequence[str]) -> str:
+def curate_section(
+    name: str, path: Path, shape: RowShape, bad: bool, benchmarks: Sequence[str], flaws: Sequence[Flaw] = ()
+) -> str:
     """The section of params/curate.yaml for these rows: nine tenths to train on, a tenth to test on."""
     source: dict[str, Any] = {"type": "file", "name": name, "path": str(path.absolute()), "split": "rl"}
     for key in (column.name for column in fields(RowShape)):
@@ -205,6 +231,9 @@ def curate_section(name: str, path: Path, shape: RowShape, bad: bool, benchmarks
     validated(FileSource, source, "the guessed source")
     section: dict[str, Any] = {"sources": [source], "test_share": 0.1, "dev_share": 0.05}
     section["on_bad_row"] = "reject" if bad else "stop"
+    section["deduplicate"] = {"exact": True, "near": {}}
+    off = [flaw.rule for flaw in flaws if not flaw.drops]
+    section["quality"] = {"drop": [rule for rule in GATE.drop if rule not in off]} if off else {}
     return dump_yaml({"curate": {**section, "decontaminate": {"benchmarks": list(benchmarks)}}})
 
 
@@ -258,6 +287,32 @@ def _readings(problems: Sequence[Problem]) -> tuple[Counter[str], list[tuple[str
         if best == "not parsed":
             unread.append((problem.id, problem.answers[0]))
     return counts, unread
+
+
+def _flaws(problems: Sequence[Problem]) -> tuple[list[Flaw], int]:
+    """The rules of the quality gate that rows break, in the gate's order, and the number of rows that it would drop.
+
+    A rule that most rows break says what kind of file it is, such as one of multiple choice: it drops nothing.
+    """
+    pieces = [problems[start : start + PIECE] for start in range(0, len(problems), PIECE)]
+    broken = list(chain.from_iterable(in_order(_broken, GATE, pieces)))
+    rows = Counter(chain.from_iterable(broken))
+    flaws = [
+        Flaw(
+            rule,
+            rows[rule],
+            next(p for p, rules in zip(problems, broken, strict=True) if rule in rules),
+            rows[rule] <= MOST * len(problems),
+        )
+        for rule in DESCRIPTIONS
+        if rule in rows
+    ]
+    dropping = {flaw.rule for flaw in flaws if flaw.drops}
+    return flaws, sum(not dropping.isdisjoint(rules) for rules in broken)
+
+
+def _broken(gate: Quality, problems: Sequence[Problem]) -> list[list[Rule]]:
+    return [broken_rules(problem, {}, gate) for problem in problems]
 
 
 def _overlaps(

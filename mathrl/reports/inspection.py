@@ -2,6 +2,7 @@
 
 from mathrl.core.files import encodable
 from mathrl.data.inspection import Inspection
+from mathrl.data.quality import DESCRIPTIONS
 from mathrl.reports.lineage_picture import render
 
 
@@ -13,6 +14,7 @@ def inspection_page(inspection: Inspection, title: str) -> str:
             "inspection.html",
             title=title,
             inspection=inspection,
+            descriptions=DESCRIPTIONS,
             keys=[(key, getattr(sniffed.shape, key), reason) for key, reason in sniffed.reasons.items()],
             readings=[(kind, n, n / inspection.readings.total()) for kind, n in inspection.readings.most_common()],
             languages=[(name, n, n / len(inspection.problems)) for name, n in inspection.languages.most_common(12)],

@@ -6,6 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mathrl.cli.inspect import show
+from mathrl.data import curation
 from mathrl.data.draw import Draw
 from mathrl.data.inspection import Inspection, Prompting, inspect_rows, languages
 from mathrl.data.reading import Read, read_source
@@ -55,6 +59,55 @@ def test_planted_faults_are_counted(tmp_path: Path) -> None:
     assert "math500" in found.missing_benchmarks
     assert found.prompts.longest == max(len(p.question) for p in found.problems) + 3
     assert len(found.examples) == 5 and all(example.prompt.startswith("Q: ") for example in found.examples)
+
+
+def test_what_the_quality_gate_would_drop_is_counted_with_an_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flawed = [
+        ("The diagram shows 3 apples and 4 pears. How many fruits are there?", "7"),
+        ("Refer to the image: how many of the 9 are red?", "5"),
+        ("How many are left?", "3"),
+        ("What is 3+4? <b>Hurry</b>! (Key: 7)", "7"),
+        ("What follows from it for $n=2$?", "proof"),
+    ]
+    rows = [*GOOD, *({"problem": q, "answer": a} for q, a in flawed)]
+    file = tmp_path / "flawed.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = inspect_rows(file, {}, Prompting(lambda problem: problem.question))
+    counts = {flaw.rule: (flaw.rows, flaw.example.answers[0]) for flaw in found.flaws}
+    assert counts == {
+        "proof": (1, "proof"),
+        "html": (1, "7"),
+        "figure": (2, "7"),
+        "context": (1, "3"),
+        "leak": (1, "7"),
+    }
+    assert found.flawed == 5 and found.usable == 30
+    show(found, None)
+    printed = capsys.readouterr().out
+    assert "quality: 5 of 35 rows break a rule" in printed
+    assert "figure 2: refers to a figure or table that its text does not have\n    for example flawed/" in printed
+    page = inspection_page(found, "flawed.jsonl")
+    assert "The diagram shows 3 apples" in page and "<b>Hurry</b>" not in page
+    # Curation with the section that inspect proposes drops the same rows.
+    section = Curate.model_validate(parse_yaml(found.section, "section")["curate"])
+    assert section.quality is not None and section.deduplicate.near is not None
+    curated = curation.run(section, 0)
+    gone = {row.question for row in curated.dropped if row.reason in counts}
+    held_out = {p.question for split in ("dev", "test") for p in curated.splits[split]}
+    assert gone | held_out >= {q for q, _ in flawed} and len(gone) == 5 - len(held_out & {q for q, _ in flawed})
+
+
+def test_a_rule_that_most_rows_break_is_left_out_of_the_section(tmp_path: Path) -> None:
+    rows = [{"problem": f"Which is {n}+1? (A) {n} (B) {n + 1} (C) 0", "answer": "B"} for n in range(1, 30)]
+    rows.append({"problem": "How many are left?", "answer": "7"})
+    file = tmp_path / "choice.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = inspect_rows(file, {}, Prompting(lambda problem: problem.question))
+    assert [(flaw.rule, flaw.rows, flaw.drops) for flaw in found.flaws] == [("choice", 29, False), ("context", 1, True)]
+    quality = Curate.model_validate(parse_yaml(found.section, "section")["curate"]).quality
+    assert found.flawed == 1 and quality is not None and "choice" not in quality.drop and "context" in quality.drop
 
 
 def test_the_section_to_paste_gives_the_same_problems(tmp_path: Path) -> None:
