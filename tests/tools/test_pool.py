@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -91,6 +92,79 @@ def test_a_session_keeps_its_variables_and_files_and_another_has_none_of_them(po
     one.close()
     other.close()
     assert one.run("x") == ToolOutput("The session is closed.", "unavailable", pytest.approx(0, abs=60))
+
+
+MAPPED = """
+import ctypes, errno, fcntl, glob, time
+file = open(sorted(glob.glob("/libraries/*"))[0], "rb")
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+address = libc.mmap(None, ctypes.c_size_t(4096), 1, {}, file.fileno(), ctypes.c_long(0))
+value = ctypes.c_uint.from_address(address).value
+"""
+
+
+def test_sessions_cannot_signal_each_other_through_the_files_they_share(pool: Pool) -> None:
+    """Bits by flock, and a wait that the other session's wake ends, both on a library of the sandbox."""
+    with ThreadPoolExecutor(2) as threads:
+        for mapping in (1, 2):  # MAP_SHARED, MAP_PRIVATE: a page that is only read is one for all
+            one, two = pool.session(), pool.session()
+            assert one.run(MAPPED.format(mapping)).status == two.run(MAPPED.format(mapping)).status == "ok"
+            held = one.run("fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)")
+            tried = two.run("fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)")
+            assert held.status == tried.status == "error" and "Operation not permitted" in held.text
+            waits = "start = time.time()\nlimit = (ctypes.c_long * 2)(3, 0)\n"
+            waits += "result = libc.syscall(202, ctypes.c_void_p(address), {}, value, limit, None, 0)\n"
+            waits += "time.time() - start < 2.5, errno.errorcode[ctypes.get_errno()]"
+            waiting = threads.submit(two.run, waits.format(0))
+            time.sleep(0.5)
+            woken = one.run("libc.syscall(202, ctypes.c_void_p(address), 1, 10, None, None, 0)")
+            assert woken.text == "0", "the wake that finds the other session's wait returns 1"
+            assert waiting.result().text == "(True, 'EAGAIN')", "no wait, so none that a wake could end"
+            # A wait of its own process alone ends at its limit.
+            assert two.run(waits.format(128)).text == "(False, 'ETIMEDOUT')"
+            one.close(), two.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            "from multiprocessing.pool import ThreadPool\n"
+            "with ThreadPool(4) as workers:\n    total = sum(workers.map(lambda n: n * n, range(2000)))\ntotal",
+            "2664667000",
+        ),
+        (
+            "import threading\nlock, count = threading.Lock(), 0\n"
+            "def add():\n    global count\n    for _ in range(5000):\n        with lock:\n            count += 1\n"
+            "threads = [threading.Thread(target=add) for _ in range(4)]\n"
+            "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+            "event = threading.Event()\nthreading.Timer(0.1, event.set).start()\n"
+            "count, event.wait(10), threading.Event().wait(0.05)",
+            "(20000, True, False)",
+        ),
+        (
+            # A lock between processes sleeps in the kernel only by a shared futex: here it asks again and again.
+            "import multiprocessing\ncontext = multiprocessing.get_context('fork')\n"
+            "lock, value = context.Lock(), context.Value('i', 0, lock=False)\n"
+            "def add():\n    for _ in range(200):\n        with lock:\n            value.value += 1\n"
+            "workers = [context.Process(target=add) for _ in range(3)]\n"
+            "[worker.start() for worker in workers], [worker.join() for worker in workers]\n"
+            "value.value, [worker.exitcode for worker in workers]",
+            "(600, [0, 0, 0])",
+        ),
+        (
+            "import sqlite3, sympy, numpy as np\nx = sympy.Symbol('x')\n"
+            "sqlite3.connect(':memory:').execute('select 2').fetchall(), sympy.integrate(x * sympy.exp(x), x), "
+            "float(np.linalg.det(np.eye(3) * 2)), len(np.sort(np.random.default_rng(0).random(100000)))",
+            "([(2,)], (x - 1)*exp(x), 8.0, 100000)",
+        ),
+    ],
+    ids=["thread pool", "threads", "processes", "libraries"],
+)
+def test_threads_processes_and_libraries_work_as_elsewhere(pool: Pool, code: str, text: str) -> None:
+    output = run(pool, code)
+    assert (output.status, output.text.replace("7.999999999999998", "8.0")) == ("ok", text)
 
 
 def test_what_a_call_leaves_running_is_stopped_and_its_processes_are_gone(pool: Pool) -> None:
