@@ -36,13 +36,15 @@ def test_the_schedule_follows_the_updates(small: Any) -> None:
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_non_finite_updates_change_nothing_and_end_the_run_after_ten(small: Any, where: str) -> None:
     policy = learner(small, ema=0.5)
-    before = policy.flat.weights.clone()
+    policy.update(1.0)
+    before, averaged = policy.flat.weights.clone(), policy.evaluated_weights().clone()
+    assert not torch.equal(before, averaged)
     if where == "gradient":
         policy.flat.gradients[3] = math.inf
     for _ in range(10):
         policy.update(math.nan if where == "loss" else 1.0)
-    assert torch.equal(policy.flat.weights, before) and torch.equal(policy.evaluated_weights(), before)
-    assert policy.counts == {"updates": 10, "bad": 10} and policy.factor == 0
+    assert torch.equal(policy.flat.weights, before) and torch.equal(policy.evaluated_weights(), averaged)
+    assert policy.counts == {"updates": 11, "bad": 10} and policy.factor == 0
     with pytest.raises(UserError, match=r"rl: 11 updates .* lower rl\.lr, or raise training"):
         policy.update(math.nan if where == "loss" else 1.0)
 
@@ -65,6 +67,20 @@ def test_the_average_moves_by_one_minus_its_decay(small: Any) -> None:
     assert not torch.equal(policy.flat.weights, before)
     plain = learner(small)
     assert plain.evaluated_weights() is plain.flat.weights
+
+
+@pytest.mark.parametrize("ema", [None, 0.75])
+def test_the_best_weights_are_those_that_were_evaluated(small: Any, ema: float | None) -> None:
+    policy = learner(small, ema)
+    policy.update(1.0)
+    with policy.evaluated():
+        evaluated = policy.flat.weights.clone()
+    assert torch.equal(evaluated, policy.flat.weights) == (ema is None)
+    policy.keep_best()
+    policy.update(1.0)
+    assert not torch.equal(policy.evaluated_weights(), evaluated)
+    policy.finish()
+    assert torch.equal(policy.flat.weights, evaluated)
 
 
 def test_it_goes_on_from_its_tensors_and_passes_over_those_of_others(small: Any) -> None:

@@ -66,6 +66,14 @@ def test_equal_seeds_give_equal_samples_and_progress_adds_up(engine: TorchEngine
     assert engine.generate(PROMPTS, sampling, 7) == first
 
 
+def test_every_batch_has_random_numbers_of_its_own(network: Callable[..., Any]) -> None:
+    engine = TorchEngine(network(alphabet="arithmetic"), TOKENIZER, Rollout(max_sequences=4))
+    groups = engine.generate([PROMPTS[0]] * 6, Sampling(2, 1.0, 16), seed=1)
+    # Three batches of equal prompts: with equal numbers they would be equal.
+    batches = [[each.tokens.tolist() for group in groups[start : start + 2] for each in group] for start in (0, 2, 4)]
+    assert all(batch not in batches[:number] for number, batch in enumerate(batches))
+
+
 def test_more_than_a_batch_of_sequences_and_long_ones(network: Callable[..., Any]) -> None:
     model = network(alphabet="arithmetic")
     engine = TorchEngine(model, TOKENIZER, Rollout(max_sequences=4))

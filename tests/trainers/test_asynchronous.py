@@ -91,6 +91,12 @@ def test_each_steps_rollouts_are_of_the_weights_before_the_last_update(small: An
     assert rows[1]["ratio/mean"] == pytest.approx(float((now - sampled).exp().mean()), abs=1e-4) != 1
 
 
+def test_the_lag_is_in_updates_of_which_a_step_may_have_several(small: Any, tmp_path: Path) -> None:
+    params = AHEAD.model_copy(update={"steps": 3, "epochs": 3, "minibatches": 2})
+    rows, *_ = run(small, params, tmp_path, kind=CopyEngine)
+    assert [(row["rollout/lag"], row["rollout/lag_max"]) for row in rows] == [(0, 0), (6, 6), (6, 6)]
+
+
 def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
     rows, model, _ = run(small, AHEAD, tmp_path / "whole")
     with pytest.raises(small.Killed):

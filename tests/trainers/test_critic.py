@@ -40,16 +40,20 @@ def ppo(critic: Critic, **more: Any) -> Rl:
     return Rl(**{**common, "critic": critic, **more})
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(small: Any, clip: float | None) -> None:
+def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
+    small: Any, clip: float | None, masked: bool
+) -> None:
+    """The mean is over the tokens that count: responses that are masked are in no denominator."""
     model, sampler = small.policy()
-    groups = small.rollouts(model, sampler)
+    groups = [replace(group, truncated=(masked, False, masked, False)) for group in small.rollouts(model, sampler)]
     scorer = make_scorer(model)
     with torch.no_grad():
         scorer.score.weight.fill_(0.2)
     found = []
     for budget in (8192, 16):
-        params = ppo(Critic(clip=clip), group_size=4, tokens_per_microbatch=budget)
+        params = ppo(Critic(clip=clip), group_size=4, tokens_per_microbatch=budget, truncated="mask")
         critic = make_critic(params.critic or Critic(), model, scorer, 10, 0, CPU)
         batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
         assert batch.values_N is not None and batch.returns_N is not None
@@ -59,6 +63,8 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(small: An
     scorer.zero_grad()
     values = token_scores(scorer, [group.group for group in groups])
     loss_N, clipped_N = clipped_value_loss(values, old, batch.returns_N, clip)
+    assert batch.kept_N.all() != masked
+    loss_N, clipped_N = loss_N[batch.kept_N], clipped_N[batch.kept_N]
     loss_N.mean().backward()
     expected = torch.cat([weight.grad.flatten() for weight in scorer.parameters()])
     assert expected.norm() > 1e-3
@@ -123,6 +129,15 @@ def test_while_it_warms_up_the_policy_stays(small: Any) -> None:
     # Its learning rate is its own: with none the value stays 0.
     _, rows, _ = small.run(ppo(Critic(lr=0.0)))
     assert all(row["critic/value_mean"] == 0 for row in rows)
+
+
+def test_while_it_warms_up_the_policys_schedule_waits(small: Any) -> None:
+    """The policy's updates have the rates of a run without the steps in which the critic learns alone."""
+    linear = FAST.model_copy(update={"schedule": "linear"})
+    _, rows, _ = small.run(ppo(Critic(warmup_steps=2), steps=5, minibatches=2, optimizer=linear))
+    _, plain, _ = small.run(ppo(Critic(), steps=3, minibatches=2, optimizer=linear))
+    factors = [row["lr_factor"] for row in rows]
+    assert factors == [0, 0, *(row["lr_factor"] for row in plain)] and factors[-1] == pytest.approx(1 / 6)
 
 
 def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, tmp_path: Path) -> None:

@@ -26,6 +26,14 @@ def test_the_trace_is_the_files(name: str) -> None:
     assert not found, "\n".join([*found, "If it is meant: python -m tests.trainers.golden_traces --write"])
 
 
+@pytest.mark.parametrize("name", ["dropout in GPT-2", "dropout in attention, packed", "dropout in attention, padded"])
+def test_dropout_is_off_so_the_first_update_is_on_the_samplers_policy(name: str) -> None:
+    for metric in ("ratio/max", "rollout/logprob_alignment"):
+        assert GOLDEN[name][metric] == pytest.approx([1.0] * 3, abs=1e-4)
+    packed, padded = (GOLDEN[f"dropout in attention, {way}"] for way in ("packed", "padded"))
+    assert not differences(name, {**padded, "trained_tokens": packed["trained_tokens"]}, packed)
+
+
 def test_a_wrong_figure_is_noticed() -> None:
     rows = GOLDEN["GRPO"]
     assert not differences("GRPO", rows, rows)

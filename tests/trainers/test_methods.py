@@ -13,6 +13,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Curriculum, Importance, KlController, Rl
 from mathrl.trainers.advantages import outcome_advantages
+from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.golden_traces import HELPERS, method
 
@@ -95,6 +96,28 @@ def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
     assert "rollout/sampling_rounds" not in rows[0]
 
 
+def test_the_curriculum_learns_from_every_round_of_dynamic_sampling(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    observed: list[int] = []
+    take, observe = ProblemOrder.take, ProblemOrder.observe
+
+    def taking(self: ProblemOrder, count: int) -> list[int]:
+        taken.extend(found := take(self, count))
+        return found
+
+    def observing(self: ProblemOrder, problem: int, correct: int, samples: int) -> None:
+        observed.append(problem)
+        observe(self, problem, correct, samples)
+
+    monkeypatch.setattr(ProblemOrder, "take", taking)
+    monkeypatch.setattr(ProblemOrder, "observe", observing)
+    _, rows, _ = small.run(method("DAPO", dynamic_sampling=20, curriculum=Curriculum(order="pass_rate")))
+    assert max(row["rollout/sampling_rounds"] for row in rows) > 1
+    assert observed == taken and len(taken) == 4 * sum(row["rollout/sampling_rounds"] for row in rows)
+
+
 def test_the_greedy_baseline_is_the_reward_without_chance_and_its_tokens_are_counted(small: Any) -> None:
     class Noting(small.CountsOnes):  # type: ignore[name-defined, misc]
         calls: ClassVar[list[list[Any]]] = []
@@ -136,6 +159,12 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
     assert early.dev_accuracy == top
     for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, same) and (ours.dim() == 1 or not torch.equal(ours, other))
+
+
+def test_of_equal_accuracies_the_first_is_the_best(small: Any) -> None:
+    constant: dict[str, Any] = {"steps": 4, "lr": 0.0, "eval_every": 1, "export": "best"}
+    result, rows, _ = small.run(method("GRPO", **constant), dev=small.PROBLEMS[:4])
+    assert len({row["dev/accuracy"] for row in rows}) == 1 and result.exported_step == 1
 
 
 def test_figures_are_logged_by_source_where_there_are_several(small: Any, tmp_path: Path) -> None:
