@@ -51,6 +51,7 @@ ROWS = {
 LONG = Problem(id="long", question="1+" * 300, answers=("1",), source="other", split="rl", level=9)
 MIXED = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(PROBLEMS)]
 RATED = [problem.with_(pass_rate=n / 8) for n, problem in enumerate(PROBLEMS)]
+MANY = [Problem(id=f"m{n}", question=f"{n}-1=", answers=("0",), source="chain", split="rl") for n in range(24)]
 
 
 def method(name: str, **changes: Any) -> Rl:
@@ -172,7 +173,7 @@ CASES: dict[str, Case] = {
             dynamic_sampling=3, prompts_per_round=5, curriculum=Curriculum(order="pass_rate", memory=0.3),
             truncated="mask",
         ),
-        problems=RATED,
+        problems=MANY,
     ),
     "the critic warms up": Case(
         combined(**PPO, **KL_IN_REWARD, critic=Critic(warmup_steps=1, lr=1e-2, clip=0.01), epochs=2, minibatches=2)
@@ -191,7 +192,8 @@ CASES: dict[str, Case] = {
     "the mean of the steps' returns": Case(
         combined(advantage="process", step_returns="mean"), helpers={"judge": lambda: steps_of_two}
     ),
-    "a skipped update, best weights": Case(combined(export="best"), reward=NonFiniteAtTheSecondStep),
+    "the best weights": Case(combined(export="best")),
+    "a skipped update": Case(combined(), reward=NonFiniteAtTheSecondStep),
     "updates whose ratio is too large": Case(combined(drop_ratio=1.0005, epochs=3, lr=2e-2)),
     "Muon, cosine, weight decay": Case(
         combined(optimizer=Optimizer(type="muon", schedule="cosine", warmup_steps=0, weight_decay=0.3, clip_norm=None))
