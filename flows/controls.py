@@ -1,7 +1,7 @@
 """Run the controls of an RL run: rewards at random, for form, by vote and inverted, more SFT, a start made to think."""
 
 from flows.factory import form_flow, option
-from mathrl.params.recipe import STEP_STAGES
+from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
 from tasks.controls import run_controls
 

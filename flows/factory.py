@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Optional
 
 from prefect import Flow, flow
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    create_model,
+)
 
 from mathrl.params.form import section_form
 from mathrl.params.load import NO_PRESET, load_params, preset_names
@@ -20,10 +29,22 @@ from mathrl.params.section import AS_IT_IS, fillable
 from tasks.stages import run_stages
 
 PARAMS = Path(__file__).parents[1] / "params"
+
+
+def _known_presets(value: str) -> str:
+    unknown = set(value.split("+")) - {NO_PRESET, *preset_names(PARAMS)}
+    if unknown:
+        raise ValueError(f"no preset {', '.join(sorted(unknown))}; presets: {', '.join(preset_names(PARAMS))}")
+    return value
+
+
 # The list of presets, from the folder as it stands when the flows are deployed. Without null, a form shows it at once.
+# The command line may send several, joined by "+".
 Preset = Annotated[
-    Literal[(NO_PRESET, *preset_names(PARAMS))],  # type: ignore[valid-type]
+    str,
     BeforeValidator(lambda value: NO_PRESET if value is None else value),
+    AfterValidator(_known_presets),
+    WithJsonSchema({"type": "string", "enum": [NO_PRESET, *preset_names(PARAMS)]}),
 ]
 FIELD_NAMES = {"register": "registry"}  # sections whose names are an attribute of pydantic's models
 Option = tuple[object, object]  # a type and a default

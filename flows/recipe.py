@@ -3,7 +3,8 @@
 from typing import Literal
 
 from flows.factory import PARAMS, form_flow, option
-from mathrl.params.recipe import STEP_STAGES, recipe_names
+from mathrl.params.recipe import recipe_names
+from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
 from tasks.recipe import run_recipe
 

@@ -44,7 +44,7 @@ def run_stages(
     run_tags = name_run("stage", target, workspace, [workspace.params.run.seed])
     chain = stages_until(target)
     env = environment(workspace.folder, str(flow_run.id or ""))
-    show = line_handler(target, workspace, warnings(workspace.params))
+    show = line_handler(target, workspace, [*warnings(workspace.params), *workspace.doubtful])
     with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
         for stages in [chain, *([("controls",)] if controls else [])]:

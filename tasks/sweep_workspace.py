@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.params.load import preset_file, read_yaml
+from mathrl.params.load import preset_values
 from tasks.workspace import prepare
 
 
@@ -22,7 +22,7 @@ def with_study(preset: str | None, overrides: Sequence[str], root: Path) -> list
     >>> with_study(None, ["rl.steps=5"], Path("."))
     ['rl.steps=5']
     """
-    section = read_yaml(preset_file(root / "params", preset)).get("sweep", {}) if preset else {}
+    section = preset_values(root / "params", preset).get("sweep", {})
     if preset is None or "study" in section or any(text.startswith("sweep.study=") for text in overrides):
         return list(overrides)
     return [f"sweep.study={re.sub('[^a-z0-9_-]+', '-', preset.lower())}", *overrides]

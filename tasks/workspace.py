@@ -17,10 +17,10 @@ from filelock import FileLock, Timeout
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
-from mathrl.core.paths import WORKTREE_NOTE, home, main_checkout
+from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, main_checkout
 from mathrl.params import Params, load_params, write_params
-from mathrl.params.learning_rates import check_learning_rates
-from mathrl.params.load import dump_yaml, preset_file, read_yaml
+from mathrl.params.final_values import check_final_values
+from mathrl.params.load import dump_yaml, preset_files, preset_values, read_yaml
 from mathrl.params.recipe import load_recipe
 from mathrl.params.schema import TARGETS, stages_until
 
@@ -36,6 +36,8 @@ class Workspace:
     params: Params
     preset: str | None = None
     overrides: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
+    """Warnings about values that were typed (mathrl/params/final_values.py)."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -52,12 +54,12 @@ def prepare(target: str, preset: str | None, overrides: Sequence[str], *, allow_
     """
     root = main_checkout()
     params = load_params(root / "params", preset=preset, overrides=overrides)
-    check_learning_rates(params, stages_until(target) if target in TARGETS else ())
-    if params == load_params(root / "params"):
+    doubtful = check_final_values(params, stages_until(target) if target in TARGETS else (), overrides)
+    if params == load_params(root / "params") and not doubtful:  # a worktree's note tells its stages what was typed
         return Workspace(root, params)
     with _worktree(root, target, preset, overrides, allow_dirty) as (folder, _):
         params = _override(folder, preset, overrides)
-    return Workspace(folder, params, preset, tuple(overrides))
+    return Workspace(folder, params, preset, tuple(overrides), tuple(doubtful))
 
 
 def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, allow_dirty: bool = False) -> Workspace:
@@ -69,7 +71,7 @@ def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, a
     """
     root = main_checkout()
     params = load_params(root / "params", preset=preset)
-    load_recipe(name, root / "params", tuple(overrides))
+    load_recipe(name, root / "params", tuple(overrides), preset)
     if params == load_params(root / "params") and not overrides:
         return Workspace(root, params)
     with _worktree(root, name, preset, overrides, allow_dirty) as (folder, new):
@@ -184,8 +186,7 @@ def _worktree(
     """
     _refuse_dirty(root, allow_dirty)
     commit = _git(root, "rev-parse", "HEAD").strip()
-    file = preset_file(root / "params", preset) if preset else None
-    key = digest([commit, target, read_yaml(file) if file else {}, list(overrides)])
+    key = digest([commit, target, preset_values(root / "params", preset), list(overrides)])
     folder = root / "runs" / f"{_title(target, preset, overrides)}-{key[:8]}"
     for parent in (folder.parent, home()):
         parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +194,7 @@ def _worktree(
         new = not (folder / WORKTREE_NOTE).exists()
         if new:
             _make_worktree(root, folder)
-            if file:  # as it stands in the checkout: the form and the command line list that one
+            for file in preset_files(root / "params", preset):  # as the checkout has it: the form lists that one
                 shutil.copy(file, folder / "params" / "presets")
         yield folder, new
         if new:
@@ -239,7 +240,7 @@ def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:
 
 
 def _settings(preset: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
-    return ((f"preset {preset}",) if preset else ()) + tuple(overrides)
+    return ((f"{PRESET}{preset}",) if preset else ()) + tuple(overrides)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.params import load_params
@@ -18,7 +18,7 @@ def alignment(
     model: Annotated[str, typer.Argument(help="Hugging Face model folder or hub id.")],
     problems: Annotated[Path | None, typer.Option(help="Curated problems; default: data/curated/dev.jsonl.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of problems to compare (two responses each).")] = 16,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
 ) -> None:
     """Compare log-probs of the sampling engine, the trainer and a plain Hugging Face forward in float32.
@@ -27,7 +27,7 @@ def alignment(
     """
     local, rows = Path(model).absolute(), problems.absolute() if problems else DEV
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides or ())
+    params = load_params(preset=joined(presets), overrides=overrides or ())
     if not rows.is_file():
         raise UserError(f"{rows}: no such file; run `mathrl run curate`, or give --problems FILE")
     from mathrl.reports.alignment import compare_forwards  # torch and transformers: after the checks

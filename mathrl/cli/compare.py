@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mathrl.cli.compare_in_looks import RESPONSES, compare_in_looks, name_of, output_of
-from mathrl.cli.options import AsJson, Overrides, Preset, grouped
+from mathrl.cli.options import AsJson, Overrides, Presets, grouped, joined
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
@@ -58,7 +58,7 @@ def compare(
     after: Annotated[str, typer.Argument(metavar="B", help="The same; commas join the runs of several seeds.")],
     compared: Compared,
     parts: Looks,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +69,7 @@ def compare(
     """
     start = Path.cwd()
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides or ())
+    params = load_params(preset=joined(presets), overrides=overrides or ())
     if parts.looks > 1:
         folders = [model_folder(text, start) for text in (before, after)]
         benchmark = compared.benchmark or params.evaluate.benchmarks[0]

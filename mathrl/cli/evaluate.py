@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Preset, grouped
+from mathrl.cli.options import Overrides, Presets, grouped, joined
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.core.errors import UserError
@@ -105,7 +105,7 @@ def evaluate(
     model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
     benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
     also: Also,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
     samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
@@ -122,6 +122,7 @@ def evaluate(
     os.chdir(main_checkout())
     options = {"evaluate.limit": limit, "evaluate.samples": samples}
     settings = [f"{name}={value}" for name, value in options.items() if value is not None]
+    preset = joined(presets)
     params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
     name = Path(model).name
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"

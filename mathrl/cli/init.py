@@ -16,7 +16,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
 from mathrl.core.gpus import gpu_count
 from mathrl.core.hardware import CPU, Hardware
-from mathrl.params.learning_rates import check_learning_rates
+from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, load_params
 from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
@@ -69,7 +69,7 @@ def init(
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
         params = load_params(aside / "params")
-        check_learning_rates(params, TARGETS)
+        check_final_values(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
     _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from jinja2 import Environment, StrictUndefined
 
-from mathrl.cli.options import AllowDirty, Overrides, Preset, grouped
+from mathrl.cli.options import AllowDirty, Overrides, Presets, grouped, joined
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest
@@ -56,7 +56,7 @@ def launch(
     slurm: Annotated[bool, typer.Option("--slurm", help="Write a batch script for sbatch.")] = False,
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Write a JobSet for kubectl.")] = False,
     output: Annotated[Path | None, typer.Option(help="File to write; default: below .mathrl/launch.")] = None,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
 ) -> None:
@@ -75,6 +75,7 @@ def launch(
         )
     output = output and output.absolute()
     os.chdir(main_checkout())
+    preset = joined(presets)
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)
     from tasks import inputs, repro, workspace  # Prefect and DVC: after the checks, and --help answers without them

@@ -9,7 +9,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Preset = Annotated[str | None, typer.Option(help="Preset: a file of params/presets, by its name.")]
+Presets = Annotated[
+    list[str] | None,
+    typer.Option("--preset", help="Preset: a file of params/presets, by its name; of several the later one wins."),
+]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override such as rl.lr=2e-4; repeatable.")]
 AllowDirty = Annotated[
     bool,
@@ -23,6 +26,11 @@ def as_words(preset: str | Sequence[str] | None, overrides: Sequence[str] | None
     presets = [preset] if isinstance(preset, str) else preset or ()
     options = [("--preset", name) for name in presets] + [("--set", override) for override in overrides or ()]
     return "".join(f" {option} {shlex.quote(value)}" for option, value in options)
+
+
+def joined(presets: Sequence[str] | None) -> str | None:
+    """Presets as one name: ["gsm8k", "dapo"] -> "gsm8k+dapo"."""
+    return "+".join(presets) if presets else None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,20 +8,22 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import psutil
 import typer
 
-from mathrl.cli.options import Overrides, Preset, as_words
+from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import main_checkout
 from mathrl.core.problems import read_problems
-from mathrl.params.load import load_params
+from mathrl.params.final_values import judge
+from mathrl.params.load import FOLDER, load_params, preset_conflicts
 from mathrl.params.schema import STAGES, Params
 from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill
@@ -44,7 +46,7 @@ plan.command()(evaluate)
 @plan.callback()
 def plan_run(
     context: typer.Context,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, with one process each.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, e.g. 24GB; omit to plan for CPU.")] = None,
@@ -63,6 +65,7 @@ def plan_run(
     from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
 
     settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
+    preset = joined(presets)
     params = load_params(preset=preset, overrides=settings)
     config = config_of(params.model.base)
     params.training.check_ranks(params.run.processes)
@@ -86,6 +89,8 @@ def plan_run(
         if fits:
             verdict += show_time(params, shape, as_words(preset, settings))
     print("\n".join(verdict))
+    for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings))]:
+        print(f"warning: {line}")
     print(f"\n{details.getvalue()}", end="")
     if not fits:
         raise SystemExit(1)

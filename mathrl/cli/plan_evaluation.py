@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.compare import find_run
-from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
@@ -45,7 +45,7 @@ def evaluate(
     run_spread: Annotated[
         float, typer.Option(min=0, max=1, help="Standard deviation of accuracy between runs of a recipe.")
     ] = 0.02,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
 ) -> None:
     """Show how many problems and responses show a difference with 80% power, or give an interval of a wanted width."""
@@ -53,7 +53,7 @@ def evaluate(
         raise UserError("give what the evaluation must show: --difference 0.03, or --width 0.05 for one model")
     start = Path.cwd()
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides or ())
+    params = load_params(preset=joined(presets), overrides=overrides or ())
     confidence = params.evaluate.confidence
     pilots = [find_run(text, start, None, params) for text in pilot or ()]
     spread = _spread(pilots, pair=difference is not None)

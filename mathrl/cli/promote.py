@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.core.paths import main_checkout
 from mathrl.registry import promote as gate
 from mathrl.tracking.client import connect
@@ -14,12 +14,12 @@ from mathrl.tracking.client import connect
 def promote(
     model: Annotated[str, typer.Argument(help="Registered model: NAME (its candidate), NAME:VERSION or NAME@ALIAS.")],
     benchmark: Annotated[str | None, typer.Option(help="Benchmark on which it must beat the champion.")] = None,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
 ) -> None:
     """Make a registered version the champion if it passes the gate; exit status 1 if not."""
     os.chdir(main_checkout())
-    promoted, message = gate.promote(connect(), model, benchmark, preset, overrides or ())
+    promoted, message = gate.promote(connect(), model, benchmark, joined(presets), overrides or ())
     print(message)
     if not promoted:
         raise SystemExit(1)

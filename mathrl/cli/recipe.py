@@ -1,6 +1,7 @@
 """`mathrl recipe`: run the flow `recipe` in this terminal, or list the recipes."""
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,18 +9,18 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Overrides, Preset
+from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.params import load_params
-from mathrl.params.recipe import load_recipe, recipe_names, recipe_warnings
+from mathrl.params.load import FOLDER, preset_conflicts
+from mathrl.params.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
 from mathrl.params.recipe_graph import graph
 
 
 def recipe(
     name: Annotated[str | None, typer.Argument(help="Recipe: a file of params/recipes, by its name.")] = None,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes with their steps.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and exit without running.")] = False,
@@ -34,12 +35,13 @@ def recipe(
     with them, in a worktree under runs/.
     """
     os.chdir(main_checkout())
+    preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         _print_recipes()
     elif dry_run:
         print_steps(name, preset, overrides or ())
     else:
-        load_recipe(name, overrides=tuple(overrides or ()))  # before any server is started
+        load_recipe(name, overrides=tuple(overrides or ()), preset=preset)  # before any server is started
         began = time.time()
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
         _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
@@ -53,13 +55,17 @@ def _print_recipes() -> None:
 
 
 def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None:
-    """Each step with its command."""
-    load_params(preset=preset)
-    checked = load_recipe(name, overrides=tuple(overrides))
+    """Each step with its command, and the rates and lengths that it gets."""
+    checked = load_recipe(name, overrides=tuple(overrides), preset=preset)
     print(checked.description)
-    for step, stage in graph(name, checked, Path()).items():
+    if preset:
+        print(f"over params/ with preset {preset}")
+    values = recipe_values(checked, preset=preset)
+    for step, stage in graph(name, checked, Path(), preset).items():
         print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
-    for line in recipe_warnings(checked):
+        if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
+            print(f"  with {line}")
+    for line in [*preset_conflicts(FOLDER, preset), *recipe_warnings(checked, preset=preset)]:
         print(f"warning: {line}")
 
 

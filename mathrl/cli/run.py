@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Overrides, Preset, as_words
+from mathrl.cli.options import AllowDirty, Overrides, Presets, as_words, joined
 from mathrl.cli.own_server import own_server
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
@@ -25,9 +25,9 @@ from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params, load_params
+from mathrl.params.final_values import check_final_values
 from mathrl.params.ignored import warnings
-from mathrl.params.learning_rates import check_learning_rates
-from mathrl.params.load import dump_yaml
+from mathrl.params.load import FOLDER, dump_yaml, preset_conflicts
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, stages_until
 
@@ -42,7 +42,7 @@ QUIET = {
 
 def run(
     stage: Annotated[str, typer.Argument(help=f"One of {', '.join(TARGETS)}.")],
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Also train and evaluate the three control runs.")
@@ -61,10 +61,12 @@ def run(
     if controls and stage != "pipeline":
         raise UserError("--controls needs the whole pipeline: mathrl run pipeline --controls")
     os.chdir(main_checkout())
+    preset = joined(presets)
     params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
-    check_learning_rates(params, (*stages_until(stage), *(["controls"] if controls else [])))
+    stages = (*stages_until(stage), *(["controls"] if controls else []))
+    doubtful = check_final_values(params, stages, overrides or ())
     if dry_run:
-        _print_plan(stage, params)
+        _print_plan(stage, params, [*preset_conflicts(FOLDER, preset), *doubtful])
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
@@ -102,7 +104,7 @@ def _up_to_date_folder(
         if not all(is_up_to_date(folder, last, env) for last in lasts):
             return None
         Mirror().finish()
-    for line in warnings(workspace.params):
+    for line in [*warnings(workspace.params), *workspace.doubtful]:
         show(f"warning: {line}\n")
     where = "" if folder == main_checkout() else f" in {os.path.relpath(folder)}"
     print(f"nothing to do{where}: {', '.join([*stages, *lasts[1:]])} up to date")
@@ -182,7 +184,7 @@ def _flow(name: str) -> Any:
     return factory.stage_flow(name, f"Bring {name} up to date.")
 
 
-def _print_plan(stage: str, params: Params) -> None:
+def _print_plan(stage: str, params: Params, more_warnings: Sequence[str]) -> None:
     """The parameters, sources and model with which the stage would run."""
     if stage == "pages":
         from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
@@ -200,7 +202,7 @@ def _print_plan(stage: str, params: Params) -> None:
     print(f"model: {_model(params)}")
     if "rl" in stages_until(stage) and params.rl.kept_size:
         print(f"rl.keep_rollouts: {params.rl.kept_size}")
-    for line in warnings(params):
+    for line in [*warnings(params), *more_warnings]:
         print(f"warning: {line}")
 
 

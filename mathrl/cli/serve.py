@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Preset
+from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
 from mathrl.params import load_params
@@ -19,14 +19,14 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; anything but loopback is reachable by others.")
     ] = "127.0.0.1",
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
 ) -> None:
     """Serve a model with vLLM, for runs with rollout.engine=vllm_server; Ctrl-C ends it."""
     check_key(host)
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     os.chdir(main_checkout())
-    params = load_params(preset=preset, overrides=overrides or ())
+    params = load_params(preset=joined(presets), overrides=overrides or ())
     from mathrl.rollout.serve import serve_command, serve_environment  # torch: after the checks
 
     folder = local if local.exists() else model

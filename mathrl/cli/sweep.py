@@ -7,6 +7,7 @@ from wsgiref.simple_server import make_server
 
 import typer
 
+from mathrl.cli.options import joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.ui import HOST, listens
 from mathrl.core.errors import UserError
@@ -27,8 +28,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override of the sweep (sweep.key=value) or of every trial (rl.key=value); repeatable."),
 ]
-Preset = Annotated[
-    str | None, typer.Option(help="Preset (a file of params/presets); the sweep then runs in its own worktree.")
+Presets = Annotated[
+    list[str] | None,
+    typer.Option("--preset", help="Preset (a file of params/presets); the sweep then runs in its own worktree."),
 ]
 AllowDirty = Annotated[
     bool, typer.Option("--allow-dirty", help="Use the last commit even if code or params have uncommitted changes.")
@@ -41,21 +43,21 @@ def run(
     trials: Annotated[int | None, typer.Option(help="Total number of trials.")] = None,
     hours: Annotated[float | None, typer.Option(help="Stop starting trials after this many hours.")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of concurrent trials on this machine.")] = None,
-    preset: Preset = None,
+    presets: Presets = None,
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
 ) -> None:
     """Run a study, or continue it; params/sweep.yaml has its search space."""
     settings = _settings(study, overrides, trials=trials, hours=hours, workers=workers)
-    _call_flow(preset, settings, compare=False, allow_dirty=allow_dirty)
+    _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
 
 
 @sweep.command()
 def compare(
-    study: Study = None, preset: Preset = None, overrides: Overrides = None, allow_dirty: AllowDirty = False
+    study: Study = None, presets: Presets = None, overrides: Overrides = None, allow_dirty: AllowDirty = False
 ) -> None:
     """Rerun the winner and the present parameters on fresh seeds and compare them on test."""
-    _call_flow(preset, _settings(study, overrides), compare=True, allow_dirty=allow_dirty)
+    _call_flow(joined(presets), _settings(study, overrides), compare=True, allow_dirty=allow_dirty)
 
 
 @sweep.command()

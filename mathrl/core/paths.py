@@ -20,6 +20,7 @@ RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of
 AUDITS = Path("reports/audits")  # each with sample, labels and rates
 CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
 WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides and creation time
+PRESET = "preset "  # before a preset's name among those overrides
 
 
 @cache
@@ -55,11 +56,20 @@ def code_version() -> dict[str, Any]:
 
 def workspace_preset() -> str:
     """The preset of the current folder if that is a worktree under runs/; "" elsewhere."""
+    return next((text.removeprefix(PRESET) for text in _asked_for() if text.startswith(PRESET)), "")
+
+
+def typed_overrides() -> list[str]:
+    """The overrides that a person typed for the run of the current folder, a worktree under runs/; [] elsewhere."""
+    return [text for text in _asked_for() if not text.startswith(PRESET)]
+
+
+def _asked_for() -> list[str]:
     try:
-        overrides = json.loads(Path(WORKTREE_NOTE).read_text(encoding="utf-8"))["overrides"]
+        overrides: list[str] = json.loads(Path(WORKTREE_NOTE).read_text(encoding="utf-8"))["overrides"]
     except FileNotFoundError:
-        return ""
-    return next((text.removeprefix("preset ") for text in overrides if text.startswith("preset ")), "")
+        return []
+    return overrides
 
 
 def home() -> Path:

@@ -8,7 +8,7 @@ from mathrl.evaluation.compare import holm
 from mathrl.evaluation.runs import Values, compare_runs
 from mathrl.evaluation.summary import Rows, accuracies, interval_over, responses_behind, summarise_seeds, values_of
 from mathrl.params.evaluate import Evaluate
-from mathrl.params.recipe import Claim
+from mathrl.params.recipe_steps import Claim
 
 Evaluations = Mapping[str, Mapping[str, Sequence[Rows]]]  # evaluate step → model → runs
 

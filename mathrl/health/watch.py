@@ -9,7 +9,7 @@ KL and accuracy raise no alarm while accuracy rises.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,6 +81,39 @@ class Watch:
         """{"colour": "yellow", "steps": 50, "findings": [{"rule": "flat", …}]}, for JSON."""
         steps = int(self.rows[-1]["step"]) if self.rows else 0
         return {"colour": self.colour, "steps": steps, "findings": [asdict(finding) for finding in self.ordered]}
+
+
+class _LookedAt(dict[str, float]):
+    """A row that notes which metrics a rule looks up, and which of them it has."""
+
+    def __init__(self, row: Row, found: set[str]) -> None:
+        super().__init__(row)
+        self.found = found
+
+    def __contains__(self, name: object) -> bool:
+        if has := super().__contains__(name):
+            self.found.add(str(name))
+        return has
+
+    def __getitem__(self, name: str) -> float:
+        self.found.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.found |= {name} & self.keys()
+        return super().get(name, default)
+
+
+def judging_rules(rows: Sequence[Row], health: Health, rl: Rl | None) -> tuple[list[str], list[str]]:
+    """The rules that found a metric to judge by, and all rules that apply to such a run."""
+    applying = [rule for rule in ALL_RULES if rule.name not in health.without and (rl is not None or not rule.needs_rl)]
+    judging = []
+    for rule in applying if rows else ():
+        found: set[str] = set()
+        rule.diagnose([_LookedAt(row, found) for row in rows], health, rl)  # type: ignore[arg-type]
+        if found - {"step"}:
+            judging.append(rule.name)
+    return judging, [rule.name for rule in applying]
 
 
 def examine(rows: Iterable[Row], health: Health, rl: Rl | None) -> Watch:

@@ -26,7 +26,8 @@ from mathrl.core.records import METRICS
 from mathrl.core.statistics import sum_in_order
 from mathrl.params.changes import differences
 from mathrl.params.load import dump_yaml, load_params
-from mathrl.params.recipe import (
+from mathrl.params.recipe import load_recipe, step_overrides
+from mathrl.params.recipe_steps import (
     Claim,
     CurateStep,
     DifficultyStep,
@@ -35,9 +36,7 @@ from mathrl.params.recipe import (
     Recipe,
     RlStep,
     SftStep,
-    load_recipe,
     references,
-    step_overrides,
 )
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params

@@ -1,13 +1,15 @@
 """params/*.yaml (YAML 1.2) → `Params`: presets and dotted overrides on top, all errors at once.
 
-Later wins: the section files, then the preset (params/presets/<name>.yaml), then the overrides.
+Later wins: the section files, then the presets from left to right (params/presets/<name>.yaml; "gsm8k+dapo" is two of
+them), then the overrides.
 """
 
 import copy
 import io
 import sys
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,7 +20,7 @@ from ruamel.yaml.error import YAMLError
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.engines import engine_problem
-from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters
+from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters, tagged_at
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
 from mathrl.params.tool_problems import tool_problems
@@ -28,6 +30,59 @@ FOLDER = Path("params")
 NO_PRESET = "none"  # what a flow's form has where no preset is chosen
 MOST_PATHS = 4  # in a suggestion
 S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The values of params/ with the presets over them, before any override, and where each section's come from."""
+
+    values: dict[str, Any]
+    origin: dict[str, str]
+
+    def params(self, overrides: Iterable[str] = ()) -> Params:
+        """The parameters with dotted overrides.
+
+        Raises:
+            UserError: values do not fit the schema; every error is in the message, with its file and field.
+        """
+        values, origin = copy.deepcopy(self.values), dict(self.origin)
+        for override in overrides:
+            name = apply_override(values, override)
+            origin[name] += f" + {override}"
+        return _validate(values, origin)
+
+    def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
+        """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.
+
+        Raises:
+            UserError: a wrong override; where the parameter is written nowhere, also values that do not fit the schema.
+            AttributeError: no such parameter.
+        """
+        values = copy.deepcopy(self.values)
+        for override in overrides:
+            apply_override(values, override)
+        written: Any = values
+        for name in key.split("."):
+            written = written.get(name) if isinstance(written, Mapping) else None
+        return reduce(getattr, key.split("."), self.params(overrides)) if written is None else written
+
+
+def read_layers(folder: Path = FOLDER, preset: str | None = None, instead: Mapping[str, Any] | None = None) -> Layers:
+    """The section files with the presets over them; `instead` has sections of a record to take instead of their files.
+
+    Raises:
+        UserError: a file is missing or not YAML, or a preset has an unknown section.
+    """
+    recorded = {name: without_removed(name, section, f"{name} of the run") for name, section in (instead or {}).items()}
+    values = {name: recorded[name] if name in recorded else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
+    origin = {name: f"{name} of the run" if name in recorded else f"{folder}/{name}.yaml" for name in SECTIONS}
+    for file in preset_files(folder, preset):
+        for name, section in read_yaml(file).items():
+            if name not in values:
+                raise UserError(f"{file}: unknown section {name!r}; sections: {', '.join(SECTIONS)}")
+            values[name] = merge(values[name], section)
+            origin[name] += f" + {file.name}"
+    return Layers(values, origin)
 
 
 def load_params(
@@ -43,20 +98,7 @@ def load_params(
         UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
             message, with its file and field.
     """
-    recorded = {name: without_removed(name, section, f"{name} of the run") for name, section in (instead or {}).items()}
-    values = {name: recorded[name] if name in recorded else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
-    origin = {name: f"{name} of the run" if name in recorded else f"{folder}/{name}.yaml" for name in SECTIONS}
-    if preset:
-        file = preset_file(folder, preset)
-        for name, section in read_yaml(file).items():
-            if name not in values:
-                raise UserError(f"{file}: unknown section {name!r}; sections: {', '.join(SECTIONS)}")
-            values[name] = merge(values[name], section)
-            origin[name] += f" + {file.name}"
-    for override in overrides:
-        name = apply_override(values, override)
-        origin[name] += f" + {override}"
-    return _validate(values, origin)
+    return read_layers(folder, preset, instead).params(overrides)
 
 
 def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
@@ -115,11 +157,51 @@ def preset_names(folder: Path = FOLDER) -> list[str]:
     return sorted(file.stem for file in (folder / "presets").glob("*.yaml"))
 
 
-def preset_file(folder: Path, preset: str) -> Path:
+def preset_files(folder: Path, preset: str | None) -> list[Path]:
+    """The files of a preset, or of several joined by "+", in their order.
+
+    Raises:
+        UserError: there is no preset of a name.
+    """
     names = preset_names(folder)
-    if preset not in names:
-        raise UserError(f"no preset {preset!r}{did_you_mean(preset, names)}; presets: {', '.join(names)}")
-    return folder / "presets" / f"{preset}.yaml"
+    wanted = preset.split("+") if preset else []
+    for name in wanted:
+        if name not in names:
+            raise UserError(f"no preset {name!r}{did_you_mean(name, names)}; presets: {', '.join(names)}")
+    return [folder / "presets" / f"{name}.yaml" for name in wanted]
+
+
+def preset_values(folder: Path, preset: str | None) -> dict[str, Any]:
+    """The sections of the presets, later over earlier."""
+    return reduce(merge, map(read_yaml, preset_files(folder, preset)), {})
+
+
+def preset_conflicts(folder: Path, preset: str | None) -> list[str]:
+    """A line for each two neighbouring presets that set the same fields differently; the later one's values are taken.
+
+    Example: ["presets: dapo replaces values of gsm8k: rl.max_tokens 400 by 2048, curate.sources"].
+    """
+    lines = []
+    files = preset_files(folder, preset)
+    for number, after in enumerate(files[1:], 1):
+        below: dict[str, Any] = reduce(merge, map(read_yaml, files[:number]), {})
+        changed = list(_replaced(below, read_yaml(after)))
+        if changed:
+            earlier = "+".join(file.stem for file in files[:number])
+            lines.append(f"presets: {after.stem} replaces values of {earlier}: {', '.join(changed)}")
+    return lines
+
+
+def _replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """What `above` replaces by another value, each with both where they are short."""
+    for key, value in above.items():
+        if key not in below or below[key] == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(below[key], Mapping):
+            yield from _replaced(below[key], value, f"{path}{key}.")
+        else:
+            short = not any(isinstance(item, Mapping | list) for item in (below[key], value))
+            yield f"{path}{key}" + (f" {below[key]} by {value}" if short else "")
 
 
 def merge(below: Any, above: Any) -> Any:
@@ -134,13 +216,17 @@ def merge(below: Any, above: Any) -> Any:
 def apply_override(values: dict[str, Any], override: str) -> str:
     """Set `section.key[.key|.index…]=value` in place; the value is YAML 1.2 (2e-4 is a number).
 
+    `section.key+=[…]` appends to a list. Another `type` of a section that has several (model.base.type=pretrained)
+    drops the fields that only the old one has.
+
     Returns the section's name.
 
     Raises:
-        UserError: no "=", an unknown section, or an index outside its list.
+        UserError: no "=", an unknown section, an index outside its list, or no list to append to.
     """
     path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    appended = path.rstrip().endswith("+")
+    keys = path.strip().removesuffix("+").strip().split(".")
     if not equals or len(keys) < 2 or not all(keys):
         raise UserError(f"override {override!r}: write section.key=value{_with_section(keys[0], text, equals)}")
     if keys[0] not in values:
@@ -155,7 +241,10 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         if isinstance(here, list):
             if not key.isdigit() or int(key) >= len(here):
                 where = ".".join(keys[:depth])
-                raise UserError(f"override {override!r}: {where} is a list of {len(here)}; write an index below it")
+                raise UserError(
+                    f"override {override!r}: {where} is a list of {len(here)}; write an index below it, or "
+                    f"'{where}+=[…]' to append"
+                )
             slot: Any = int(key)
         elif isinstance(here, dict):
             slot = key
@@ -163,10 +252,18 @@ def apply_override(values: dict[str, Any], override: str) -> str:
                 here[key] = {}  # the schema refuses an unknown key, with its path
         else:
             raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is a single value, without keys")
-        if last:
-            here[slot] = value
-        else:
+        if not last:
             here = here[slot]
+        elif appended:
+            whole = here.get(slot) if isinstance(here, dict) else here[slot]
+            if not (isinstance(value, list) and isinstance(whole, list)):
+                raise UserError(
+                    f"override {override!r}: += appends a list, such as [{{…}}], to a list that params/ or a preset has"
+                )
+            here[slot] = [*whole, *value]
+        else:
+            here[slot] = value
+            _drop_old_fields(here, keys)
     return keys[0]
 
 
@@ -188,6 +285,15 @@ def _paths_of(name: str) -> list[str]:
     return sorted(
         paths, key=lambda path: (path.startswith("health."), path.count("."), places.get(path.split(".")[0], 2))
     )
+
+
+def _drop_old_fields(section: Any, keys: list[str]) -> None:
+    """Where the last key chooses the type of the section, drop the fields that this type does not have."""
+    tagged = tagged_at(Params, keys[:-1])
+    if tagged is not None and keys[-1] == tagged[0] and (kind := tagged[1].get(str(section[keys[-1]]))) is not None:
+        fields = {info.alias or name for name, info in kind.model_fields.items()}
+        for name in set(section) - fields:
+            del section[name]
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:

@@ -1,6 +1,8 @@
 """Pydantic's errors, one sentence each: the field's path, what is wrong, and the nearest name."""
 
 import difflib
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
@@ -73,8 +75,31 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
             path = [*path, item["ctx"]["discriminator"].strip("'")]
             text = f"missing; write one of {', '.join(choices)}"
         elif item["type"] != SECRET and item["type"] != "missing":
-            text += f", found {item['input']!r}"
+            text += _found(item["input"], text, _section_at(kind, item["loc"]))
         yield item["type"], path, text
+
+
+def _found(value: Any, text: str, section: type[Section] | None) -> str:
+    """What was found: a value, or of a whole section the values of the fields that the message names."""
+    if not isinstance(value, dict) or section is None:
+        return f", found {value!r}"
+    written = {
+        name: value.get(name, info.get_default(call_default_factory=True, validated_data={}))
+        for name, info in section.model_fields.items()
+    }
+    words = dict.fromkeys(word.rpartition(".")[2] for word in re.findall(r"\w+(?:\.\w+)*", text))
+    shown = [f"{word} {_short(written[word])}" for word in words if word in written]
+    return f", found {', '.join(shown)}" if shown else ""
+
+
+def _short(value: Any) -> str:
+    """
+    >>> _short(None), _short({"lr": 1e-5}), _short("gae")
+    ('null', '{…}', 'gae')
+    """
+    if isinstance(value, Section | dict):
+        return "{…}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _resolve(kind: Any, location: Location) -> tuple[list[int | str], list[str]]:
@@ -96,6 +121,47 @@ def _resolve(kind: Any, location: Location) -> tuple[list[int | str], list[str]]
         else:
             kind = _item(kind)
     return path, list(_tagged(kind))
+
+
+def tagged_at(kind: Any, path: Location) -> tuple[str, dict[str, Any]] | None:
+    """The discriminator and the members by tag of the union at a path; None where there is no such union.
+
+    Example: (Params, ["model", "base"]) -> ("type", {"fresh": FreshModel, "pretrained": PretrainedModel}).
+    """
+    there = _kind_at(kind, path)
+    tag, members = _discriminator(there), _tagged(there)
+    return (tag, members) if tag and members else None
+
+
+def _section_at(kind: Any, location: Location) -> type[Section] | None:
+    there = _kind_at(kind, location)
+    return None if _tagged(there) else _section(there)
+
+
+def _kind_at(kind: Any, location: Location) -> Any:
+    """The type at a location, which may contain the tags of unions; a path below a union without one ends in None."""
+    for part in location:
+        members, section = _tagged(kind), _section(kind)
+        if part in members:
+            kind = members[str(part)]
+        elif section is not None:
+            fields = {info.alias or name: info for name, info in section.model_fields.items()}
+            kind = _annotation(fields[str(part)]) if part in fields else None
+        else:
+            kind = _item(kind)
+    return kind
+
+
+def _discriminator(kind: Any) -> str | None:
+    """The field that tells the members of a union apart."""
+    if get_origin(kind) is Annotated:
+        inner, *metadata = get_args(kind)
+        tag = next((item.discriminator for item in metadata if getattr(item, "discriminator", None)), None)
+        return tag if isinstance(tag, str) else _discriminator(inner)
+    if get_origin(kind) in (Union, UnionType):
+        members = [member for member in get_args(kind) if member is not type(None)]
+        return _discriminator(members[0]) if len(members) == 1 else None
+    return None
 
 
 def _tagged(kind: Any) -> dict[str, Any]:

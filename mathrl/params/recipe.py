@@ -1,198 +1,47 @@
-"""Recipes: params/recipes/<name>.yaml, steps that start from models and data of other steps; checked as a whole."""
+"""Recipes: params/recipes/<name>.yaml resolved over params/ and a preset, and checked as a whole."""
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from mathrl.core.errors import UserError
+from mathrl.params.final_values import judge, trained_values
 from mathrl.params.ignored import warnings
-from mathrl.params.learning_rates import unfit_rates
-from mathrl.params.load import FOLDER, load_params, read_yaml
+from mathrl.params.load import FOLDER, Layers, apply_override, parse_yaml, read_layers, read_yaml
 from mathrl.params.messages import did_you_mean, messages
-from mathrl.params.run import PretrainedModel
+from mathrl.params.recipe_steps import (
+    PRODUCES,
+    SPLITS,
+    BaseStep,
+    Claim,
+    CurateStep,
+    EvaluateStep,
+    Names,
+    OnProblems,
+    Recipe,
+    SampleStep,
+    references,
+)
+from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS, Params
-from mathrl.params.section import Section
 
-SPLITS = ("sft", "rl")  # dev and test are never trained on
-POLICIES = ("base", "sft", "rl", "dpo")
-Names = tuple[str, ...]
+SIZES = frozenset(f"model.base.{field}" for field in FreshModel.model_fields if field != "type")
 CLAIM = "claim"  # the entry of summary.json with the models and tests of a claim
-START = "Step whose model this step starts from, or base."
-
-
-class _Step(Section):
-    set: Names = Field((), description="Dotted overrides of params/ for this step; they win over the recipe's.")
-
-
-class _OnProblems(_Step):
-    curated: str | None = Field(
-        None, description="Curate step whose splits this step reads; null: the recipe's, else data/curated."
-    )
-
-
-class BaseStep(_OnProblems):
-    """The base model of params/model.yaml; a recipe has a step of this name if another starts from it.
-
-    It reads the sft split for a BPE tokenizer alone.
-    """
-
-    stage: Literal["base"] = "base"
-
-
-class CurateStep(_Step):
-    """Splits of this recipe alone; computed once, not once per seed."""
-
-    stage: Literal["curate"]
-
-
-class SftStep(_OnProblems):
-    """Supervised fine-tuning on splits and on the responses that sample steps kept."""
-
-    stage: Literal["sft"]
-    start: str = Field("base", description=START)
-    data: Names = Field(("sft",), min_length=1, description="Data to train on: splits or sample steps.")
-
-
-class DifficultyStep(_OnProblems):
-    """Pass rates of a model on a split."""
-
-    stage: Literal["difficulty"]
-    start: str = Field(description=START)
-    data: str = Field("rl", description="Split whose problems are measured.")
-
-
-class MixStep(_OnProblems):
-    """A training set that stage mix composes by pass rates."""
-
-    stage: Literal["mix"]
-    difficulty: str = Field(description="Difficulty step with the pass rates.")
-    data: str = Field("rl", description="Split to choose problems from.")
-
-
-class RlStep(_OnProblems):
-    """Reinforcement learning on splits or mixtures."""
-
-    stage: Literal["rl"]
-    start: str = Field(description=START)
-    data: Names = Field(("rl",), min_length=1, description="Problems to train on: splits or mix steps.")
-    difficulty: str | None = Field(None, description="Difficulty step whose pass@8 must reach rl.min_pass_at_8.")
-    reward_model: str | None = Field(None, description="Reward model step whose scores replace the rule-based rewards.")
-    process_reward_model: str | None = Field(
-        None, description="Process reward model step that scores every reasoning step."
-    )
-    critic: str | None = Field(None, description="Step whose model initialises the critic (rl.critic.path).")
-    reference: str | None = Field(None, description="Step whose model is the KL's reference; null: the start.")
-    teacher: str | None = Field(None, description="Step whose model is the teacher of on-policy distillation.")
-
-
-class SampleStep(_OnProblems):
-    """Graded samples of a model: responses to imitate, preference pairs, labels of reasoning steps."""
-
-    stage: Literal["sample"]
-    start: str = Field(description=START)
-    data: Names = Field(("rl",), min_length=1, description="Problems to sample: splits or mix steps.")
-
-
-class DpoStep(_Step):
-    """Direct preference optimisation on the pairs of sample steps."""
-
-    stage: Literal["dpo"]
-    start: str = Field(description=START)
-    data: Names = Field(min_length=1, description="Sample steps with the pairs.")
-
-
-class RewardModelStep(_Step):
-    """A reward model: of responses, trained on pairs, or of reasoning steps, trained on Monte-Carlo labels."""
-
-    stage: Literal["reward_model", "process_reward_model"]
-    start: str = Field(description="Step whose model this step starts from; a reward model is trained further.")
-    data: Names = Field(min_length=1, description="Sample steps with the pairs, or with the labelled steps.")
-    replay: Names = Field((), description="Earlier sample steps; the share reward_model.replay of their rows is added.")
-
-
-class EvaluateStep(_OnProblems):
-    """Evaluation of models on held-out problems."""
-
-    stage: Literal["evaluate"]
-    models: Names = Field(min_length=1, description="Steps whose models are evaluated; base may be one of them.")
-
-
-Step = Annotated[
-    BaseStep
-    | CurateStep
-    | SftStep
-    | DifficultyStep
-    | MixStep
-    | RlStep
-    | SampleStep
-    | DpoStep
-    | RewardModelStep
-    | EvaluateStep,
-    Field(discriminator="stage"),
-]
-
-
-class Claim(Section):
-    """A claim that the recipe tests against controls: that training turned `start` into the better `model`.
-
-    Every other model of the evaluations is a control, compared with both (mathrl/evaluation/claim.py).
-    """
-
-    start: str = Field(description="Step whose model the training began with.")
-    model: str = Field(description="Step whose model is claimed to be better.")
-    evaluations: Names = Field(
-        min_length=1,
-        description="Evaluate steps: the first has start, model and controls; a further one of a single model is a "
-        "control by its step's name.",
-    )
-
-
-PRODUCES = {
-    "a model": POLICIES,
-    "a reward model": ("reward_model",),
-    "a process reward model": ("process_reward_model",),
-    "pass rates": ("difficulty",),
-    "splits": ("curate",),
-    "samples": ("sample",),
-    "a mixture": ("mix",),
-}
-STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate")
-
-
-class Recipe(Section):
-    """Ordered steps; each names the models and data that it starts from.
-
-    Example:
-        Recipe(description="SFT, then RL", steps={"sft": SftStep(stage="sft"), "rl": RlStep(stage="rl",
-               start="sft"), "test": EvaluateStep(stage="evaluate", models=("sft", "rl"))})
-    """
-
-    description: str = Field(min_length=1, description="One line for the list of recipes.")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="Seeds; every step runs once per seed. Empty: once, with run.seed of params/."
-    )
-    set: Names = Field((), description="Dotted overrides of params/ for every step.")
-    overrides: Names = Field(
-        (), description="Overrides of `mathrl recipe --set`; they win over those of the recipe and its steps."
-    )
-    curated: str | None = Field(None, description="Curate step whose splits the steps read; null: data/curated.")
-    claim: Claim | None = Field(None, description="A claim to test against controls, over all seeds; null: none.")
-    steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
-        min_length=1, description="Steps by name, each with its stage."
-    )
 
 
 def recipe_names(folder: Path = FOLDER) -> list[str]:
     return sorted(file.stem for file in (folder / "recipes").glob("*.yaml"))
 
 
-def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Recipe:
-    """The recipe, its steps ordered so that each comes after the steps that it needs.
+def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset: str | None = None) -> Recipe:
+    """The recipe over params/ and the preset, its steps ordered so that each comes after the steps that it needs.
 
-    `overrides` win over those of every step.
+    `overrides` win over those of every step. What depends on the model is resolved: `set_fresh` is part of `set` where
+    the base has random weights, and {times: 0.5} is a number.
 
     Raises:
         UserError: no such recipe, wrong fields, a reference to an unknown step or to one without such an output,
@@ -214,9 +63,62 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Reci
         other == "base" for step in recipe.steps.values() for _, other, _ in references(step)
     ):
         recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
-    if errors := list(_errors(recipe, folder)):
-        raise UserError("; ".join(f"{file}: {line}" for line in errors))
+    layers = read_layers(folder, preset)
+    recipe = _resolved(recipe, layers)
+    if errors := list(_errors(recipe, layers)):
+        raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
+
+
+def _resolved(recipe: Recipe, layers: Layers) -> Recipe:
+    """The recipe without `set_fresh` and relative values."""
+
+    def settings(before: Names, level: Any) -> Names:
+        own: Names = level.set
+        if level.set_fresh and _is_fresh(layers, (*before, *own, *recipe.overrides)):
+            own = (*own, *level.set_fresh)
+        for number, override in enumerate(own):
+            own = (*own[:number], _absolute(override, layers, (*before, *own[:number])), *own[number + 1 :])
+        return own
+
+    whole = settings((), recipe)
+    steps = {
+        name: step.model_copy(update={"set": settings(whole, step), "set_fresh": ()})
+        for name, step in recipe.steps.items()
+    }
+    return recipe.model_copy(update={"set": whole, "set_fresh": (), "steps": steps})
+
+
+def _is_fresh(layers: Layers, overrides: Iterable[str]) -> bool:
+    """Whether the base model has random weights; a wrong override, which is reported later, counts for nothing."""
+    values = {"model": copy.deepcopy(layers.values["model"])}
+    for override in overrides:
+        if override.startswith("model."):
+            with suppress(UserError):
+                apply_override(values, override)
+    base = values["model"].get("base")
+    return not isinstance(base, dict) or base.get("type", "fresh") == FreshModel().type
+
+
+def _absolute(override: str, layers: Layers, before: Names) -> str:
+    """rl.lr={times: 0.5} as a number: so many times the value that it has so far.
+
+    Any other override is returned as it is, as is one of a parameter that is no number: the schema refuses it.
+    """
+    key, _, text = override.partition("=")
+    if "times" not in text:
+        return override
+    value = parse_yaml(text, f"override {override!r}")
+    if not (isinstance(value, dict) and value.keys() == {"times"} and isinstance(value["times"], int | float)):
+        return override
+    try:
+        present = layers.value(key.strip(), before)
+    except (UserError, AttributeError):
+        return override
+    if isinstance(present, bool) or not isinstance(present, int | float):
+        return override
+    result = present * value["times"]
+    return f"{key.strip()}={round(result) if isinstance(present, int) else float(f'{result:.12g}')}"
 
 
 def step_overrides(recipe: Recipe, step: str) -> list[str]:
@@ -226,38 +128,12 @@ def step_overrides(recipe: Recipe, step: str) -> list[str]:
     return [override for override in overrides if override.split(".")[0].strip() in READS[stage]]
 
 
-def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out."""
-    for field, kinds in (
-        ("start", ("a model",)),
-        ("teacher", ("a model",)),
-        ("reference", ("a model",)),
-        ("models", ("a model",)),
-        ("reward_model", ("a reward model",)),
-        ("process_reward_model", ("a process reward model",)),
-        ("curated", ("splits",)),
-        ("critic", ("a model", "a reward model")),
-        ("difficulty", ("pass rates",)),
-        ("replay", ("samples",)),
-        ("data", ("samples",)),
-    ):
-        value = getattr(step, field, None)
-        if step.stage == "process_reward_model" and field == "start":
-            kinds = ("a model", "a process reward model")
-        elif step.stage == "reward_model" and field == "start":
-            kinds = ("a model", "a reward model")
-        elif field == "data" and step.stage == "sft":
-            kinds = ("a split", "samples")
-        elif field == "data" and step.stage in ("rl", "sample"):
-            kinds = ("a split", "a mixture")
-        elif field == "data" and step.stage in ("difficulty", "mix"):
-            kinds = ("a split",)
-        for name in (value,) if isinstance(value, str) else value or ():
-            if not (field == "data" and "a split" in kinds and name in SPLITS):
-                yield field, name, kinds
+def step_params(recipe: Recipe, step: str, layers: Layers) -> Params:
+    """The parameters of a step."""
+    return layers.params(step_overrides(recipe, step))
 
 
-def _errors(recipe: Recipe, folder: Path) -> Iterator[str]:
+def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
     for split in set(SPLITS) & set(recipe.steps):
         if recipe.steps[split].stage in ("sample", "mix"):
             yield f"steps.{split}: a split has this name; give the step another"
@@ -281,17 +157,27 @@ def _errors(recipe: Recipe, folder: Path) -> Iterator[str]:
         for override in (*recipe.set, *step.set, *recipe.overrides):
             if "=" in override and override.startswith("run.seed") and recipe.seeds:
                 yield f"steps.{name}: {override!r}: the recipe has seeds; change those"
+        if problem := _shape_of_pretrained(recipe, name, layers):
+            yield f"steps.{name}: {problem}"
+            continue
         try:
-            params = load_params(folder, overrides=step_overrides(recipe, name))
+            params = step_params(recipe, name, layers)
         except UserError as error:
             yield f"steps.{name}: {error}"
         else:
-            yield from _conflicts(recipe, name, step, params, folder)
-            written = None
-            if recipe.overrides and isinstance(params.model.base, PretrainedModel):
-                as_written = recipe.model_copy(update={"overrides": ()})
-                written = load_params(folder, overrides=step_overrides(as_written, name))
-            yield from (f"steps.{name}: {line}" for line in unfit_rates(params, step.stage, written))
+            yield from _conflicts(recipe, name, step, params, layers)
+            yield from (f"steps.{name}: {line}" for line in judge(params, [step.stage], recipe.overrides)[0])
+
+
+def _shape_of_pretrained(recipe: Recipe, name: str, layers: Layers) -> str:
+    """What is wrong where a step gives random weights their sizes, and the model is pretrained; empty if nothing is."""
+    sizes = [key for override in recipe.steps[name].set if (key := override.partition("=")[0].strip()) in SIZES]
+    if not sizes or _is_fresh(layers, (*recipe.set, *recipe.steps[name].set, *recipe.overrides)):
+        return ""
+    return (
+        f"it sets {', '.join(sizes)} of a model of random weights, but model.base is pretrained: write a copy of the "
+        "recipe in which this step names its model, set: ['model.base={type: pretrained, path: FOLDER_OR_HUB_ID}']"
+    )
 
 
 def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
@@ -306,12 +192,12 @@ def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
         yield f"steps.{CLAIM}: the table of the claim has this name; give the step another"
 
 
-def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, folder: Path) -> Iterator[str]:
+def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, layers: Layers) -> Iterator[str]:
     """Errors of parameters and fields that contradict each other."""
     if step.stage == "process_reward_model":
         for other in (*step.data, *step.replay):
             if isinstance(recipe.steps.get(other), SampleStep):
-                sample = load_params(folder, overrides=step_overrides(recipe, other)).sample
+                sample = step_params(recipe, other, layers).sample
                 if not sample.continuations:
                     yield f"steps.{name}.data: {other} labels no steps; set sample.continuations in it"
     if step.stage == "rl":
@@ -345,7 +231,7 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
             raise UserError(f"{file}: these steps need one another in a cycle: {cycle}")
         if name not in done:
             needed = [other for _, other, _ in references(recipe.steps[name])]
-            if recipe.curated and isinstance(recipe.steps[name], _OnProblems):
+            if recipe.curated and isinstance(recipe.steps[name], OnProblems):
                 needed.append(recipe.curated)
             for other in needed:
                 visit(other, (*path, name))
@@ -356,13 +242,25 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     return done
 
 
-def recipe_warnings(recipe: Recipe, folder: Path = FOLDER) -> list[str]:
-    """Settings without effect (mathrl/params/ignored.py), each with the first step that has it."""
+def recipe_warnings(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None) -> list[str]:
+    """Settings without effect (mathrl/params/ignored.py) and doubtful values that a person typed, each with the first
+    step that has it."""
     steps: dict[str, str] = {}
-    for step in recipe.steps:
-        for line in warnings(load_params(folder, overrides=step_overrides(recipe, step))):
-            steps.setdefault(line, step)
+    layers = read_layers(folder, preset)
+    for name, step in recipe.steps.items():
+        params = step_params(recipe, name, layers)
+        for line in [*warnings(params), *judge(params, [step.stage], recipe.overrides)[1]]:
+            steps.setdefault(line, name)
     return [f"{step}: {line}" for line, step in steps.items()]
+
+
+def recipe_values(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None) -> dict[str, str]:
+    """The rates and lengths of each step that has some: {"rl": "rl.lr 1e-06 (adamw), rl.max_tokens 512, …"}."""
+    layers = read_layers(folder, preset)
+    values = {
+        name: trained_values(step_params(recipe, name, layers), step.stage) for name, step in recipe.steps.items()
+    }
+    return {name: line for name, line in values.items() if line}
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml, load_params
-from mathrl.params.recipe import Recipe, load_recipe, step_overrides, summary_models
+from mathrl.params.recipe import load_recipe, step_overrides, summary_models
+from mathrl.params.recipe_steps import Recipe
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
@@ -45,7 +46,7 @@ def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
     }
 
 
-def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
+def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) -> dict[str, Any]:
     """The DVC stages by name, each after the stages that it needs."""
     once = {name for name, step in recipe.steps.items() if step.stage == "curate"}
     seeds: Sequence[int | None] = recipe.seeds or (None,)
@@ -55,7 +56,7 @@ def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
             paths = _Paths(name, recipe, seed, once)
             overrides = step_overrides(recipe, step_name)
             options = _options(step, paths)
-            if step.stage == "base" and _trains_tokenizer(overrides, folder):
+            if step.stage == "base" and _trains_tokenizer(overrides, folder, preset):
                 options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
             overrides += [f"run.seed={seed}"] if seed is not None else []
             stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
@@ -68,8 +69,8 @@ def graph(name: str, recipe: Recipe, folder: Path) -> dict[str, Any]:
     return stages
 
 
-def _trains_tokenizer(overrides: Sequence[str], checkout: Path) -> bool:
-    base = load_params(checkout / "params", overrides=overrides).model.base
+def _trains_tokenizer(overrides: Sequence[str], checkout: Path, preset: str | None) -> bool:
+    base = load_params(checkout / "params", preset=preset, overrides=overrides).model.base
     return isinstance(base, FreshModel) and base.tokenizer is not None
 
 

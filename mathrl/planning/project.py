@@ -1,7 +1,7 @@
 """The parameters of a project: what suits a person's own problems, model and machine.
 
 Each value is a start that works and that the person may change: learning rates by the model's size
-(params/learning_rates.py), lengths from the texts, group and batch sizes by the device.
+(params/final_values.py), lengths from the texts, group and batch sizes by the device.
 """
 
 import re
@@ -18,7 +18,7 @@ from mathrl.core.types import Problem
 from mathrl.data.inspection import Inspection
 from mathrl.data.templates import BOXED_INSTRUCTION
 from mathrl.models.model_shape import ModelShape
-from mathrl.params.learning_rates import LARGE, RATES
+from mathrl.params.final_values import LARGE, RATES, SHORTEST, width_factor
 from mathrl.params.load import parse_yaml
 from mathrl.params.schema import Params
 
@@ -29,7 +29,6 @@ SFT_SHARE = 0.25  # of the rows, where SFT comes before RL
 FEWEST_SFT_STEPS = 10
 CHARACTERS_PER_TOKEN = 3
 EVAL_EVERY = 10  # RL steps between dev evaluations
-PUBLISHED_WIDTH = 896  # of the smallest models that the rates of params/learning_rates.py were published for
 LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
 
 
@@ -81,7 +80,7 @@ def project_sections(
     """
     device = hardware.kind
     sizes, chat = BATCHES[device], bool(getattr(tokenizer, "chat_template", None))
-    prompt_tokens = min(_rounded(inspection.prompts.longest), 2048, positions // 2)
+    prompt_tokens = min(max(SHORTEST, _rounded(inspection.prompts.longest)), 2048, positions // 2)
     response = min(_response_tokens(inspection, chat), LONGEST[device], positions - prompt_tokens)
     curate = _curate(inspection, test)
     worked = inspection.solutions.texts / len(inspection.problems) if inspection.solutions else 0.0
@@ -138,14 +137,11 @@ def project_sections(
 
 
 def _learning_rate(stage: str, shape: ModelShape) -> float:
-    """The published rate for a model of this size; below the width of 896 (0.5B) it grows as the width falls.
-
-    AdamW's rate for a matrix goes with one over its width (Yang et al., arXiv:2203.03466, table 3).
-    """
+    """The published rate for a model of this size; below the width of 896 (0.5B) it grows as the width falls."""
     rates = RATES[stage]
     if shape.parameters >= LARGE * 1e9:
         return rates.large
-    return float(f"{rates.small * max(1.0, PUBLISHED_WIDTH / shape.width):.1g}")
+    return float(f"{rates.small * width_factor(shape.width):.1g}")
 
 
 def _sweep(name: str, rl_rate: float, device: str) -> dict[str, Any]:
@@ -180,7 +176,7 @@ def _response_tokens(inspection: Inspection, chat: bool) -> int:
     usual = 512 if chat else 256
     if inspection.solutions is None:
         return usual
-    return max(usual if chat else 64, _rounded(1.5 * inspection.solutions.p95))
+    return max(usual if chat else SHORTEST, _rounded(1.5 * inspection.solutions.p95))
 
 
 def _sft_steps(inspection: Inspection, rows: float, tokens_per_step: int) -> int:

@@ -38,10 +38,14 @@ class TrainingMetrics:
     record: RunRecord | None
 
     def settings(self) -> tuple[Health, Rl | None]:
-        """Its own parameters, or those of params/ if it has no record here; Rl is None for fine-tuning."""
+        """Its own parameters, or those of params/ if it has no record here; Rl is None for fine-tuning.
+
+        Without a record it is RL that logs a reward or a KL.
+        """
         if self.record is None or not self.record.params:
-            params = load_params()
-            return params.health, params.rl if any("reward/overall" in row for row in self.rows) else None
+            params, names = load_params(), {name for row in self.rows for name in row}
+            is_rl = "kl" in names or any(name.startswith("reward/") for name in names)
+            return params.health, params.rl if is_rl else None
         return self._section("health", Health) or load_params().health, self._section("rl", Rl)
 
     def _section(self, name: str, kind: type[S]) -> S | None:

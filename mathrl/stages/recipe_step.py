@@ -13,7 +13,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from mathrl.params.recipe import STEP_STAGES
+from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.watched_code import MODULES
 from mathrl.stages.stage_run import StageRun, run_stage
 

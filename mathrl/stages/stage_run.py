@@ -27,11 +27,12 @@ from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
-from mathrl.core.paths import code_version, state_root, workspace_preset
+from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.changes import changed_since_commit
-from mathrl.params.learning_rates import check_learning_rates
+from mathrl.params.final_values import check_final_values
+from mathrl.params.load import FOLDER, read_yaml
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
@@ -164,7 +165,7 @@ def run_stage(
 def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
-    check_learning_rates(params, [stage.name])
+    check_final_values(params, [stage.name], _typed(stage))
     if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
     stage.before(params)
@@ -187,6 +188,14 @@ def _run(stage: _Stage) -> None:
         record.update(params=own_sections, key=key, inputs=inputs, **_origin(stage, sections))
         with mirroring():
             _work(stage, StageRun(stage.name, params, state, record))
+
+
+def _typed(stage: _Stage) -> Sequence[str]:
+    """What a person typed for this run: of a recipe's step the overrides of its file, and not the recipe's own."""
+    file = FOLDER / "recipes" / f"{stage.recipe}.yaml"
+    if stage.recipe is not None and file.exists():
+        return read_yaml(file).get("overrides") or ()
+    return () if stage.recipe is not None else typed_overrides()
 
 
 def resume_key(title: str, sections: Mapping[str, dict[str, Any]], inputs: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.params.load import FOLDER, load_params, preset_file
+from mathrl.params.load import FOLDER, load_params, preset_files
 from mathrl.sweeps.space import override
 
 
@@ -26,7 +26,7 @@ def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None
         UserError: the values do not fit the present values of other parameters.
     """
     load_params(folder, preset=preset, overrides=[override(key, value) for key, value in values.items()])
-    by_file: dict[Path, dict[str, Any]] = {preset_file(folder, preset): dict(values)} if preset else {}
+    by_file: dict[Path, dict[str, Any]] = {preset_files(folder, preset)[-1]: dict(values)} if preset else {}
     for key, value in {} if preset else values.items():
         section, _, rest = key.partition(".")
         by_file.setdefault(folder / f"{section}.yaml", {})[rest] = value

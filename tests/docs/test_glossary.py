@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from mathrl.params.recipe import Recipe
+from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
 from mathrl.params.simulate import Simulation

@@ -83,14 +83,13 @@ def test_commands_in_blocks_parse(page: str) -> None:
             if hasattr(command, "commands") and not command.invoke_without_command:
                 continue
             values = command.make_context(command.name, list(rest)).params
-            preset, overrides = values.get("preset"), values.get("overrides") or []
-            if preset is not None and "PRESET" not in preset:
-                assert preset in preset_names(ROOT / "params"), words
+            presets, overrides = values.get("presets") or [], values.get("overrides") or []
+            assert set(presets) - {"PRESET"} <= set(preset_names(ROOT / "params")), words
             if command.name == "recipe" and values["name"] is not None:
                 assert values["name"] in (*recipe_names(ROOT / "params"), "NAME"), words
-            if command.name != "recipe" and preset != "PRESET":
+            if command.name != "recipe" and "PRESET" not in presets:
                 try:
-                    load_params(ROOT / "params", preset=preset, overrides=overrides)
+                    load_params(ROOT / "params", preset="+".join(presets) or None, overrides=overrides)
                 except UserError as error:
                     if re.search(rf"no module '({'|'.join(made_by(PAGES[page]))})'", str(error)):
                         continue  # a function that the page writes into a file first

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from mathrl.params.recipe import Recipe
+from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
 from mathrl.params.simulate import Simulation

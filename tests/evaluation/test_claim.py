@@ -13,7 +13,7 @@ from mathrl.core.results import BenchmarkResults, Comparison, Interval, ModelFig
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.claim import claim_results
 from mathrl.params import Params, load_params
-from mathrl.params.recipe import Claim
+from mathrl.params.recipe_steps import Claim
 from mathrl.stages.stage_run import StageRun
 from mathrl.stages.summary import work as summarise_recipe
 

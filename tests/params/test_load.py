@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.params.load import load_params, merge, preset_names, stage_params, write_params
+from mathrl.params.load import load_params, merge, preset_conflicts, preset_names, stage_params, write_params
 from mathrl.params.messages import MEANINGS, parameters
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, Params
 from mathrl.params.train import Sft
 
@@ -167,3 +168,48 @@ def test_what_is_suggested_for_names_of_other_programs_exists() -> None:
     known = {*parameters(Params), "model.base.path"}  # of one kind of model
     assert {meant for meant in MEANINGS.values() if meant not in known and f"rl.{meant}" not in known} == set()
     assert not [name for name in MEANINGS if f"rl.{name}" in known], "a name that rl has needs no translation"
+
+
+def test_another_type_drops_the_fields_that_only_the_old_one_has() -> None:
+    path, kind = "model.base.path=Qwen/Qwen2.5-0.5B", "model.base.type=pretrained"
+    for overrides in ([kind, path], [path, kind], ["model.base.hidden_size=64", kind, path]):
+        base = load_params(PARAMS, overrides=overrides).model.base
+        assert base == PretrainedModel(path="Qwen/Qwen2.5-0.5B"), overrides
+    source = load_params(PARAMS, overrides=["curate.sources.0.type=file", "curate.sources.0.path=x.jsonl",
+                                            "curate.sources.0.split=rl"]).curate.sources[0]  # fmt: skip
+    assert (source.type, source.name) == ("file", "chain"), "a field of both types stays"
+    optimizer = load_params(PARAMS, overrides=["rl.optimizer.type=adamw"]).rl.optimizer
+    assert (optimizer.type, optimizer.warmup_steps, optimizer.adamw_scale) == ("adamw", 10, 0.05), "no union"
+    with pytest.raises(UserError, match=r"base\.path: Field required$"):
+        load_params(PARAMS, overrides=[kind])
+
+
+def test_an_error_of_two_fields_names_their_values_and_not_the_section() -> None:
+    with pytest.raises(UserError) as raised:
+        load_params(PARAMS, preset="gsm8k-ppo-24gb", overrides=["rl.advantage=group_std", "rl.group_size=8"])
+    assert str(raised.value).endswith("or neither, found advantage group_std, critic {…}")
+    with pytest.raises(UserError, match=r"kl_estimator k1: .* found kl_in reward, kl_estimator k3$"):
+        load_params(PARAMS, overrides=["rl.kl_coef=0.1", "rl.kl_in=reward"])
+    with pytest.raises(UserError, match=r"rl\.yaml .*: steps: .*, found 'many'$"):
+        load_params(PARAMS, overrides=["rl.steps=many"])
+
+
+def test_a_list_is_extended() -> None:
+    more = "curate.sources+=[{type: hub, name: math500, id: math500, hub_split: test, split: test}]"
+    before, after = (load_params(PARAMS, preset="gsm8k", overrides=each).curate.sources for each in ([], [more]))
+    assert after[:-1] == before and after[-1].name == "math500"
+    for wrong in ("curate.sources+=3", "rl.lr+=[1]", "curate.sorces+=[1]"):
+        with pytest.raises(UserError, match=r"\+= appends a list"):
+            load_params(PARAMS, overrides=[wrong])
+
+
+def test_presets_compose_from_left_to_right_and_what_one_replaces_is_named() -> None:
+    both = load_params(PARAMS, preset="dapo+gsm8k", overrides=["rl.steps=7"])
+    assert [source.name for source in both.curate.sources] == ["gsm8k", "gsm8k_test"], "of the later one"
+    assert (both.rl.max_tokens, both.rl.dynamic_sampling, both.rl.steps) == (400, 8, 7)
+    (line,) = preset_conflicts(PARAMS, "dapo+gsm8k")
+    assert line.startswith("presets: gsm8k replaces values of dapo: curate.sources, ")
+    assert "rl.max_tokens 2048 by 400" in line and "rl.lr" not in line, "the same value in both"
+    assert preset_conflicts(PARAMS, "gsm8k") == preset_conflicts(PARAMS, None) == []
+    with pytest.raises(UserError, match=r"no preset 'gsm9k' \(did you mean gsm8k\?\)"):
+        load_params(PARAMS, preset="dapo+gsm9k")

@@ -13,8 +13,9 @@ from prefect.artifacts import ProgressArtifact
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe import STEP_STAGES, load_recipe, recipe_names
+from mathrl.params.recipe import load_recipe, recipe_names
 from mathrl.params.recipe_graph import graph, graph_files
+from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import READS
 from mathrl.stages.recipe_step import parse, wire
 from tasks.mlflow_links import artifact_key

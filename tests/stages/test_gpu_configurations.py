@@ -13,7 +13,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.hardware import CPU, Hardware
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.models.model_shape import config_of, shape_of
-from mathrl.params.learning_rates import check_learning_rates
+from mathrl.params.final_values import check_final_values
 from mathrl.params.load import load_params
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.params.run import Prompt
@@ -47,7 +47,7 @@ def test_what_would_be_passed_on_its_gpu(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_stage_accepts_the_preset(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = parameters(preset)
-    check_learning_rates(params, (*TRAINS, "controls"))
+    check_final_values(params, (*TRAINS, "controls"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether DeepSpeed is installed is another test
     if params.training.backend == "deepspeed":
         check_supported(params.sft.optimizer, "sft", None)

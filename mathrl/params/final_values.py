@@ -1,0 +1,203 @@
+"""One judgement of the final values that a step would use on a pretrained model: its learning rates and its lengths.
+
+A rate of 30 times the usual one for the model, the optimizer and the adapters, or more, is refused, and so is a length
+that cuts off what problems and answers need. Whatever a person typed for this very run (--set, a form) is taken, with a
+warning. The dry run, the flow and the stage ask this one function, whoever wrote the values: a file, preset or recipe.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mathrl.core.errors import UserError
+from mathrl.params.run import PretrainedModel
+from mathrl.params.schema import Params
+
+TRAINED = {
+    "sft": "sft",
+    "controls": "sft",
+    "rl": "rl",
+    "dpo": "dpo",
+    "reward_model": "reward_model",
+    "process_reward_model": "reward_model",
+}
+SAMPLING = ("difficulty", "rl", "sample", "evaluate")  # stages whose section has the maximum length of a response
+LARGE = 10.0  # billions of parameters
+TIMES = 30.0  # a rate this far above the usual one is refused
+# Muon's update of a matrix has an RMS of one over the root of its longer side, AdamW's about 0.2: rates differ by 6 at
+# a width of 896 and by 14 in its MLP (Liu et al. 2025, Muon is Scalable, arXiv:2502.16982, equation 4).
+MUON = 10.0
+PUBLISHED_WIDTH = 896  # of the smallest models that the rates were published for
+SHORTEST = 128  # tokens of a prompt or a response; GSM8K's solutions take 50 to 300, its questions 30 to 200
+WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+class Rates(NamedTuple):
+    """AdamW's learning rates for pretrained models: all weights of a model below LARGE, of a larger one, adapters."""
+
+    small: float
+    large: float
+    lora: float
+    source: str
+
+
+ADAPTERS = "ten times that of all weights: Schulman et al. 2025, LoRA Without Regret"
+RATES = {
+    "sft": Rates(1e-5, 2e-6, 1e-4, "verl's SFT trainer; Tulu 3, arXiv:2411.15124, for 70B"),
+    "rl": Rates(1e-6, 1e-6, 1e-5, "DeepSeekMath, arXiv:2402.03300, 7B; DAPO, arXiv:2503.14476, 32B; verl, 0.5B"),
+    "rl.critic": Rates(1e-5, 1e-5, 1e-4, "verl's PPO examples"),
+    "dpo": Rates(5e-7, 2e-7, 5e-6, "Tulu 3, arXiv:2411.15124, 8B and 70B"),
+    "reward_model": Rates(1e-5, 5e-6, 1e-4, "InstructGPT, arXiv:2203.02155, appendix C"),
+}
+# The parameters that are judged.
+JUDGED = (*(f"{section}.lr" for section in RATES), *(f"{stage}.max_tokens" for stage in SAMPLING), "prompt.max_tokens")
+
+
+class Doubt(NamedTuple):
+    """A value that does not suit the model: its parameter, what is wrong with it, and what to write instead."""
+
+    key: str
+    problem: str
+    advice: str
+    value: str
+
+
+def check_final_values(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> list[str]:
+    """Warnings about values that were typed for this run: `typed` are a person's overrides, such as ["rl.lr=0.02"].
+
+    Raises:
+        UserError: a value that does not suit the pretrained model, and that nobody typed for this run.
+    """
+    refused, warned = judge(params, stages, typed)
+    if refused:
+        raise UserError("; ".join(refused))
+    return warned
+
+
+def judge(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """A sentence per value that is refused, and one per value that is taken because a person typed it."""
+    keys = {override.partition("=")[0].strip() for override in typed}
+    doubts = list(dict.fromkeys(doubt for stage in stages for doubt in _doubts(params, stage)))
+    refused = [
+        f"{doubt.problem}: {doubt.advice}; to run with it all the same, type it for this run: --set "
+        f"{doubt.key}={doubt.value}"
+        for doubt in doubts
+        if doubt.key not in keys
+    ]
+    return refused, [f"{doubt.problem}; taken, since it was typed" for doubt in doubts if doubt.key in keys]
+
+
+def trained_values(params: Params, stage: str) -> str:
+    """The judged values of a stage in one line: "sft.lr 1e-05 (adamw)"; empty for a stage that has none."""
+    words = [
+        f"{path}.lr {section.lr:g} ({section.optimizer.type}{', LoRA' if section.lora else ''})"
+        for path, section in _sections(params, stage).items()
+    ]
+    if stage in SAMPLING:
+        words.append(f"{stage}.max_tokens {getattr(params, stage).max_tokens}")
+        words.append(f"prompt.max_tokens {params.prompt.max_tokens}")
+    return ", ".join(words)
+
+
+def width_factor(width: float | None) -> float:
+    """How much higher the usual rate of a narrow model is: AdamW's rate for a matrix goes with one over its width.
+
+    (Yang et al., arXiv:2203.03466, table 3.)
+    """
+    return max(1.0, PUBLISHED_WIDTH / width) if width else 1.0
+
+
+def _doubts(params: Params, stage: str) -> Iterator[Doubt]:
+    if stage not in TRAINED and stage not in SAMPLING:  # other stages may not read the section model
+        return
+    base = params.model.base
+    if not isinstance(base, PretrainedModel):
+        return
+    for path, section in _sections(params, stage).items():
+        yield from _rate_doubts(path, section, base.path)
+    if stage in SAMPLING:
+        positions = _of_config(base.path, POSITIONS)
+        shortest = min(SHORTEST, int(positions // 4)) if positions else SHORTEST
+        lengths = {
+            f"{stage}.max_tokens": getattr(params, stage).max_tokens,
+            "prompt.max_tokens": params.prompt.max_tokens,
+        }
+        yield from (_length_doubt(key, tokens, base.path) for key, tokens in lengths.items() if tokens < shortest)
+
+
+def _sections(params: Params, stage: str) -> dict[str, Any]:
+    """What a stage trains, by the path of its parameters."""
+    if stage not in TRAINED or (stage == "sft" and not params.sft.steps):
+        return {}
+    sections: dict[str, Any] = {TRAINED[stage]: getattr(params, TRAINED[stage])}
+    if TRAINED[stage] == "rl" and params.rl.critic is not None:
+        sections["rl.critic"] = params.rl.critic
+    return sections
+
+
+def _rate_doubts(path: str, section: Any, model: str) -> Iterator[Doubt]:
+    rates, size = RATES[path], billions(model)
+    rate = rates.lora if section.lora is not None else rates.large if (size or 0) >= LARGE else rates.small
+    rate *= width_factor(_of_config(model, WIDTHS))
+    optimizer = section.optimizer
+    muon = optimizer.type == "muon"
+    used = [("AdamW", f"{path}.lr", section.lr, rate)]
+    if muon:
+        used = [("AdamW", f"{path}.lr x adamw_scale", optimizer.adamw_lr(section.lr), rate)]
+        if section.lora is None:  # adapters are AdamW's
+            used.insert(0, ("Muon", f"{path}.lr", section.lr, rate * MUON))
+    far = [item for item in used if item[2] >= item[3] * TIMES * (1 - 1e-9)]
+    if not far:
+        return
+    name, what, lr, usual = far[0]
+    kind = "adapters" if section.lora is not None else "all weights"
+    billion = f" of {size:g} billion parameters" if size else ""
+    source = ADAPTERS if section.lora is not None else rates.source
+    yield Doubt(
+        f"{path}.lr",
+        f"{what} is {lr:g}, {lr / usual:,.0f} times {name}'s usual rate for {kind} of a pretrained model"
+        f"{billion}, and would ruin {model}",
+        f"set {path}.lr={_rate_text(rate)}{f' with {path}.optimizer.type=adamw' * muon} ({source})",
+        f"{section.lr:g}",
+    )
+
+
+def _length_doubt(key: str, tokens: int, model: str) -> Doubt:
+    what = "prompts are dropped" if key.startswith("prompt.") else "responses are cut off before their answer"
+    return Doubt(
+        key,
+        f"{key} is {tokens}, too short for the pretrained {model}: longer {what}",
+        f"set {key}=512 or what your data need (`mathrl inspect` counts them), at least {SHORTEST}",
+        str(tokens),
+    )
+
+
+def _rate_text(rate: float) -> str:
+    """
+    >>> _rate_text(1e-6), _rate_text(5e-7)
+    ('1e-6', '5e-7')
+    """
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def _of_config(model: str, names: tuple[str, ...]) -> float | None:
+    """A number of config.json of a model folder on this machine, by the first name that it has; else None."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    config = config.get("text_config") or config
+    return next((config[name] for name in names if config.get(name)), None)
+
+
+def billions(model: str) -> float | None:
+    """The size that the name of a model tells, in billions of parameters.
+
+    >>> billions("Qwen/Qwen2.5-0.5B-Instruct"), billions("deepseek-math-7b-instruct"), billions("models/mine")
+    (0.5, 7.0, None)
+    """
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", model.lower())
+    return float(sizes[-1]) if sizes else None

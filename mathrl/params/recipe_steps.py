@@ -1,0 +1,217 @@
+"""The file of a recipe, params/recipes/<name>.yaml: its steps, each with the models and data that it starts from."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mathrl.params.section import Section
+
+SPLITS = ("sft", "rl")  # dev and test are never trained on
+POLICIES = ("base", "sft", "rl", "dpo")
+Names = tuple[str, ...]
+START = "Step whose model this step starts from, or base."
+
+
+class _Step(Section):
+    set: Names = Field(
+        (),
+        description="Dotted overrides of params/ for this step; they win over the recipe's. rl.lr={times: 0.5} is half "
+        "of what params/, the preset and the overrides before it say.",
+    )
+    set_fresh: Names = Field(
+        (), description="Further overrides for a model of random weights alone (model.base.type fresh)."
+    )
+
+
+class OnProblems(_Step):
+    curated: str | None = Field(
+        None, description="Curate step whose splits this step reads; null: the recipe's, else data/curated."
+    )
+
+
+class BaseStep(OnProblems):
+    """The base model of params/model.yaml; a recipe has a step of this name if another starts from it.
+
+    It reads the sft split for a BPE tokenizer alone.
+    """
+
+    stage: Literal["base"] = "base"
+
+
+class CurateStep(_Step):
+    """Splits of this recipe alone; computed once, not once per seed."""
+
+    stage: Literal["curate"]
+
+
+class SftStep(OnProblems):
+    """Supervised fine-tuning on splits and on the responses that sample steps kept."""
+
+    stage: Literal["sft"]
+    start: str = Field("base", description=START)
+    data: Names = Field(("sft",), min_length=1, description="Data to train on: splits or sample steps.")
+
+
+class DifficultyStep(OnProblems):
+    """Pass rates of a model on a split."""
+
+    stage: Literal["difficulty"]
+    start: str = Field(description=START)
+    data: str = Field("rl", description="Split whose problems are measured.")
+
+
+class MixStep(OnProblems):
+    """A training set that stage mix composes by pass rates."""
+
+    stage: Literal["mix"]
+    difficulty: str = Field(description="Difficulty step with the pass rates.")
+    data: str = Field("rl", description="Split to choose problems from.")
+
+
+class RlStep(OnProblems):
+    """Reinforcement learning on splits or mixtures."""
+
+    stage: Literal["rl"]
+    start: str = Field(description=START)
+    data: Names = Field(("rl",), min_length=1, description="Problems to train on: splits or mix steps.")
+    difficulty: str | None = Field(None, description="Difficulty step whose pass@8 must reach rl.min_pass_at_8.")
+    reward_model: str | None = Field(None, description="Reward model step whose scores replace the rule-based rewards.")
+    process_reward_model: str | None = Field(
+        None, description="Process reward model step that scores every reasoning step."
+    )
+    critic: str | None = Field(None, description="Step whose model initialises the critic (rl.critic.path).")
+    reference: str | None = Field(None, description="Step whose model is the KL's reference; null: the start.")
+    teacher: str | None = Field(None, description="Step whose model is the teacher of on-policy distillation.")
+
+
+class SampleStep(OnProblems):
+    """Graded samples of a model: responses to imitate, preference pairs, labels of reasoning steps."""
+
+    stage: Literal["sample"]
+    start: str = Field(description=START)
+    data: Names = Field(("rl",), min_length=1, description="Problems to sample: splits or mix steps.")
+
+
+class DpoStep(_Step):
+    """Direct preference optimisation on the pairs of sample steps."""
+
+    stage: Literal["dpo"]
+    start: str = Field(description=START)
+    data: Names = Field(min_length=1, description="Sample steps with the pairs.")
+
+
+class RewardModelStep(_Step):
+    """A reward model: of responses, trained on pairs, or of reasoning steps, trained on Monte-Carlo labels."""
+
+    stage: Literal["reward_model", "process_reward_model"]
+    start: str = Field(description="Step whose model this step starts from; a reward model is trained further.")
+    data: Names = Field(min_length=1, description="Sample steps with the pairs, or with the labelled steps.")
+    replay: Names = Field((), description="Earlier sample steps; the share reward_model.replay of their rows is added.")
+
+
+class EvaluateStep(OnProblems):
+    """Evaluation of models on held-out problems."""
+
+    stage: Literal["evaluate"]
+    models: Names = Field(min_length=1, description="Steps whose models are evaluated; base may be one of them.")
+
+
+Step = Annotated[
+    BaseStep
+    | CurateStep
+    | SftStep
+    | DifficultyStep
+    | MixStep
+    | RlStep
+    | SampleStep
+    | DpoStep
+    | RewardModelStep
+    | EvaluateStep,
+    Field(discriminator="stage"),
+]
+
+
+class Claim(Section):
+    """A claim that the recipe tests against controls: that training turned `start` into the better `model`.
+
+    Every other model of the evaluations is a control, compared with both (mathrl/evaluation/claim.py).
+    """
+
+    start: str = Field(description="Step whose model the training began with.")
+    model: str = Field(description="Step whose model is claimed to be better.")
+    evaluations: Names = Field(
+        min_length=1,
+        description="Evaluate steps: the first has start, model and controls; a further one of a single model is a "
+        "control by its step's name.",
+    )
+
+
+PRODUCES = {
+    "a model": POLICIES,
+    "a reward model": ("reward_model",),
+    "a process reward model": ("process_reward_model",),
+    "pass rates": ("difficulty",),
+    "splits": ("curate",),
+    "samples": ("sample",),
+    "a mixture": ("mix",),
+}
+STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate")
+
+
+class Recipe(Section):
+    """Ordered steps; each names the models and data that it starts from.
+
+    Example:
+        Recipe(description="SFT, then RL", steps={"sft": SftStep(stage="sft"), "rl": RlStep(stage="rl",
+               start="sft"), "test": EvaluateStep(stage="evaluate", models=("sft", "rl"))})
+    """
+
+    description: str = Field(min_length=1, description="One line for the list of recipes.")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="Seeds; every step runs once per seed. Empty: once, with run.seed of params/."
+    )
+    set: Names = Field((), description="Dotted overrides of params/ for every step.")
+    set_fresh: Names = Field(
+        (), description="Further overrides for a model of random weights alone (model.base.type fresh)."
+    )
+    overrides: Names = Field(
+        (), description="Overrides of `mathrl recipe --set`; they win over those of the recipe and its steps."
+    )
+    curated: str | None = Field(None, description="Curate step whose splits the steps read; null: data/curated.")
+    claim: Claim | None = Field(None, description="A claim to test against controls, over all seeds; null: none.")
+    steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
+        min_length=1, description="Steps by name, each with its stage."
+    )
+
+
+def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out."""
+    for field, kinds in (
+        ("start", ("a model",)),
+        ("teacher", ("a model",)),
+        ("reference", ("a model",)),
+        ("models", ("a model",)),
+        ("reward_model", ("a reward model",)),
+        ("process_reward_model", ("a process reward model",)),
+        ("curated", ("splits",)),
+        ("critic", ("a model", "a reward model")),
+        ("difficulty", ("pass rates",)),
+        ("replay", ("samples",)),
+        ("data", ("samples",)),
+    ):
+        value = getattr(step, field, None)
+        if step.stage == "process_reward_model" and field == "start":
+            kinds = ("a model", "a process reward model")
+        elif step.stage == "reward_model" and field == "start":
+            kinds = ("a model", "a reward model")
+        elif field == "data" and step.stage == "sft":
+            kinds = ("a split", "samples")
+        elif field == "data" and step.stage in ("rl", "sample"):
+            kinds = ("a split", "a mixture")
+        elif field == "data" and step.stage in ("difficulty", "mix"):
+            kinds = ("a split",)
+        for name in (value,) if isinstance(value, str) else value or ():
+            if not (field == "data" and "a split" in kinds and name in SPLITS):
+                yield field, name, kinds

@@ -1,0 +1,57 @@
+"""`mathrl health FOLDER` on metrics alone: what it could judge, and what not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mathrl.cli.health import health
+from mathrl.core.errors import UserError
+
+
+def folder_with(tmp_path: Path, rows: list[dict[str, float]]) -> str:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path)
+
+
+def flat_run(*names: str) -> list[dict[str, float]]:
+    """80 steps of RL that learns nothing while entropy falls and responses grow."""
+    rows = [
+        {
+            "step": step,
+            "reward/accuracy": 0.3,
+            "entropy": 0.49 * 0.92**step,
+            "response_length": 210.0 + 10 * step,
+            "kl": 0.001 * step,
+        }
+        for step in range(1, 81)
+    ]
+    return [{name: value for name, value in row.items() if name == "step" or name in names} for row in rows]
+
+
+ALL = ("reward/accuracy", "entropy", "response_length", "kl")
+
+
+def test_rows_with_a_reward_are_judged_as_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    health(folder_with(tmp_path, flat_run(*ALL)))
+    printed = capsys.readouterr().out
+    assert ": yellow after 80 steps; " in printed and " rules had their metrics" in printed
+    assert all(f"yellow, {rule}, from step" in printed for rule in ("length", "flat", "entropy"))
+
+
+def test_the_line_counts_the_rules_that_had_something_to_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = []
+    for names in (ALL, ("reward/accuracy", "entropy"), ("kl",)):
+        health(folder_with(tmp_path, flat_run(*names)))
+        judged, of, total = capsys.readouterr().out.splitlines()[0].partition("; ")[2].split()[:3]
+        assert of == "of" and int(judged) < int(total)
+        counts.append(int(judged))
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] >= 1
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": 1, "actor/kl_loss": 0.1, "critic/rewards/mean": 0.3}]])
+def test_metrics_of_other_names_are_not_green(tmp_path: Path, rows: list[dict[str, float]]) -> None:
+    with pytest.raises(UserError, match="nothing could be judged"):
+        health(folder_with(tmp_path, rows))

@@ -1,0 +1,150 @@
+"""What recipes train with: on the demo's random weights always the same, on a pretrained model what suits it."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.errors import UserError
+from mathrl.params import Params
+from mathrl.params.final_values import judge
+from mathrl.params.load import Layers, dump_yaml, parse_yaml, preset_names, read_layers
+from mathrl.params.recipe import load_recipe, recipe_names, step_params
+from mathrl.params.schema import READS
+
+ROOT = Path(__file__).parents[2]
+PARAMS = ROOT / "params"
+STEPS = json.loads(Path(__file__).with_name("recipe_steps.json").read_text("utf-8"))
+QWEN = ("model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files_read_once() -> Any:
+    """The same files are read for every recipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mathrl.params.recipe.read_layers", cache(read_layers))
+        yield
+
+
+def flat(values: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(values, dict) and values:
+        inner = [flat(value, f"{path}.{key}" if path else key) for key, value in values.items()]
+        return {key: value for part in inner for key, value in part.items()}
+    return {path: values}
+
+
+def shown(params: Params) -> dict[str, Any]:
+    return flat(params.model_dump(mode="json", by_alias=True))
+
+
+@pytest.mark.parametrize("name", recipe_names(PARAMS))
+def test_every_step_on_the_demos_model_has_the_values_that_the_results_in_the_docs_were_made_with(name: str) -> None:
+    """recipe_steps.json: what each step changes in params/, as at ff67e22."""
+    layers = read_layers(PARAMS)
+    demo = shown(layers.params())
+    recipe = load_recipe(name, PARAMS)
+    for step in recipe.steps:
+        resolved = shown(step_params(recipe, step, layers))
+        changed = {key: value for key, value in resolved.items() if key not in demo or demo[key] != value}
+        changed |= {key: "gone" for key in demo if key not in resolved}
+        assert changed == STEPS.pop(f"{name}/{step}"), step
+    assert not [step for step in STEPS if step.startswith(f"{name}/")]
+
+
+def pretrained(layers: Layers) -> tuple[str, ...]:
+    return () if layers.values["model"]["base"].get("type") == "pretrained" else QWEN
+
+
+@pytest.mark.parametrize("preset", [*preset_names(PARAMS), None])
+def test_on_a_pretrained_model_every_step_gets_what_suits_it_or_is_refused_with_the_reason(preset: str | None) -> None:
+    layers = read_layers(PARAMS, preset)
+    taken = 0
+    for name in recipe_names(PARAMS):
+        try:
+            recipe = load_recipe(name, PARAMS, pretrained(layers), preset)
+        except UserError as error:
+            lines = str(error).split(f"{PARAMS}/recipes/{name}.yaml: ")[1:]
+            assert lines and all(line.startswith("steps.") and "{times" not in line for line in lines), lines
+            continue
+        taken += 1
+        for step, kind in recipe.steps.items():
+            params = step_params(recipe, step, layers)
+            assert params.model.base.type == "pretrained" or "model" not in READS[kind.stage]
+            assert judge(params, [kind.stage]) == ([], [])
+            if kind.stage == "rl":
+                assert params.rl.lr <= 3e-5 and params.rl.max_tokens >= 128, (name, step)
+    data = preset in ("gsm8k", "math", "math-mixture", "dapo", "qwen2.5-0.5b-gsm8k")
+    assert taken == len(recipe_names(PARAMS)) - 1 if data else taken < len(recipe_names(PARAMS)), "all but distillation"
+
+
+@pytest.mark.parametrize("name", ["deepseek-r1", "rft", "rl-from-base"])
+def test_a_preset_with_its_model_and_a_recipe_do_not_train_at_the_demos_rates(name: str) -> None:
+    preset = "qwen2.5-0.5b-gsm8k"
+    layers = read_layers(PARAMS, preset)
+    recipe = load_recipe(name, PARAMS, preset=preset)
+    for step, kind in recipe.steps.items():
+        params = step_params(recipe, step, layers)
+        if kind.stage == "sft":
+            assert params.sft.lr in (1e-5, 5e-6), "rft: half of the section's"
+        if kind.stage == "rl":
+            assert (params.rl.lr, params.rl.max_tokens) == (1e-6, 512)
+
+
+def test_a_recipe_that_writes_a_rate_for_random_weights_into_set_is_refused(tmp_path: Path) -> None:
+    text = (PARAMS / "recipes" / "deepseek-r1.yaml").read_text().replace("set_fresh: [rl.lr", "set_more: [rl.lr")
+    written = parse_yaml(text, "the recipe")
+    for step in ("rl_1", "rl_2"):
+        written["steps"][step]["set"] += written["steps"][step].pop("set_more")
+    folder = copy_of_params(tmp_path)
+    (folder / "recipes" / "mine.yaml").write_text(dump_yaml(written))
+    preset = "qwen2.5-0.5b-gsm8k"
+    with pytest.raises(UserError, match=r"steps\.rl_1: rl\.lr is 0\.003, 3,000 times .*steps\.rl_2: rl\.lr is 0\.003"):
+        load_recipe("mine", folder, preset=preset)
+    typed = load_recipe("mine", folder, ("rl.lr=0.003",), preset)
+    assert step_params(typed, "rl_1", read_layers(folder, preset)).rl.lr == 0.003, "somebody wants it"
+
+
+def copy_of_params(target: Path) -> Path:
+    return Path(shutil.copytree(PARAMS, target / "params"))
+
+
+def test_a_relative_value_follows_what_stands_before_it(tmp_path: Path) -> None:
+    folder = copy_of_params(tmp_path)
+    recipe = {
+        "description": "mine",
+        "set": ["rl.lr=2e-6", "rl.steps={times: 0.5}"],
+        "steps": {"rl": {"stage": "rl", "start": "base", "set": ["rl.lr={times: 10}", "rl.optimizer.type=adamw"]}},
+    }
+    (folder / "recipes" / "mine.yaml").write_text(dump_yaml(recipe))
+    rl = step_params(load_recipe("mine", folder), "rl", read_layers(folder)).rl
+    assert (rl.lr, rl.steps) == (2e-5, 25)
+    typed = load_recipe("mine", folder, ("rl.lr=1e-6",))
+    assert step_params(typed, "rl", read_layers(folder)).rl.lr == 1e-6
+    recipe["set"] = ["rl.advantage={times: 2}"]
+    (folder / "recipes" / "mine.yaml").write_text(dump_yaml(recipe))
+    with pytest.raises(UserError, match=r"advantage: .*found \{.times.: 2\}"):
+        load_recipe("mine", folder)
+
+
+def test_the_r1_tutorials_settings_followed_to_the_letter_train_a_pretrained_model_at_its_rates(tmp_path: Path) -> None:
+    """Both ways that docs/tutorials/sft-rl-r1.md offers: its YAML in a copy of the recipe, and the same by --set."""
+    page = (ROOT / "docs" / "tutorials" / "sft-rl-r1.md").read_text("utf-8")
+    settings = parse_yaml(page.split("```yaml\n", 1)[1].split("```", 1)[0], "the tutorial")["set"]
+    folder = copy_of_params(tmp_path)
+    copied = parse_yaml((PARAMS / "recipes" / "deepseek-r1.yaml").read_text("utf-8"), "the recipe")
+    (folder / "recipes" / "mine.yaml").write_text(dump_yaml(copied | {"set": settings}))
+    recipes = [load_recipe("mine", folder), load_recipe("deepseek-r1", folder, tuple(settings))]
+    layers = read_layers(folder)
+    for recipe in recipes:
+        for step, kind in recipe.steps.items():
+            params = step_params(recipe, step, layers)
+            if kind.stage == "rl":
+                assert params.model.base.type == "pretrained"
+                assert (params.rl.lr, params.rl.optimizer.type, params.rl.max_tokens) == (1e-6, "adamw", 1024), step
+            if kind.stage == "sft":
+                assert (params.sft.lr, params.sft.optimizer.type) == (1e-5, "adamw")
+            if kind.stage == "sample":
+                assert params.sample.max_tokens == 1024
