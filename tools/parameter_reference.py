@@ -20,9 +20,9 @@ INTRODUCTION = """# Parameters
 
 Every parameter, written from the schema while this site is built. A section is a file of `params/`.
 Defaults are the values of that file, or the schema's where the file is silent. `mathrl run STAGE
---set section.field=value` goes over both; presets (`--preset NAME`, of several the later one wins) lie between them. The
-value is YAML: `null` is empty, `[a, b]` a list, `{a: 1}` a mapping; `--set 'section.field+=[a]'` appends to a list. What does
-not fit is refused before anything runs.
+--set section.field=value` goes over both; presets (`--preset NAME`, of several the later one wins) lie between
+them. The value is YAML: `null` is empty, `[a, b]` a list, `{a: 1}` a mapping; `--set 'section.field+=[a]'` appends
+to a list. What does not fit is refused before anything runs.
 """
 TAGS = ("generator", "type", "kind", "stage")
 WORDS: dict[Any, str] = {
