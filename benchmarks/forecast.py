@@ -63,6 +63,12 @@ def forecasted(points: list[tuple[int, float]]) -> Interval:
     return found.accuracy.low, found.accuracy.high
 
 
+def in_shape(points: list[tuple[int, float]]) -> Interval:
+    found = forecast(points, END, RESPONSES)
+    assert found is not None
+    return found.in_shape.low, found.in_shape.high
+
+
 def last_value(points: list[tuple[int, float]]) -> Interval:
     accuracy = points[-1][1]
     half = stats.norm.ppf(0.95) * math.sqrt(2 * accuracy * (1 - accuracy) / RESPONSES)  # of the point and of the end
@@ -79,7 +85,7 @@ def straight_line(points: list[tuple[int, float]]) -> Interval:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-METHODS = {"forecast": forecasted, "last value": last_value, "straight line": straight_line}
+METHODS = {"forecast": forecasted, "in its shape": in_shape, "last value": last_value, "straight line": straight_line}
 
 
 def coverage(curves: int) -> None:

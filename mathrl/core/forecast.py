@@ -1,13 +1,21 @@
-"""Where a dev curve is going: a sigmoid over computation, with an interval (ScaleRL, arXiv:2510.13786, equation 1).
+"""Where a dev curve is going, from two kinds of shapes, with an interval for what its shape does not tell.
+
+Sigmoids over computation (ScaleRL, arXiv:2510.13786, equation 1), which rise and flatten:
 
     accuracy(C) = R + (A - R) / (1 + (M / C)^B)
 
 R is the accuracy at the start, A the one that it approaches, M the computation at which half of the way is done, B how
-steep the curve is. C counts steps: each of a run's steps samples and trains on about the same number of responses.
-Given M and B the curve is linear in R and A, so that their posterior is a normal distribution; M, B and an extra noise
-beside the binomial one are on a grid. The interval is of the accuracy that the dev problems will measure.
+steep the curve is. C counts steps: each of a run's steps samples and trains on about the same number of responses. And
+lines with one bend: straight on, up to a plateau, rising late, or past their peak. Given M and B, or the step of the
+bend, a curve is linear in its two or three values, so that their posterior is a normal distribution; M, B, the bend and
+an extra noise beside the binomial one are on a grid. A quarter of the prior is on these, and the fit weighs both.
+
+A curve may also take off or fall after what was seen, which no fit tells: of a run that is half over every second curve
+may turn and end anywhere, of one that is nine tenths over every tenth. Intervals are of the accuracy that the dev
+problems will measure.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +25,9 @@ from mathrl.core.results import Interval
 DEV = "dev/accuracy"
 FEWEST = 5  # evaluations; fewer say nothing about a curve of four parameters
 DRAWS = 4000
-PRIOR_MEAN, PRIOR_SD = 0.5, 0.4  # of R and of A
+PRIOR_MEAN, PRIOR_SD = 0.5, 0.4  # of a curve's values
 STEEPNESS, HALVES, EXTRA = (0.5, 6.0, 20), 48, (0.0, 0.01, 0.02, 0.04)  # range and number of B; number of M; extra sd
+BENDS = 24  # steps of the bend, the last of them with three points after it
 Curve = Sequence[tuple[int, float]]  # (step, dev accuracy)
 
 
@@ -27,26 +36,31 @@ class Forecast:
     """What the dev problems will measure.
 
     Example:
-        Forecast(step=40, end=100, accuracy=Interval(0.93, 0.90, 0.95), further=50, gain=Interval(0.01, 0.0, 0.03))
+        Forecast(step=40, end=100, accuracy=Interval(0.93, 0.40, 0.97), in_shape=Interval(0.93, 0.90, 0.95), further=50,
+                 gain=Interval(0.01, 0.0, 0.03))
 
-    From the curve up to `step`: `accuracy` at step `end`, `gain` by `further` steps after it.
+    From the curve up to `step`: `accuracy` at step `end`, whatever the curve does after `step`; `in_shape` if it keeps
+    its shape; `gain` by `further` steps after the end, in its shape too. The mean is that of the shape.
     """
 
     step: int
     end: int
     accuracy: Interval
+    in_shape: Interval
     further: int
     gain: Interval
 
     def sentence(self) -> str:
         """
-        >>> Forecast(40, 100, Interval(0.93, 0.9, 0.95), 50, Interval(0.01, 0.0, 0.03)).sentence()
-        'at this rate 0.93 [0.90, 0.95] at step 100; another 50 steps give +0.01 [+0.00, +0.03]'
+        >>> whole, shape = Interval(0.93, 0.4, 0.97), Interval(0.93, 0.9, 0.95)
+        >>> print(Forecast(40, 100, whole, shape, 50, Interval(0.01, 0.0, 0.03)).sentence())
+        if the curve keeps its shape 0.93 [0.90, 0.95] at step 100, [0.40, 0.97] if it may still take off or fall; ...
         """
-        at, more = self.accuracy, self.gain
+        at, whole, more = self.in_shape, self.accuracy, self.gain
         return (
-            f"at this rate {at.mean:.2f} [{at.low:.2f}, {at.high:.2f}] at step {self.end}; another {self.further} "
-            f"steps give {more.mean:+.2f} [{more.low:+.2f}, {more.high:+.2f}]"
+            f"if the curve keeps its shape {at.mean:.2f} [{at.low:.2f}, {at.high:.2f}] at step {self.end}, "
+            f"[{whole.low:.2f}, {whole.high:.2f}] if it may still take off or fall; in its shape another "
+            f"{self.further} steps give {more.mean:+.2f} [{more.low:+.2f}, {more.high:+.2f}]"
         )
 
 
@@ -63,66 +77,84 @@ def forecast(curve: Curve, end: int, responses: int, *, confidence: float = 0.9)
     further = max(1, end // 2)
     draws = _posterior(points, end, responses)
     at_end, later = draws.at(end), draws.at(end + further)
-    measured = np.clip(at_end + draws.noise(at_end, responses), 0, 1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(measured, (tail, 1 - tail))
+    turned = np.where(draws.random.random(DRAWS) * end > points[-1][0], draws.random.random(DRAWS), at_end)
+    mean, tail = float(at_end.mean()), (1 - confidence) / 2
+
+    def measured(accuracy: Any) -> Interval:
+        values = np.clip(accuracy + draws.noise(accuracy, responses), 0, 1)
+        low, high = np.quantile(values, (tail, 1 - tail))
+        return Interval(mean, min(float(low), mean), max(float(high), mean))
+
     gain_low, gain_high = np.quantile(later - at_end, (tail, 1 - tail))
-    return Forecast(
-        points[-1][0],
-        end,
-        Interval(float(at_end.mean()), float(low), float(high)),
-        further,
-        Interval(float((later - at_end).mean()), float(gain_low), float(gain_high)),
-    )
+    gain = Interval(float((later - at_end).mean()), float(gain_low), float(gain_high))
+    return Forecast(points[-1][0], end, measured(turned), measured(at_end), further, gain)
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """Curves drawn from the posterior: arrays [DRAWS] of R, A, M, B and the extra sd."""
+    """Curves drawn from the posterior: arrays [DRAWS] of M, B, the bend (infinite: a sigmoid) and the extra sd, and
+    [DRAWS, 3] of the values that a curve is linear in; `end` is where a line with a bend has its last one."""
 
-    start: Any
-    top: Any
+    values: Any
     half: Any
     steepness: Any
+    bend: Any
     extra: Any
+    end: int
     random: Any
 
     def at(self, step: int) -> Any:
-        share = 1 / (1 + (self.half / step) ** self.steepness)
-        return (self.start + (self.top - self.start) * share).clip(0, 1)
+        return (self.values * _shares(step, self.half, self.steepness, self.bend, self.end)).sum(-1).clip(0, 1)
 
     def noise(self, accuracy: Any, responses: int) -> Any:
         sd = (accuracy * (1 - accuracy) / responses + self.extra**2) ** 0.5
         return self.random.standard_normal(len(accuracy)) * sd
 
 
+def _shares(step: Any, half: Any, steepness: Any, bend: Any, end: int) -> Any:
+    """How much of each of its three values a curve has at the step: of R and A (and nothing) of a sigmoid; of a line
+    with a bend those at step 0, at the bend, and at the end. The line past the bend goes on beyond the end."""
+    import numpy as np
+
+    share = 1 / (1 + (half / step) ** steepness)
+    past = np.maximum(0.0, step - bend) / np.maximum(1.0, end - bend)
+    before = np.minimum(1.0, step / bend)
+    line, sigmoid = (1 - before, before - past, past), (1 - share, share, np.zeros_like(share))
+    curved = np.isinf(bend)
+    return np.stack([np.where(curved, *parts) for parts in zip(sigmoid, line, strict=True)], -1)
+
+
 def _posterior(points: Curve, end: int, responses: int) -> _Draws:
-    """Shapes: H settings of (M, B, extra sd), P points, 2 coefficients (R, A)."""
+    """Shapes: H settings of (M, B, bend, extra sd), P points, 3 values."""
     import numpy as np
 
     steps_P, accuracy_P = (np.array(values, dtype=float) for values in zip(*points, strict=True))
     smoothed_P = (accuracy_P * responses + 1) / (responses + 2)
-    halves = np.geomspace(steps_P[0] / 3, 3 * end, HALVES)
-    half_H, steep_H, extra_H = (
-        grid.ravel() for grid in np.meshgrid(halves, np.geomspace(*STEEPNESS), np.array(EXTRA), indexing="ij")
-    )
-    share_HP = 1 / (1 + (half_H[:, None] / steps_P) ** steep_H[:, None])
-    design_HP2 = np.stack([1 - share_HP, share_HP], -1)
+    halves, steeps = np.geomspace(steps_P[0] / 3, 3 * end, HALVES), np.geomspace(*STEEPNESS)
+    bends = np.append(np.linspace(steps_P[0], steps_P[-4], BENDS), end)  # a bend at the end is none
+    sigmoids = [(half, steep, math.inf, 0.75 / (HALVES * len(steeps))) for half in halves for steep in steeps]
+    lines = [(1.0, 1.0, bend, 0.25 / len(bends)) for bend in bends]
+    half_H, steep_H, bend_H, prior_H, extra_H = np.array(
+        [(*shape, extra) for shape in (*sigmoids, *lines) for extra in EXTRA]
+    ).T
+    shape_H1 = half_H[:, None], steep_H[:, None], bend_H[:, None]
+    design_HP3 = _shares(steps_P, *shape_H1, end)
     variance_HP = smoothed_P * (1 - smoothed_P) / responses + extra_H[:, None] ** 2
-    prior_22 = np.eye(2) / PRIOR_SD**2
-    precision_H22 = np.einsum("hpi,hp,hpj->hij", design_HP2, 1 / variance_HP, design_HP2) + prior_22
-    pull_H2 = np.einsum("hpi,hp,p->hi", design_HP2, 1 / variance_HP, accuracy_P) + PRIOR_MEAN / PRIOR_SD**2
-    covariance_H22 = np.linalg.inv(precision_H22)
-    mean_H2 = np.einsum("hij,hj->hi", covariance_H22, pull_H2)
-    evidence_H = 0.5 * (
-        np.linalg.slogdet(covariance_H22)[1]
-        + np.einsum("hi,hi->h", pull_H2, mean_H2)
+    prior_33 = np.eye(3) / PRIOR_SD**2
+    precision_H33 = np.einsum("hpi,hp,hpj->hij", design_HP3, 1 / variance_HP, design_HP3, optimize=True) + prior_33
+    pull_H3 = np.einsum("hpi,hp->hi", design_HP3, accuracy_P / variance_HP) + PRIOR_MEAN / PRIOR_SD**2
+    covariance_H33 = np.linalg.inv(precision_H33)
+    mean_H3 = np.einsum("hij,hj->hi", covariance_H33, pull_H3)
+    evidence_H = np.log(prior_H) + 0.5 * (
+        np.linalg.slogdet(covariance_H33)[1]
+        + np.einsum("hi,hi->h", pull_H3, mean_H3)
         - (accuracy_P**2 / variance_HP + np.log(variance_HP)).sum(-1)
     )
     weight_H = np.exp(evidence_H - evidence_H.max())
     random = np.random.default_rng(0)
     chosen = random.choice(len(weight_H), DRAWS, p=weight_H / weight_H.sum())
-    root_H22 = np.linalg.cholesky(covariance_H22)
-    ends = mean_H2[chosen] + np.einsum("dij,dj->di", root_H22[chosen], random.standard_normal((DRAWS, 2)))
-    start, top = np.clip(ends, 0, 1).T
-    return _Draws(start, top, half_H[chosen], steep_H[chosen], extra_H[chosen], random)
+    root_H33 = np.linalg.cholesky(covariance_H33)
+    values = mean_H3[chosen] + np.einsum("dij,dj->di", root_H33[chosen], random.standard_normal((DRAWS, 3)))
+    # A sigmoid approaches an accuracy; a line may be on its way to one beyond 1, and is cut there.
+    values = np.where(np.isinf(bend_H[chosen])[:, None], np.clip(values, 0, 1), values)
+    return _Draws(values, half_H[chosen], steep_H[chosen], bend_H[chosen], extra_H[chosen], end, random)

@@ -10,7 +10,8 @@ from mathrl.core.forecast import forecast
 class ForecastPruner(BasePruner):  # type: ignore[misc]
     """Ends a trial during its first run if the forecast for that run's end stays below the best complete trial.
 
-    That is, if the upper end of the 90 % interval does: such a trial would be the best with a chance of 5 % at most.
+    That is, if the upper end of the 90 % interval does, of the one that allows for a late take-off: such a trial would
+    be the best with a chance of 5 % at most.
     `steps` are those of one run, `responses` what a dev evaluation grades; the first `startup` trials run to their end,
     and before `warmup` steps none is ended.
     """

@@ -68,7 +68,11 @@ def test_a_dev_evaluation_renews_the_forecast_and_nothing_else_does(
             file.write(json.dumps(row) + "\n")
         shown._show_forecast()
     fifth, sixth = sent["rl-forecast"]
-    assert "up to step 50: at this rate 0." in fifth and "at step 100; another 50 steps give" in fifth
+    assert (
+        "up to step 50: if the curve keeps its shape 0." in fifth
+        and "at step 100, [0." in fifth
+        and "another 50 steps give" in fifth
+    )
     assert "up to step 60" in sixth
 
 

@@ -195,10 +195,15 @@ def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) ->
 def test_health_and_report_continue_the_dev_curve(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     health("rl")
     printed = capsys.readouterr().out
-    assert "forecast from the dev curve up to step 50: at this rate 0." in printed and "at step 75" in printed
+    assert (
+        "forecast from the dev curve up to step 50: if the curve keeps its shape 0." in printed
+        and "at step 75" in printed
+    )
     page = page_of(pipeline_material(Path()), load_params())
     by_run = {name: text for name, _, text in page["curves"]}
-    assert by_run["sft"] == "" and by_run["rl"].startswith("From the dev curve up to step 50: at this rate 0.")
+    assert by_run["sft"] == "" and by_run["rl"].startswith(
+        "From the dev curve up to step 50: if the curve keeps its shape 0."
+    )
     assert by_run["rl"] in render("report.html", page=page)
 
 

@@ -101,7 +101,10 @@ def test_mlflow_has_the_forecast_of_each_dev_evaluation_once(record: Path) -> No
     }
     assert [each.step for each in history[""]] == [50, 60, 70, 80]
     assert all(low.value < each.value for each, low in zip(history[""], history["_low"], strict=True))
-    assert run.data.tags["forecast"].startswith("at this rate 0.") and "at step 120" in run.data.tags["forecast"]
+    assert (
+        run.data.tags["forecast"].startswith("if the curve keeps its shape 0.")
+        and "at step 120" in run.data.tags["forecast"]
+    )
 
 
 def test_what_goes_wrong_after_all_went_well_is_said_again(record: Path, capfd: pytest.CaptureFixture[str]) -> None:
