@@ -216,3 +216,13 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     (worktree,) = (root / "runs").iterdir()
     there = load_params(worktree / "params")
     assert worktree.name.startswith("mix-tiny-") and (there.rl.lr, there.sweep.study) == (0.0123, "small")
+
+
+def test_a_range_that_would_ruin_a_pretrained_model_is_refused_before_the_first_trial(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PARAMS, tmp_path / "params"))
+    base = ["model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B"]
+    write_params(load_params(folder), load_params(folder, preset="gsm8k", overrides=base), folder)
+    fitting, ruinous = ({"rl.lr": {"kind": "log", "low": 3e-7, "high": high}} for high in (1e-5, 1e-3))
+    assert check_space(sweep(fitting), folder) == {"rl.lr": 1e-6}
+    with pytest.raises(UserError, match=r"space: rl\.lr: rl\.lr is 0\.001, 1,000 times"):
+        check_space(sweep(ruinous), folder)
