@@ -13,7 +13,10 @@ from typing import Any
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import RESUMABLE
+from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
+from mathrl.core.paths import WORKTREE_NOTE
+from mathrl.params.final_values import JUDGED
 
 # In the clone, with its own code: the schema is that of the commit.
 WRITE = """
@@ -86,12 +89,13 @@ class FreshClone:
         return described
 
     def write_sections(self, sections: Mapping[str, Any]) -> None:
-        """Write the parameters of a lineage over those of the commit.
+        """Write the parameters of a lineage over those of the commit; a rate that was typed then counts as typed again.
 
         Raises:
             UserError: the commit's schema refuses them.
         """
         self._output(self._call("-c", WRITE, text=json.dumps(sections)))
+        write_json(self.folder / WORKTREE_NOTE, {"overrides": [f"{key}=" for key in JUDGED]})
 
     def pull(self, paths: Sequence[str]) -> None:
         """Fetch outputs from the DVC remote of the checkout, with its credentials and by its dvc.lock.

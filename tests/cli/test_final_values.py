@@ -13,8 +13,9 @@ from mathrl.cli.run import run
 from mathrl.core.errors import UserError
 from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.params import Params
-from mathrl.params.load import dump_yaml, read_yaml
+from mathrl.params.load import dump_yaml, load_params, read_yaml
 from mathrl.stages.stage_run import run_stage
+from tasks.reproduction import FreshClone
 from tasks.workspace import prepare, prepare_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +91,15 @@ def test_the_stage_takes_what_was_typed_for_its_run_alone(
     file = tmp_path / "params" / "recipes" / "deepseek-r1.yaml"
     file.write_text(dump_yaml(read_yaml(file) | {"overrides": ["rl.lr=0.003"]}))
     assert "it starts" in stage(tmp_path, capsys, "deepseek-r1/rl_1", settings)
+
+
+def test_a_reproduction_takes_the_rate_that_somebody_typed_for_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    typed = load_params(ROOT / "params", overrides=[*RATES, *LENGTHS]).model_dump(mode="json", by_alias=True)
+    FreshClone(ROOT, "HEAD", tmp_path).write_sections({name: typed[name] for name in ("model", "prompt", "rl")})
+    monkeypatch.chdir(tmp_path)
+    assert "it starts" in stage(tmp_path, capsys)
+    (tmp_path / WORKTREE_NOTE).unlink()
+    assert "rl.lr is 0.003, 3,000 times" in stage(tmp_path, capsys)
