@@ -3,19 +3,21 @@
 from typing import Literal
 
 from flows.factory import PARAMS, form_flow, option
+from mathrl.params.load import read_yaml
 from mathrl.params.recipe import recipe_names
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
 from tasks.recipe import run_recipe
 
+RECIPES = {name: read_yaml(PARAMS / "recipes" / f"{name}.yaml")["description"] for name in recipe_names(PARAMS)}
 # The dropdown, from the folder as it stands when the flows are deployed.
-Recipe = Literal[tuple(recipe_names(PARAMS))]  # type: ignore[valid-type]
+Recipe = Literal[tuple(RECIPES)]  # type: ignore[valid-type]
 
 recipe = form_flow(
     "recipe",
     __doc__,
     sections_read(STEP_STAGES),
     run_recipe,
-    recipe=option(Recipe, "File of params/recipes."),
+    recipe=option(Recipe, "\n".join(f"- **{name}**: {text}" for name, text in RECIPES.items())),
     jobs=option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1),
 )

@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from httpx import HTTPError
-from prefect import get_run_logger
+from prefect import get_client, get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
@@ -31,7 +32,19 @@ class LiveProgress:
         self.health: Any = None
         self.forecast: Forecast | None = None
         self.server_failed = False
+        self.health_artifact: Any = None
+        self.start()
+
+    def announce(self, before: Sequence[str]) -> None:
+        """Shown before the stage starts, so that a run has something to look at from its first second."""
+        self._show(0.0, f"{self.stage}: after {', '.join(before)}" if before else f"{self.stage}: starting")
+
+    def start(self) -> None:
         self.started = self.next_update = time.monotonic()
+
+    def skip(self) -> None:
+        if self.artifact is not None:
+            self._show(100.0, f"{self.stage}: nothing changed, DVC has its outputs")
 
     def refresh(self) -> None:
         """Called about once a second; updates what is shown less often the longer the stage runs."""
@@ -86,14 +99,23 @@ class LiveProgress:
         self._try(send)
 
     def _show_health(self) -> None:
-        """A new version of the markdown artifact `<stage>-health` whenever the findings have changed."""
+        """The markdown artifact `<stage>-health`, brought up to date whenever the findings have changed."""
         record = read_record(self.record.folder) if self.record else None
         health = record.health if record else None
         if health is not None and health != self.health:
             self.health, key = health, artifact_key(f"{self.stage}-health")
             warnings = len(health["findings"])
             about = f"Health of {self.stage}: {health['colour']}, {warnings} warning{'s' * (warnings != 1)}"
-            self._try(lambda: create_markdown_artifact(health_markdown(health), key=key, description=about))
+            text = health_markdown(health)
+
+            def send() -> None:
+                if self.health_artifact is None:
+                    self.health_artifact = create_markdown_artifact(text, key=key, description=about)
+                else:
+                    with get_client(sync_client=True) as client:
+                        client.update_artifact(self.health_artifact, ArtifactUpdate(data=text, description=about))
+
+            self._try(send)
 
     def _show_forecast(self) -> None:
         """A new version of the markdown artifact `<stage>-forecast` after each dev evaluation that allows one."""

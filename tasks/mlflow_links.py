@@ -7,11 +7,10 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact
 
-from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
+from mathrl.core.mirroring import CURVES_VIEW, TRAINING, results_address
 from mathrl.core.paths import rollouts_page, shown, tracking_uri
 from mathrl.core.records import RunRecord, all_records, newest_record
 
-TRAINING = "?workflowType=machine_learning"  # MLflow's pages for training, not for GenAI
 LINKED: set[Path] = set()  # records, and their rollouts, to which this process has made a link
 
 
@@ -65,8 +64,8 @@ def compare_page(record: RunRecord) -> str | None:
 
 def results_page(record: RunRecord) -> str | None:
     """The list of the runs of the record's experiment with their results, best first."""
-    page = run_page(record)
-    return f"{page.rpartition('/')[0]}{TRAINING}&viewStateShareKey={RESULTS_VIEW}" if page else None
+    experiment = record.mirror_state().experiment
+    return results_address(shown(tracking_uri()), experiment) if run_page(record) else None
 
 
 def link_run(record: RunRecord, step: str) -> None:

@@ -14,9 +14,11 @@ from prefect.artifacts import (
 from prefect.runtime import flow_run
 
 from mathrl.core.markdown import table
-from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.core.metrics import complete_rows
+from mathrl.core.mirroring import TRAINING
+from mathrl.core.paths import rollouts_page
+from mathrl.core.results import EvaluationSummary, results_table, training_sentence, training_table
 from tasks.mlflow_links import (
-    TRAINING,
     artifact_key,
     compare_page,
     link_rollouts,
@@ -43,24 +45,29 @@ def health_markdown(health: Mapping[str, Any]) -> str:
 
 
 def report(folder: Path, stages: Sequence[str]) -> None:
-    """Artifacts of what the stages left in `folder`: pictures and text of reports/<stage>, links, tables.
+    """Artifacts of the whole run: the table of results, then links, whose keys all begin with results.
 
-    Keys are the same for every run, so that the UI shows their history. It shows the newest first: the result comes
-    last.
+    Prefect lists a flow run's own artifacts before those of its tasks, both by key. Keys are the same for every run, so
+    that the UI shows their history.
     """
-    for stage in stages:
-        reports = folder / "reports" / stage
-        show_pictures(stage, reports.glob("*.png"))
-        for file in reports.glob("*.md"):
-            text = file.read_text(encoding="utf-8")
-            if len(text) > LONGEST_TEXT:  # cut between lines: half a code span would be HTML
-                text = text[:LONGEST_TEXT].rpartition("\n")[0]
-            about = f"What {stage} did, from {file.relative_to(folder)}"
-            create_markdown_artifact(text, key=f"{stage}-report", description=about)
-    link_to_mlflow(folder, stages[-1])
     if "evaluate" in stages:
-        _page(folder)
         _results(folder)
+        _page(folder)
+    else:
+        _stage_results(folder, stages[-1])
+    link_to_mlflow(folder, stages[-1])
+
+
+def report_stage(folder: Path, stage: str) -> None:
+    """Artifacts of what a stage left in `folder`: pictures and text of reports/<stage>."""
+    reports = folder / "reports" / stage
+    show_pictures(stage, reports.glob("*.png"))
+    for file in reports.glob("*.md"):
+        text = file.read_text(encoding="utf-8")
+        if len(text) > LONGEST_TEXT:  # cut between lines: half a code span would be HTML
+            text = text[:LONGEST_TEXT].rpartition("\n")[0]
+        about = f"What {stage} did, from {file.relative_to(folder)}"
+        create_markdown_artifact(text, key=f"{stage}-report", description=about)
 
 
 def show_pictures(step: str, files: Iterable[Path]) -> None:
@@ -81,32 +88,42 @@ def link_to_mlflow(folder: Path, name: str) -> None:
     page = parent_page(newest) if newest else None
     if page:
         about = f"The run of {name} with its stages, figures and changed parameters"
-        create_link_artifact(page + TRAINING, key="mlflow", link_text="Run in MLflow", description=about)
+        create_link_artifact(page + TRAINING, key="results-mlflow", link_text="Run in MLflow", description=about)
     results = results_page(newest) if newest else None
     if results:
         about = "All runs of this experiment, the most accurate first"
-        create_link_artifact(results, key="mlflow-results", link_text="Results of all runs", description=about)
+        create_link_artifact(results, key="results-all-runs", link_text="Results of all runs", description=about)
     trained = [record for record in records if record.step in ("sft", "rl")]
     curves = compare_page(trained[-1]) if trained else None
     if curves:
         about = "Rewards, accuracy and length by step, beside those of the experiment's other runs"
-        create_link_artifact(curves, key="mlflow-compare", link_text="Compare curves", description=about)
+        create_link_artifact(curves, key="results-curves", link_text="Compare curves", description=about)
 
 
 def _page(folder: Path) -> None:
-    """A link to the newest report of the workspace: in MLflow if there is a server, else to the file."""
+    """A link to the newest report of the workspace: in MLflow if there is a server, else on the page of `mathrl ui`."""
     record = newest_of(folder, "register")
     file = record.artifacts / "report.html" if record else None
     if record is None or file is None or not file.exists():
         return
     page = run_page(record)
-    link = f"{page}/artifacts/{file.name}{TRAINING}" if page else file.as_uri()
+    link = f"{page}/artifacts/{file.name}{TRAINING}" if page else f"{rollouts_page(record.folder.name)}{file.name}"
     create_link_artifact(
         link,
-        key="report",
+        key="results-report",
         link_text="Report of the run",
         description="All figures, curves and examples of the run on one page",
     )
+
+
+def _stage_results(folder: Path, stage: str) -> None:
+    """The table of a run that ends before the evaluation: the last stage's figures, first and last."""
+    record = newest_of(folder, stage)
+    if record is None:  # its outputs came from DVC's cache
+        return
+    rows = training_table(complete_rows(record.metrics_file), record.summary)
+    colour = record.health["colour"] if record.health else ""
+    create_table_artifact(rows, key="results", description=training_sentence(stage, rows, colour))
 
 
 def _results(folder: Path) -> None:

@@ -11,9 +11,12 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from mathrl.core.environment import Variable
+from mathrl.core.run_name import run_name as changed_run_name
+from mathrl.params.changes import changed_since_commit
 from mathrl.params.load import NO_PRESET
+from mathrl.params.schema import READS, STAGES
 from tasks.generated_names import was_generated
-from tasks.workspace import Workspace
+from tasks.workspace import Workspace, commit_of
 
 MODEL_MADE = "mathrl.model.made"
 
@@ -27,7 +30,7 @@ def name_run(kind: str, target: str, workspace: Workspace, seeds: Sequence[int])
     tags = run_tags(kind, target, workspace, seeds)
     name = str(flow_run.name or "")
     if was_generated(name):
-        name = run_name(target if kind == "stage" else f"{kind} {target}", workspace, seeds)
+        name = stage_run_name(target, workspace) if kind == "stage" else run_name(f"{kind} {target}", workspace, seeds)
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
@@ -36,11 +39,19 @@ def name_run(kind: str, target: str, workspace: Workspace, seeds: Sequence[int])
     return tags
 
 
-def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
-    """A name that reads well in a list.
+def stage_run_name(target: str, workspace: Workspace) -> str:
+    """The name that MLflow's run of the stage has too; for the pipeline, the run that holds its stages."""
+    sections = workspace.params.model_dump(mode="json", by_alias=True)
+    pipeline = {section: sections[section] for stage in STAGES for section in READS[stage]}
+    changed = changed_since_commit(pipeline, workspace.preset or "", workspace.folder)
+    return changed_run_name(target, workspace.preset or "", changed, commit_of(workspace.folder))
 
-    >>> run_name("rl", Workspace(Path(), None, "gsm8k", ("rl.lr=2e-4",)), [1])
-    'rl gsm8k lr=2e-4 seed 1'
+
+def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
+    """The name of a recipe's or a sweep's run.
+
+    >>> run_name("recipe study", Workspace(Path(), None, "gsm8k", ("rl.lr=2e-4",)), [0, 1])
+    'recipe study gsm8k lr=2e-4 seeds 0, 1'
     """
     settings = [override for override in workspace.overrides if not override.startswith("run.seed=")]
     words = [title, workspace.preset or "", *(setting.split(".", 1)[-1][:28] for setting in settings[:3])]

@@ -17,7 +17,7 @@ from mathrl.params.schema import BESIDE, stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
 from tasks.live_progress import LiveProgress
-from tasks.report import report
+from tasks.report import report, report_stage
 from tasks.repro import Preempted, Repro, dvc_target, environment, running
 from tasks.run_names import announce_model, name_run
 from tasks.stage_output import line_handler
@@ -45,21 +45,30 @@ def run_stages(
     chain = stages_until(target)
     env = environment(workspace.folder, str(flow_run.id or ""))
     show = line_handler(target, workspace, [*warnings(workspace.params), *workspace.doubtful])
+    announced = LiveProgress("rl" if "rl" in chain else chain[-1], Path(env[Variable.PROGRESS]))
+    announced.announce(chain[: chain.index(announced.stage)])
     with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
         for stages in [chain, *([("controls",)] if controls else [])]:
-            _run_chain(stages, workspace, env, show)
+            _run_chain(stages, workspace, env, show, announced)
     report(workspace.folder, chain)
     return str(workspace.folder)
 
 
-def _run_chain(stages: Sequence[str], workspace: Workspace, env: dict[str, str], show: Callable[[str], None]) -> None:
+def _run_chain(
+    stages: Sequence[str],
+    workspace: Workspace,
+    env: dict[str, str],
+    show: Callable[[str], None],
+    announced: LiveProgress,
+) -> None:
     """One `dvc repro` of the last of the stages; beside the pipeline, of it alone."""
     last = stages[-1]
     target = dvc_target(last, workspace.folder)
     with running(Repro(workspace.folder, target, env, show, single=last in BESIDE)) as repro:
         for stage in stages:
-            outcome = run_stage(stage, repro, env[Variable.PROGRESS])
+            live = announced if stage == announced.stage else None
+            outcome = run_stage(stage, repro, env[Variable.PROGRESS], live)
             if outcome == "ran" and stage not in BESIDE:
                 announce_model(stage, workspace.folder / "models" / stage, workspace)
         repro.finish(last)
@@ -77,18 +86,21 @@ def was_preempted(task: Task[..., Any], run: Any, state: Any) -> bool:
     retry_delay_seconds=list(RETRY_SECONDS),
     retry_condition_fn=was_preempted,
 )
-def run_stage(stage: str, repro: Repro, progress_file: str) -> str:
+def run_stage(stage: str, repro: Repro, progress_file: str, live: LiveProgress | None = None) -> str:
     """Follow one stage of a running `dvc repro`, which is started again if the stage was preempted.
 
-    Returns "ran" or "skipped".
+    `live` is the stage's progress if that is shown already. Returns "ran" or "skipped".
     """
     if repro.stopped:
         repro.show(f"{stage}: stopped before it was done, without an error; starting it again, it resumes\n")
         repro.start()
-    live = LiveProgress(stage, Path(progress_file))
+    live = live or LiveProgress(stage, Path(progress_file))
+    live.start()
     outcome = repro.follow(stage, live.refresh)
     if outcome == "skipped":
         get_run_logger().info("%s: nothing changed, DVC has its outputs", stage)
+        live.skip()
     else:
         live.finish()
+        report_stage(repro.workspace, stage)
     return outcome

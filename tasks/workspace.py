@@ -17,15 +17,12 @@ from filelock import FileLock, Timeout
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
-from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, main_checkout
+from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, is_code, main_checkout
 from mathrl.params import Params, load_params, write_params
 from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, preset_files, preset_values, read_yaml
 from mathrl.params.recipe import load_recipe
 from mathrl.params.schema import TARGETS, stages_until
-
-# Code and parameters: a worktree at HEAD lacks uncommitted changes of these.
-CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -131,18 +128,12 @@ def _locks(folder: Path) -> Path:
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
-    code = [name for name in uncommitted(root) if _is_code(name)]
+    code = [name for name in uncommitted(root) if is_code(name)]
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
             "commit them, or give --allow-dirty to run without them"
         )
-
-
-def _is_code(name: str) -> bool:
-    """Whether a change to the file changes what a run does; dvc.lock and pipelines/*/ are what runs left."""
-    folder, *inner = Path(name).parts
-    return folder in CODE and Path(name).name != "dvc.lock" and not (folder == "pipelines" and len(inner) > 1)
 
 
 def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -168,7 +159,7 @@ def uncommitted(root: Path) -> list[str]:
     names: list[str] = []
     for entry in entries:
         state, name = entry[:2], entry[3:]
-        if state != "??" or _is_code(name):
+        if state != "??" or is_code(name):
             names.append(name)
         if state[0] in "RC":
             names.append(next(entries))
@@ -185,7 +176,7 @@ def _worktree(
     worktree is complete.
     """
     _refuse_dirty(root, allow_dirty)
-    commit = _git(root, "rev-parse", "HEAD").strip()
+    commit = commit_of(root)
     key = digest([commit, target, preset_values(root / "params", preset), list(overrides)])
     folder = root / "runs" / f"{_title(target, preset, overrides)}-{key[:8]}"
     for parent in (folder.parent, home()):
@@ -241,6 +232,10 @@ def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:
 
 def _settings(preset: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
     return ((f"{PRESET}{preset}",) if preset else ()) + tuple(overrides)
+
+
+def commit_of(folder: Path) -> str:
+    return _git(folder, "rev-parse", "HEAD").strip()
 
 
 def _some(names: Sequence[str]) -> str:

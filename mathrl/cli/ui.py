@@ -22,7 +22,10 @@ import typer
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
+from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
+from mathrl.tracking.client import EXPERIMENT
+from mathrl.tracking.views import keep_views
 from tasks.concurrency import SLOTS
 from tasks.prefect_server import ORIGINS
 
@@ -78,19 +81,28 @@ def ui(
     try:
         start("mlflow", *_mlflow(mlflow_port, host))
         start("prefect", *_prefect_server(prefect_port, host))
-        print("starting Prefect and MLflow ...", flush=True)
+        began = time.monotonic()
+
+        def report(what: str) -> None:
+            print(f"{time.monotonic() - began:3.0f} s: {what}", flush=True)
+
+        report("starting Prefect and MLflow; the first start makes their databases and takes longest ...")
         _wait(f"{env['PREFECT_API_URL']}/health", "prefect", logs, children)
+        report("Prefect answers")
         _wait(f"{env['MLFLOW_TRACKING_URI']}/health", "mlflow", logs, children)
+        report("MLflow answers; deploying the flows ...")
         _make_pool(env)
         _make_slots(env, slots)
         _prefect(env, "--no-prompt", "deploy", "--all")
+        results = _results_page(env["MLFLOW_TRACKING_URI"], env["MLFLOW_BACKEND_STORE_URI"])
+        report("the flows are deployed; starting their worker ...")
         start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
         start("worker", "prefect", "worker", "start", "--pool", POOL)
         urls = {name: env[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", Variable.ROLLOUTS)}
         write_json(home() / SERVERS, urls)
         print(f"Prefect  {env['PREFECT_API_URL'].removesuffix('/api')}/deployments   start a flow here")
-        print(f"MLflow   {env['MLFLOW_TRACKING_URI']}                look at runs and models here")
-        print(f"rollouts {env[Variable.ROLLOUTS]}                look at kept rollouts here")
+        print(f"MLflow   {results}   look at runs and models here")
+        print(f"rollouts {env[Variable.ROLLOUTS]}   look at kept rollouts here")
         print(f"logs in {logs}; Ctrl-C ends all", flush=True)
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
@@ -100,6 +112,21 @@ def ui(
     finally:
         (home() / SERVERS).unlink(missing_ok=True)
         _end(children)
+
+
+def _results_page(server: str, store: str) -> str:
+    """MLflow's page of the pipeline's runs, best first; before there is one, its list of experiments.
+
+    The server's own first page is one about traces of applications, which are empty here.
+    """
+    from mlflow import MlflowClient  # for this command alone
+
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return f"{server}/#/experiments{TRAINING}"
+    keep_views(client, experiment)
+    return results_address(server, experiment.experiment_id)
 
 
 def answering() -> dict[str, str]:

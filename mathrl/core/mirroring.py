@@ -11,6 +11,12 @@ from mathrl.core.environment import Variable
 
 UPLOAD_SECONDS = 60.0
 RESULTS_VIEW, CURVES_VIEW = "mathrl-results", "mathrl-curves"  # views of every experiment (mathrl/tracking/views.py)
+TRAINING = "?workflowType=machine_learning"  # MLflow's pages for training, not for GenAI
+
+
+def results_address(server: str, experiment: str) -> str:
+    """The list of an experiment's runs with their results, best first; without `server` for its own pages."""
+    return f"{server}/#/experiments/{experiment}/runs{TRAINING}&viewStateShareKey={RESULTS_VIEW}"
 
 
 @contextmanager

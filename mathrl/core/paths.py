@@ -19,6 +19,8 @@ from mathrl.core.errors import UserError
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
 AUDITS = Path("reports/audits")  # each with sample, labels and rates
 CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
+# Code and parameters; a worktree at HEAD lacks uncommitted changes of these.
+CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
 WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides and creation time
 PRESET = "preset "  # before a preset's name among those overrides
 
@@ -46,12 +48,25 @@ def main_checkout() -> Path:
 
 
 def code_version() -> dict[str, Any]:
-    """The commit of the current folder's checkout: {"commit": "3a0dd22…", "dirty": false}."""
+    """The commit of the current folder's checkout: {"commit": "3a0dd22…", "dirty": false}.
+
+    Dirty is a checkout whose code or parameters differ from the commit. In a worktree under runs/ the parameters
+    differ because a person asked for other values, which the run's record has.
+    """
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout
 
-    return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+    changed = git("diff", "--name-only", "--no-renames", "-z", "HEAD").split("\0")[:-1]
+    asked_for = Path(WORKTREE_NOTE).exists()
+    dirty = any(is_code(name) and not (asked_for and name.startswith("params/")) for name in changed)
+    return {"commit": git("rev-parse", "HEAD").strip(), "dirty": dirty}
+
+
+def is_code(name: str) -> bool:
+    """Whether a change to the file changes what a run does; dvc.lock and pipelines/*/ are what runs left."""
+    folder, *inner = Path(name).parts
+    return folder in CODE and Path(name).name != "dvc.lock" and not (folder == "pipelines" and len(inner) > 1)
 
 
 def workspace_preset() -> str:

@@ -5,7 +5,7 @@ read it at once. Names in files take no @: pass_at_8 is pass@8.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,54 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 
 PIPELINE = ("base", "sft", "rl")
+# Figures of a training run, by their names in its metrics, as a person reads them.
+TRAINING_FIGURES = {
+    "dev/accuracy": "accuracy on dev problems",
+    "reward/accuracy": "accuracy of the rollouts",
+    "response_length": "response length in tokens",
+    "rollout/truncated_share": "share of truncated responses",
+    "entropy": "entropy",
+    "kl": "KL to the start",
+    "loss": "loss",
+    "dev/loss": "loss on dev",
+}
 T = TypeVar("T")
+
+
+def training_table(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, float]) -> list[dict[str, str]]:
+    """The first and last values of a training run; of a run without steps, its summary.
+
+    >>> training_table([{"step": 1, "dev/accuracy": 0.25}, {"step": 2, "dev/accuracy": 0.5123}], {})
+    [{'figure': 'accuracy on dev problems', 'first': '0.25', 'last': '0.512'}]
+    >>> training_table([], {"dropped": 12.0, "problems_rl": 20_480.0})
+    [{'figure': 'dropped', 'value': '12'}, {'figure': 'problems rl', 'value': '20,480'}]
+    """
+    table = []
+    for name, title in TRAINING_FIGURES.items():
+        if values := [row[name] for row in rows if name in row]:
+            table.append({"figure": title, "first": short_number(values[0]), "last": short_number(values[-1])})
+    figures = summary.items()
+    return table or [{"figure": name.replace("_", " "), "value": short_number(value)} for name, value in figures]
+
+
+def training_sentence(stage: str, table: Sequence[Mapping[str, str]], colour: str = "") -> str:
+    """
+    >>> training_sentence("rl", [{"figure": "accuracy on dev problems", "first": "0.25", "last": "0.512"}], "green")
+    'rl: accuracy on dev problems 0.25 to 0.512; health green'
+    """
+    words = [
+        f"{row['figure']} {row['value'] if 'value' in row else row['first'] + ' to ' + row['last']}" for row in table
+    ]
+    return f"{stage}: {', '.join(words[:3]) or 'no figures'}{f'; health {colour}' if colour else ''}"
+
+
+def short_number(value: float) -> str:
+    """Three digits, and all of a whole number.
+
+    >>> short_number(0.98581998), short_number(20_480.0), short_number(0.00000123)
+    ('0.986', '20,480', '1.23e-06')
+    """
+    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

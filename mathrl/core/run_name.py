@@ -6,6 +6,18 @@ from pathlib import PurePath
 from typing import Any
 
 MOST, LONGEST = 3, 28  # parameters in a name, and the characters of each
+# What people change most, in the order in which forms, names and lists have it.
+MAIN = (
+    "rl.lr",
+    "rl.steps",
+    "rl.group_size",
+    "rl.kl_coef",
+    "rl.clip_low",
+    "rl.clip_high",
+    "sft.lr",
+    "sft.steps",
+    "run.seed",
+)
 SEED, PLAIN = "run.seed", ("rl.", "run.")  # sections that a name leaves out
 
 
@@ -26,12 +38,22 @@ def run_name(title: str, preset: str = "", changed: Mapping[str, Any] | None = N
 
 
 def change_words(changed: Mapping[str, Any]) -> list[str]:
-    """Each changed parameter in a word.
+    """Each changed parameter in a word, the model and those of `MAIN` first.
 
+    >>> change_words({"rl.kl_coef": 0.01, "rl.lr": 0.002})
+    ['lr=0.002', 'kl_coef=0.01']
     >>> change_words({"rl.lr": 0.002, "model.base": {"type": "pretrained", "path": "models/Qwen2.5-0.5B"}})
     ['lr=0.002', 'model.base=Qwen2.5-0.5B']
     """
-    return [f"{_short(key)}={_text(value)}" for key, value in changed.items()]
+    return [f"{_short(key)}={_text(value)}" for key, value in sorted(changed.items(), key=_place)]
+
+
+def _place(item: tuple[str, Any]) -> tuple[int, str]:
+    """The model first, as in a form, then `MAIN`, then the others by name."""
+    key = item[0]
+    if key.startswith("model."):
+        return -1, key
+    return (MAIN.index(key) if key in MAIN else len(MAIN)), key
 
 
 def _short(key: str) -> str:

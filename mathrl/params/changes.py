@@ -29,24 +29,24 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str 
     return changed
 
 
-def changed_since_commit(sections: Mapping[str, Any], preset: str = "") -> dict[str, Any]:
-    """What of `sections` differs from the params/ of this folder's commit with the preset: {"rl.lr": 0.002}.
+def changed_since_commit(sections: Mapping[str, Any], preset: str = "", root: Path = Path()) -> dict[str, Any]:
+    """What of `sections` differs from the params/ of the commit of `root` with the preset: {"rl.lr": 0.002}.
 
     Nothing where there is no commit, or where its parameters no longer fit the schema: a run needs no name.
     """
-    if not preset and not _git("status", "--porcelain", "-uno", "--", str(FOLDER)):
+    if not preset and not _git(root, "status", "--porcelain", "-uno", "--", str(FOLDER)):
         return {}
     with TemporaryDirectory() as temporary:
         try:
-            with zipfile.ZipFile(io.BytesIO(_git("archive", "--format=zip", "HEAD", str(FOLDER)))) as archive:
+            with zipfile.ZipFile(io.BytesIO(_git(root, "archive", "--format=zip", "HEAD", str(FOLDER)))) as archive:
                 archive.extractall(temporary)
             folder = Path(temporary) / FOLDER
-            shutil.copytree(FOLDER / "presets", folder / "presets", dirs_exist_ok=True)
+            shutil.copytree(root / FOLDER / "presets", folder / "presets", dirs_exist_ok=True)
             before = load_params(folder, preset=preset or None).model_dump(mode="json", by_alias=True)
         except (UserError, zipfile.BadZipFile, OSError):
             return {}
     return differences({name: before.get(name, {}) for name in sections}, sections)
 
 
-def _git(*words: str) -> bytes:
-    return subprocess.run(["git", *words], capture_output=True, check=False).stdout
+def _git(root: Path, *words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, check=False).stdout

@@ -25,6 +25,22 @@ MAIN = {
     "controls": (),
 }
 FRESH = "fresh"
+# Help for people who do not know the method; the help of section rl, below in the form, says it exactly.
+HELP = {
+    "rl.lr": "Peak learning rate: how far each step moves the weights. Too high: the accuracy collapses; too low: "
+    "nothing changes.",
+    "rl.steps": "Number of training steps; each samples responses and learns from them once.",
+    "rl.group_size": "Responses sampled per problem; the model learns from the difference between good and bad ones.",
+    "rl.kl_coef": "How strongly the model is held near its start; 0: not at all.",
+    "rl.clip_low": "How much less likely one update may make a token: 0.2 is by a fifth at most.",
+    "rl.clip_high": "How much more likely one update may make a token: 0.28 is by 28 % at most.",
+    "sft.lr": "Peak learning rate: how far each step moves the weights.",
+    "sft.steps": "Number of training steps on worked examples; 0: keep the base model.",
+    "evaluate.samples": "Responses per problem; more make the figures more certain and take longer.",
+    "evaluate.temperature": "How varied the responses are; 0: always the most likely one.",
+    "evaluate.max_tokens": "Longest response in tokens; longer ones are cut off and count as wrong.",
+    SEED: "Number from which all chance is drawn. Other seeds show how much of a result is chance.",
+}
 
 
 @dataclass(frozen=True)
@@ -72,4 +88,4 @@ def _field(key: str, params: Params) -> MainField:
     info: FieldInfo = SECTIONS[section].model_fields[path[-1]]
     present = reduce(getattr, path, getattr(params, section))
     kind = type(present) if isinstance(present, float | int) else info.annotation
-    return MainField(key, Annotated[kind, *info.metadata], f"{key}: {field_help(info)}", present)
+    return MainField(key, Annotated[kind, *info.metadata], f"{key}: {HELP.get(key) or field_help(info)}", present)

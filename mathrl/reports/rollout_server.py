@@ -4,6 +4,7 @@
     /NAME/          the page of one; NAME is its record, or the name under which a file is served
     /NAME/summary   counts, and the first responses, of what the query chooses
     /NAME/row?n=17  a response with its tokens
+    /NAME/report.html   the report of the run, of a record that has one
 
 What a model wrote is data: the page puts it in as text, and its policy allows no script but its own.
 """
@@ -25,7 +26,7 @@ from mathrl.core.rollout_files import rollout_files
 from mathrl.reports.lineage_picture import render
 from mathrl.reports.rollouts import Rollouts
 
-HOST, MOST = "127.0.0.1", 500
+HOST, MOST, REPORT = "127.0.0.1", 500, "report.html"
 PLAIN = ("q", "problem", "sort", "first", "most", "n")  # of a query; the other names are facets
 
 
@@ -83,6 +84,11 @@ class Handler(BaseHTTPRequestHandler):
         query = urllib.parse.parse_qs(address.query)
         if name in ("", "health"):
             self._page("rollout_runs.html", runs=self.library.names() if not name else [])
+            return
+        report = records_folder() / Path(name).name / "artifacts" / REPORT
+        if what == REPORT and report.is_file():
+            policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+            self._send(HTTPStatus.OK, "text/html", report.read_text(encoding="utf-8"), policy)
             return
         rollouts = self.library.open(name)
         if rollouts is None:

@@ -64,7 +64,8 @@ def experiment(client: Any, question: str = "") -> str:
             return str(existing.experiment_id)
         # A server has an artifact folder of its own.
         artifacts = (home() / "artifacts").as_uri() if tracking_uri().startswith("sqlite") else None
-        return str(client.create_experiment(name, artifact_location=artifacts, tags=KIND | views()))
+        tags = KIND | views(question)
+        return str(client.create_experiment(name, artifact_location=artifacts, tags=tags))
 
 
 def experiments(client: Any) -> list[str]:

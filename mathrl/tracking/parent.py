@@ -8,25 +8,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mathrl.core.markdown import cell
+from mathrl.core.mirroring import TRAINING
 from mathrl.core.records import RunRecord
-from mathrl.core.run_name import change_words
+from mathrl.core.run_name import MAIN, change_words
 from mathrl.params.load import dump_yaml
 from mathrl.tracking.batches import MlflowBatches, Point
 from mathrl.tracking.names import tags_under
 
 LINKED = 50  # stages that a note links
-SHOWN = (
-    "rl.lr",
-    "rl.steps",
-    "rl.group_size",
-    "rl.kl_coef",
-    "rl.clip_low",
-    "rl.clip_high",
-    "sft.lr",
-    "sft.steps",
-    "run.seed",
-)
 COLOURS = ("green", "yellow", "red")
+DIGITS = 4  # after the point: MLflow's lists print all that a figure has
 FINAL, BEST = "final/", "dev/best"
 MODELS = ("base", "sft", "rl")
 
@@ -40,7 +31,7 @@ def parent_params(record: RunRecord) -> dict[str, Any]:
     shown = {"preset": record.preset} if record.preset else {}
     shown |= {"model": base.get("path", base.get("type"))} if base else {}
     shown |= {"data": ", ".join(dict.fromkeys(str(source.get("name")) for source in sources))} if sources else {}
-    shown |= {key: flat[key] for key in SHOWN if key in flat}
+    shown |= {key: flat[key] for key in MAIN if key in flat}
     shown |= {key: value for key, value in flat.items() if record.sweep and key.startswith("sweep.")}
     return shown | {"changed": ", ".join(change_words(record.changed)) or "nothing"} | record.changed
 
@@ -60,11 +51,17 @@ def refresh_parent(client: Any, batches: MlflowBatches, parent: str) -> None:
     stages = {name: client.get_run(stage) for name, stage in every[-LINKED:]}
     figures = headline(stages)
     at = max((stage.info.end_time or stage.info.start_time for stage in stages.values()), default=0)
-    batches.metrics(parent, [Point(name, value, at) for name, value in figures.items()])
+    batches.metrics(parent, [Point(name, round(value, DIGITS), at) for name, value in figures.items()])
     tags = {"mlflow.note.content": _note(run, stages, figures, len(every) - len(stages))}
     colours = [stage.data.tags["health"] for stage in stages.values() if "health" in stage.data.tags]
+    best = next((model for model in reversed(MODELS) if f"{model}/pass_at_1_high" in figures), None)
+    tags |= {"interval": "{:.3f} to {:.3f}".format(*_interval(figures, best))} if best else {}
     tags |= {"health": max(colours, key=COLOURS.index)} if colours else {}
     batches.tags(parent, tags)
+
+
+def _interval(figures: Mapping[str, float], model: str) -> tuple[float, float]:
+    return figures[f"{model}/pass_at_1_low"], figures[f"{model}/pass_at_1_high"]
 
 
 def headline(stages: Mapping[str, Any]) -> dict[str, float]:
@@ -89,7 +86,7 @@ def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float], 
     lines = []
     models = [model for model in reversed(MODELS) if f"{model}/pass_at_1_high" in figures]
     for model in models:
-        mean, low, high = (figures[f"{model}/pass_at_1{end}"] for end in ("", "_low", "_high"))
+        mean, (low, high) = figures[f"{model}/pass_at_1"], _interval(figures, model)
         lines.append(f"- {model}: pass@1 **{mean:.3f}**, {low:.3f} to {high:.3f}")
     lines += [f"- best on dev: {figures[BEST]:.3f}"] if BEST in figures else []
     lines += [f"- changed: {cell(parent.data.params.get('changed', 'nothing'))}", "", "Stages, made now or found:", ""]
@@ -97,4 +94,8 @@ def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float], 
         f"- [{name}](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id})" for name, run in stages.items()
     ]
     lines += [f"- and {more} more, in this run's tags `stage.*`"] if more else []
+    if "register" in stages:
+        run = stages["register"].info
+        page = f"#/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/report.html{TRAINING}"
+        lines += ["", f"[Report: all figures, curves and examples]({page})"]
     return "\n".join(lines)

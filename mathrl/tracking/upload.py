@@ -12,16 +12,20 @@ A name that MLflow refuses is escaped (`tracking.names`), with the name as writt
 import getpass
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from mathrl.core.environment import Variable
 from mathrl.core.files import encodable
 from mathrl.core.metrics import TIMING_PREFIXES, complete_rows
+from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
+from mathrl.core.results import training_sentence, training_table
 from mathrl.core.run_forecast import forecast_of
 from mathrl.core.run_name import run_name
 from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
@@ -29,7 +33,7 @@ from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
 from mathrl.tracking.names import escape, tags_under
 from mathrl.tracking.parent import BEST, log_parent_params, parent_params, refresh_parent
-from mathrl.tracking.views import keep_views
+from mathrl.tracking.views import NOTE, keep_views
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 DEV = "dev/accuracy"
@@ -63,9 +67,8 @@ class Upload:
             )
         run_id = str(run.info.run_id)
         if record.keeps_rollouts:
-            page = rollouts_page(record.folder.name)
-            note = f"[Rollouts]({page}): served by `mathrl ui` on the machine that trained; else `mathrl rollouts`"
-            self.batches.tags(run_id, {"mathrl.rollouts": page, "mlflow.note.content": note})
+            self.batches.tags(run_id, {"mathrl.rollouts": rollouts_page(record.folder.name)})
+        self.batches.tags(run_id, {NOTE: run_note(record, experiment_id, parent)})
         self.batches.params(run_id, flatten(record.params))
         self._log_datasets(run_id, record)
         if not record.sweep:
@@ -152,7 +155,9 @@ class Upload:
         else:
             self._log_figures(run_id, record, final)
         self._link_makers(parent, record.inputs, run_id)  # a maker that was not uploaded at the start
-        tags = {f"output.{path}": digest for path, digest in record.outputs.items()}
+        experiment_id = self.client.get_run(run_id).info.experiment_id
+        tags = {NOTE: run_note(record, experiment_id, parent)}
+        tags |= {f"output.{path}": digest for path, digest in record.outputs.items()}
         tags |= {f"resolved.{name}": str(value) for name, value in record.resolved.items()}
         tags |= {"mathrl.outcome": record.outcome} if record.outcome else {}
         tags |= {"mathrl.error": record.error[:5000]} if record.error else {}
@@ -271,6 +276,21 @@ class Upload:
     def _find(self, query: str) -> Any | None:
         runs = self.client.search_runs(self.everywhere, query, max_results=1)
         return runs[0] if runs else None
+
+
+def run_note(record: RunRecord, experiment_id: str, parent: str) -> str:
+    """A run's description in MLflow: how it went in a sentence, and links."""
+    table = training_table(complete_rows(record.metrics_file), record.summary)
+    colour = record.health["colour"] if record.health else ""
+    sentence = training_sentence(record.name, table, colour) if record.status != "running" else f"{record.name} runs"
+    links = {"The whole run, with its report": f"#/experiments/{experiment_id}/runs/{parent}{TRAINING}"}
+    links |= {"All runs, best first": results_address("", experiment_id).lstrip("/")}
+    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    if server and record.prefect_flow_run and not Variable.OWN_SERVER.get():
+        links |= {"Run in Prefect": f"{server}/runs/flow-run/{record.prefect_flow_run}"}
+    if record.keeps_rollouts:
+        links |= {"Rollouts (served by `mathrl ui`)": rollouts_page(record.folder.name)}
+    return f"{sentence}\n\n" + " · ".join(f"[{text}]({address})" for text, address in links.items())
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -11,23 +11,31 @@ from typing import Any
 
 from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
 
-TAG = "mlflow.sharedViewState."
+TAG, NOTE = "mlflow.sharedViewState.", "mlflow.note.content"
 COLUMNS = (
-    "params.`changed`",
-    "params.`data`",
     "metrics.`rl/pass_at_1`",
-    "metrics.`rl/pass_at_1_low`",
-    "metrics.`rl/pass_at_1_high`",
+    "tags.`interval`",
     "metrics.`sft/pass_at_1`",
     "metrics.`dev/best`",
+    "params.`rl.lr`",
+    "params.`rl.steps`",
+    "params.`rl.kl_coef`",
+    "params.`changed`",
+    "params.`data`",
     "tags.`health`",
 )
 CHARTS = ("reward/accuracy", "dev/accuracy", "response_length", "rollout/truncated_share", "entropy", "kl")
 FIRST = "mathrl-first"  # the section of these charts
 
 
-def views() -> dict[str, str]:
-    """The tags of the two views."""
+def description(question: str) -> str:
+    """What MLflow's list of experiments says of the experiment of a question (`tracking.client.experiment`)."""
+    subject = f"Runs of {question}" if question else "Runs of the pipeline"
+    return f"{subject}: each holds the runs of its stages. Menu Views: Results (best first), Curves of RL."
+
+
+def views(question: str) -> dict[str, str]:
+    """The tags of the two views, and the description."""
     results = {
         "searchFilter": "tags.`mathrl.role` LIKE '%'",
         "orderByKey": "metrics.`rl/pass_at_1`",
@@ -42,13 +50,14 @@ def views() -> dict[str, str]:
         "compareRunCharts": [_chart(name) for name in CHARTS],
         "compareRunSections": [{"uuid": FIRST, "name": "Rewards and accuracy", "display": True, "isReordered": True}],
     }
-    return {TAG + RESULTS_VIEW: _view("Results", results), TAG + CURVES_VIEW: _view("Curves of RL", curves)}
+    tags = {TAG + RESULTS_VIEW: _view("Results", results), TAG + CURVES_VIEW: _view("Curves of RL", curves)}
+    return {NOTE: description(question)} | tags
 
 
 def keep_views(client: Any, experiment: Any) -> None:
-    """Give the experiment the views that it lacks, or has from an older version."""
-    for key, text in views().items():
-        if experiment.tags.get(key) != text:
+    """Give the experiment the views that it lacks, or has from an older version; a person's description stays."""
+    for key, text in views(experiment.name.partition("/")[2]).items():
+        if experiment.tags.get(key) != text and not (key == NOTE and key in experiment.tags):
             client.set_experiment_tag(experiment.experiment_id, key, text)
 
 

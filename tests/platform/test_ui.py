@@ -69,6 +69,9 @@ def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Serve
     named = {each["name"]: each["parameters"] for each in servers.post("/deployments/filter", {})}
     assert set(named) == {*flows, "study"}, "the list tells them apart"
     assert named["study"] == {"recipe": "study"}
+    deployments = servers.post("/deployments/filter", {})
+    assert all(each["description"] and each["tags"] for each in deployments)
+    assert len({each["description"] for each in deployments}) == len(deployments)
     schedules = [each["schedules"] for each in servers.post("/deployments/filter", {}) if each["schedules"]]
     assert [[(s["slug"], s["schedule"]["cron"], s["active"]) for s in each] for each in schedules] == [
         [("nightly", "0 2 * * *", False)]
@@ -179,10 +182,26 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
     page.goto(f"{servers.prefect}/runs/flow-run/{run['id']}")
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text(re.compile("^(" + "|".join(artifacts) + ")$")).first.wait_for()
+    listed = servers.post("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    assert sum(each["key"] == "rl-health" for each in listed) == 1, "the findings of a run are one card"
+    of_run = sorted(each["key"] for each in listed if each["task_run_id"] is None)  # Prefect's order, before the tasks'
+    assert of_run[0] == "results" and "rl-progress" in of_run
+    first = min(listed, key=lambda each: str(each["created"]))
+    assert first["key"] == "rl-progress", "the list is not empty while the stages before it run"
     for name in ("rl-curve", "curate-report", "rl-health"):
         assert name in artifacts
         page.goto(f"{servers.prefect}/artifacts/key/{name}")
         page.get_by_text(name, exact=True).first.wait_for()
+
+
+@pytest.mark.browser
+def test_the_address_of_mlflow_that_is_printed_shows_the_results(servers: Servers, page: Any) -> None:
+    (address,) = re.findall(r"MLflow +(\S+)", servers.output.read_text())
+    page.goto(address)
+    page.get_by_text("You're viewing a shared view").first.wait_for()  # the saved view Results, not a page about traces
+    page.get_by_text("rl/pass_at_1").first.wait_for()
+    page.goto(f"{servers.mlflow}/#/experiments?workflowType=machine_learning")
+    page.get_by_text("Runs of the pipeline").first.wait_for()
 
 
 @pytest.mark.browser
@@ -208,7 +227,7 @@ def test_mlflow_shows_the_pipeline_with_its_stages(servers: Servers, page: Any) 
     page.goto(f"{pages}/{ids['rl']}")
     page.get_by_text("Parent run", exact=True).wait_for()
     page.get_by_text("reward/accuracy").first.wait_for()
-    (compare, *_) = servers.post("/artifacts/filter", {"artifacts": {"key": {"any_": ["mlflow-compare"]}}})
+    (compare, *_) = servers.post("/artifacts/filter", {"artifacts": {"key": {"any_": ["results-curves"]}}})
     page.goto(compare["data"].partition("](")[2].rstrip(")"))
     page.locator(".js-plotly-plot .main-svg").first.wait_for()  # none where runs hide under their parents
 
@@ -291,12 +310,13 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
     runs = {lr: servers.start("rl", seed=3, overrides=[f"rl.lr={lr}"]) for lr in ("1e-4", "2e-4")}
     for lr, run in runs.items():
         found = servers.wait_for(run, "COMPLETED")
-        assert found["name"] == f"rl lr={lr} seed 3"
-        assert set(found["tags"]) == {"mathrl", "stage:rl", "seed:3"}
+        assert set(found["tags"]) == {"training", "stage:rl", "seed:3"}
         link = servers.artifacts(run)["rl-mlflow"]
         mlflow_run = link.partition("](")[2].partition("?")[0].rpartition("/")[2]
-        tried = {each["id"]: each["params"].get("rl.lr") for each in servers.checkout.mlflow_runs()}
-        assert float(tried[mlflow_run]) == float(lr)
+        tried = {each["id"]: each for each in servers.checkout.mlflow_runs()}[mlflow_run]
+        assert float(tried["params"]["rl.lr"]) == float(lr)
+        assert found["name"] == tried["name"] == f"rl lr={float(lr)} seed 3", "one run has one name"
+        assert tried["tags"]["git.dirty"] == "false", "the worktree has the commit's code"
     trees = servers.checkout.folder / "runs"
     models = [(each / "models/rl/summary.json").read_bytes() for each in trees.glob("rl-seed_3-lr_*")]
     assert len(models) == len(set(models)) == 2
