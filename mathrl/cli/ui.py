@@ -24,6 +24,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
+from mathrl.params import load_params
 from mathrl.tracking.client import EXPERIMENT
 from mathrl.tracking.views import keep_views
 from tasks.concurrency import SLOTS
@@ -57,6 +58,7 @@ def ui(
     check_host(host, open_host, os.environ)
     root = main_checkout()
     os.chdir(root)
+    load_params()  # the forms show them: an error in params/ is one sentence before anything is started
     ports = ("Prefect", prefect_port, "prefect"), ("MLflow", mlflow_port, "mlflow")
     for name, port, option in (*ports, ("the rollouts' page", rollouts_port, "rollouts")):
         if listens(port):

@@ -156,7 +156,7 @@ class Upload:
             self._log_figures(run_id, record, final)
         self._link_makers(parent, record.inputs, run_id)  # a maker that was not uploaded at the start
         experiment_id = self.client.get_run(run_id).info.experiment_id
-        tags = {NOTE: run_note(record, experiment_id, parent)}
+        tags = {NOTE: run_note(record, experiment_id, parent, status)}
         tags |= {f"output.{path}": digest for path, digest in record.outputs.items()}
         tags |= {f"resolved.{name}": str(value) for name, value in record.resolved.items()}
         tags |= {"mathrl.outcome": record.outcome} if record.outcome else {}
@@ -278,11 +278,11 @@ class Upload:
         return runs[0] if runs else None
 
 
-def run_note(record: RunRecord, experiment_id: str, parent: str) -> str:
-    """A run's description in MLflow: how it went in a sentence, and links."""
+def run_note(record: RunRecord, experiment_id: str, parent: str, status: str = "running") -> str:
+    """A run's description in MLflow: its status or how it went, in a sentence, and links."""
     table = training_table(complete_rows(record.metrics_file), record.summary)
     colour = record.health["colour"] if record.health else ""
-    sentence = training_sentence(record.name, table, colour) if record.status != "running" else f"{record.name} runs"
+    sentence = training_sentence(record.name, table, colour) if status == "finished" else f"{record.name}: {status}"
     links = {"The whole run, with its report": f"#/experiments/{experiment_id}/runs/{parent}{TRAINING}"}
     links |= {"All runs, best first": results_address("", experiment_id).lstrip("/")}
     server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")

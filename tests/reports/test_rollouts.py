@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.records import RunRecord
+from mathrl.core.records import RunRecord, records_folder
 from mathrl.core.rollout_files import WHOLE, RolloutFolder
 from mathrl.evaluation.audit import stratum_of
 from mathrl.reports.audit import read_responses as audited_responses
@@ -139,6 +139,16 @@ def server(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield running
     running.shutdown()
     running.server_close()
+
+
+def test_the_server_shows_the_report_of_a_record_and_lets_it_run_no_script(server: Any, tmp_path: Path) -> None:
+    folder = records_folder() / "register-1" / "artifacts"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("<b>All figures</b>")
+    status, text, headers = ask(server, "/register-1/report.html")
+    assert (status, text) == (200, "<b>All figures</b>") and "script-src" not in headers["Content-Security-Policy"]
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert ask(server, "/%2e%2e%2fregister-1/other.html")[0] == 404
 
 
 def test_the_server_answers_this_machine_alone_and_no_other_folder(server: Any, tmp_path: Path) -> None:

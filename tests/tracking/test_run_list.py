@@ -52,7 +52,10 @@ def test_a_parent_has_the_figures_of_its_stages_whether_made_now_or_found(upload
     upload("evaluate", 90.0, pipeline="q", changed=changed, inputs={"models/rl": "71"}, summary=PASS)
     client = connect()
     assert client.get_run(trained).info.run_name == "rl lr=0.002 steps=8"
+    note = client.get_run(trained).data.tags["mlflow.note.content"]
+    assert note.startswith("rl: accuracy on dev problems 0.7 to 0.75\n\n[The whole run, with its report](#/exp")
     newest, oldest = list_runs(client)
+    assert client.get_run(newest.run).data.tags["interval"] == "0.850 to 0.950", "for the columns of the view Results"
     assert (newest.name, oldest.name) == ("pipeline lr=0.002 steps=8", "pipeline c0ffee9")
     expected = {name: value for name, value in PASS.items() if "8" not in name}
     assert newest.figures == expected | {"dev/best": 0.8, "sampled_tokens": 2e6, "minutes": 1.5}
@@ -101,6 +104,7 @@ def test_what_changed_is_told_from_the_commit_and_the_preset(tmp_path: Path, mon
 def test_an_experiment_has_its_views_and_keeps_a_persons(upload: Callable[..., str]) -> None:
     client = connect()
     place = experiment(client)
+    assert client.get_experiment(place).tags["mlflow.note.content"].startswith("Runs of the pipeline")
     client.set_experiment_tag(place, "mlflow.sharedViewState.mine", "mine")
     keep_views(client, client.get_experiment(place))
     tags = client.get_experiment(place).tags
