@@ -18,6 +18,6 @@ recipe = form_flow(
     __doc__,
     sections_read(STEP_STAGES),
     run_recipe,
-    recipe=option(Recipe, "\n".join(f"- **{name}**: {text}" for name, text in RECIPES.items())),
+    recipe=option(Recipe, "; ".join(f"**{name}**: {text}" for name, text in RECIPES.items())),
     jobs=option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1),
 )

@@ -38,9 +38,9 @@ def training_table(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, floa
     """
     table = []
     for name, title in TRAINING_FIGURES.items():
-        if values := [row[name] for row in rows if name in row]:
+        if values := [row[name] for row in rows if row.get(name) is not None]:
             table.append({"figure": title, "first": short_number(values[0]), "last": short_number(values[-1])})
-    figures = summary.items()
+    figures = [(name, value) for name, value in summary.items() if value is not None]
     return table or [{"figure": name.replace("_", " "), "value": short_number(value)} for name, value in figures]
 
 
@@ -58,10 +58,10 @@ def training_sentence(stage: str, table: Sequence[Mapping[str, str]], colour: st
 def short_number(value: float) -> str:
     """Three digits, and all of a whole number.
 
-    >>> short_number(0.98581998), short_number(20_480.0), short_number(0.00000123)
-    ('0.986', '20,480', '1.23e-06')
+    >>> short_number(0.98581998), short_number(20_480.0), short_number(0.00000123), short_number(float("nan"))
+    ('0.986', '20,480', '1.23e-06', 'nan')
     """
-    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

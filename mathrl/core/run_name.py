@@ -43,7 +43,7 @@ def change_words(changed: Mapping[str, Any]) -> list[str]:
     >>> change_words({"rl.kl_coef": 0.01, "rl.lr": 0.002})
     ['lr=0.002', 'kl_coef=0.01']
     >>> change_words({"rl.lr": 0.002, "model.base": {"type": "pretrained", "path": "models/Qwen2.5-0.5B"}})
-    ['lr=0.002', 'model.base=Qwen2.5-0.5B']
+    ['model.base=Qwen2.5-0.5B', 'lr=0.002']
     """
     return [f"{_short(key)}={_text(value)}" for key, value in sorted(changed.items(), key=_place)]
 

@@ -73,9 +73,7 @@ def test_a_parent_has_the_figures_of_its_stages_whether_made_now_or_found(upload
 def test_a_name_says_what_is_different() -> None:
     base = {"type": "pretrained", "path": "/models/Qwen2.5-0.5B"}
     changed = {"model.base": base, "rl.lr": 1e-5, "sft.lr": 2e-5, "rl.steps": 8, "run.seed": 3}
-    assert (
-        run_name("rl", "gsm8k", changed) == "rl gsm8k model.base=Qwen2.5-0.5B lr=1e-05 sft.lr=2e-05 and 1 more seed 3"
-    )
+    assert run_name("rl", "gsm8k", changed) == "rl gsm8k model.base=Qwen2.5-0.5B lr=1e-05 steps=8 and 1 more seed 3"
     assert change_words({"curate.deduplicate": {"exact": True}}) == ['curate.deduplicate={"exact": true}']
     assert run_name("pipeline") == "pipeline"
 
