@@ -18,6 +18,7 @@ from typing import Annotated
 
 import psutil
 import typer
+from filelock import FileLock
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -25,7 +26,7 @@ from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
 from mathrl.params import load_params
-from mathrl.tracking.client import EXPERIMENT
+from mathrl.tracking.client import EXPERIMENT, KIND
 from mathrl.tracking.views import keep_views
 from tasks.concurrency import SLOTS
 from tasks.prefect_server import ORIGINS
@@ -96,7 +97,7 @@ def ui(
         _make_pool(env)
         _make_slots(env, slots)
         _prefect(env, "--no-prompt", "deploy", "--all")
-        results = _results_page(env["MLFLOW_TRACKING_URI"], env["MLFLOW_BACKEND_STORE_URI"])
+        results = _results_page(env["MLFLOW_TRACKING_URI"], env["MLFLOW_BACKEND_STORE_URI"], host)
         report("the flows are deployed; starting their worker ...")
         start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
         start("worker", "prefect", "worker", "start", "--pool", POOL)
@@ -116,17 +117,22 @@ def ui(
         _end(children)
 
 
-def _results_page(server: str, store: str) -> str:
-    """MLflow's page of the pipeline's runs, best first; before there is one, its list of experiments.
+def _results_page(server: str, store: str, host: str) -> str:
+    """MLflow's page of the pipeline's runs, best first: its first page is one about traces of applications.
 
-    The server's own first page is one about traces of applications, which are empty here.
+    Its experiment is made with a folder of this machine, so that runs with and without a server write to it. Other
+    machines could not: with --open the first run makes it, and until then the address is that of all experiments.
     """
     from mlflow import MlflowClient  # for this command alone
 
     client = MlflowClient(store)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is None:
-        return f"{server}/#/experiments{TRAINING}"
+    with FileLock(home() / "tracking.lock"):
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None and not is_loopback(host):
+            return f"{server}/#/experiments{TRAINING}"
+        if experiment is None:
+            number = client.create_experiment(EXPERIMENT, (home() / "artifacts").as_uri(), KIND)
+            experiment = client.get_experiment(number)
     keep_views(client, experiment)
     return results_address(server, experiment.experiment_id)
 
