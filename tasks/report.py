@@ -82,7 +82,9 @@ def link_to_mlflow(folder: Path, name: str) -> None:
     """Links to the MLflow runs of stages that ended before they had one, and to the run that holds all of them."""
     records = list(records_of(str(flow_run.id or "")))
     for record in records:
-        link_run(record, record.step)
+        # Others would be listed before `results`; the run that holds the stages links them.
+        if record.recipe or artifact_key(record.step) > "results":
+            link_run(record, record.step)
         link_rollouts(record, record.step)
     newest = newest_of(folder)
     page = parent_page(newest) if newest else None

@@ -283,7 +283,7 @@ def run_note(record: RunRecord, experiment_id: str, parent: str, status: str = "
     table = training_table(complete_rows(record.metrics_file), record.summary)
     colour = record.health["colour"] if record.health else ""
     sentence = training_sentence(record.name, table, colour) if status == "finished" else f"{record.name}: {status}"
-    links = {"The whole run, with its report": f"#/experiments/{experiment_id}/runs/{parent}{TRAINING}"}
+    links = {"The whole run": f"#/experiments/{experiment_id}/runs/{parent}{TRAINING}"}
     links |= {"All runs, best first": results_address("", experiment_id).lstrip("/")}
     server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     if server and record.prefect_flow_run and not Variable.OWN_SERVER.get():

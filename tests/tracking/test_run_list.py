@@ -53,7 +53,7 @@ def test_a_parent_has_the_figures_of_its_stages_whether_made_now_or_found(upload
     client = connect()
     assert client.get_run(trained).info.run_name == "rl lr=0.002 steps=8"
     note = client.get_run(trained).data.tags["mlflow.note.content"]
-    assert note.startswith("rl: accuracy on dev problems 0.7 to 0.75\n\n[The whole run, with its report](#/exp")
+    assert note.startswith("rl: accuracy on dev problems 0.7 to 0.75\n\n[The whole run](#/experiments/")
     newest, oldest = list_runs(client)
     assert client.get_run(newest.run).data.tags["interval"] == "0.850 to 0.950", "for the columns of the view Results"
     assert (newest.name, oldest.name) == ("pipeline lr=0.002 steps=8", "pipeline c0ffee9")
