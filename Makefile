@@ -28,7 +28,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity verl mutants faults lock gpu gpu-packages
+.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity verl mutants mutants-wiring faults lock gpu gpu-packages
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -124,16 +124,27 @@ verl: install  ## verl with vLLM in an environment of its own (.venv-verl), for 
 faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes); then as many faults of samplers.
 	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_samplers.py -q -s
 
-mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
-	test -x .venv-mutants/bin/python || $(BIN)/python -m venv .venv-mutants
-	@$(BIN)/python -c $(SITE) > $$(.venv-mutants/bin/python -c $(SITE))/mathrl.pth
+MUTANTS_ENVIRONMENT = test -x .venv-mutants/bin/python || $(BIN)/python -m venv .venv-mutants; \
+	$(BIN)/python -c $(SITE) > $$(.venv-mutants/bin/python -c $(SITE))/mathrl.pth; \
 	$(UV) pip install --python .venv-mutants/bin/python --no-deps -r tests/mutants/requirements.txt
+
+mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
+	@$(MUTANTS_ENVIRONMENT)
 	rm -rf build/mutants && mkdir -p build/mutants
 	git ls-files -z pyproject.toml mathrl tests/algorithms tests/evaluation \
 	    | xargs -0 cp --parents -t build/mutants && cp tests/mutants/setup.cfg build/mutants
 	cd build/mutants && OMP_NUM_THREADS=1 ../../.venv-mutants/bin/mutmut run --max-children 2 > run.log 2>&1 \
 	    || { tail -20 run.log; exit 1; }
 	@cd build/mutants && ../../.venv-mutants/bin/python ../../tests/mutants/report.py ../../.venv-mutants/bin/mutmut
+
+# MUTANTS=400 how many, of SEED=0, in MINUTES=60; NAMES='trainers\.batch' of some modules alone.
+mutants-wiring: $(VENV)/.developing  ## A sample of changes to trainers, learners and rollout; print what no test notices.
+	@$(MUTANTS_ENVIRONMENT)
+	rm -rf build/mutants-wiring && mkdir -p build/mutants-wiring
+	git ls-files -z pyproject.toml README.md mathrl params docs tests \
+	    | xargs -0 cp --parents -t build/mutants-wiring && cp tests/mutants/wiring.cfg build/mutants-wiring/setup.cfg
+	@cd build/mutants-wiring && OMP_NUM_THREADS=1 ../../.venv-mutants/bin/python ../../tests/mutants/wiring.py \
+	    $(or $(MUTANTS),400) $(or $(SEED),0) $(or $(MINUTES),60) $(or $(PROCESSES),2) '$(NAMES)'
 
 doctor: install  ## What is installed, what is missing, what mends it.
 	@$(BIN)/mathrl doctor
