@@ -32,6 +32,8 @@ ADVICE = (
     "\tdvc config core.autostage",
     "Use `dvc push`",
 )
+# An empty split is usual (SFT that is off); a failed stage has written its own error.
+NOISE = re.compile(r"WARNING: '[^']*' is empty\.$|ERROR: failed to reproduce ")
 LAST_OF_TRACEBACK = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 

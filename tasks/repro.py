@@ -16,12 +16,14 @@ from queue import Empty, Queue
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
+from mathrl.core.processes import is_alive
 from mathrl.params.schema import BESIDE
 from mathrl.params.watched_code import write_side_graph
 from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
 LAST_LINES = 25
+DYING_SECONDS = 10.0
 
 
 class Preempted(UserError):
@@ -96,6 +98,7 @@ class Repro:
         self.workspace, self.env, self.show = workspace, env, show
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it
+            _wait_for_dying(workspace, show)
             remove_if_half_written(workspace, file if file.endswith(".yaml") else "dvc.yaml", show)
         self.start()
 
@@ -194,6 +197,30 @@ class Repro:
         self.lines = [*self.lines[-LAST_LINES:], line]
         if reported := event(line):
             self.events.put(reported)
+
+
+def _wait_for_dying(workspace: Path, show: Callable[[str], None]) -> None:
+    """Wait a few seconds for processes of a run that was killed: they hold DVC's locks until they have ended.
+
+    What still runs then is another run, and DVC says so.
+    """
+    deadline, told = time.monotonic() + DYING_SECONDS, False
+    while (pids := _holders(workspace)) and time.monotonic() < deadline:
+        if not told:
+            show(f"waiting for an earlier run in this folder to end (process {pids[0]})\n")
+        told = True
+        time.sleep(0.2)
+
+
+def _holders(workspace: Path) -> list[int]:
+    """The living processes in DVC's list of locks."""
+    try:
+        locks = json.loads((workspace / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return []
+    writers = list(locks.get("write", {}).values())
+    readers = [reader for listed in locks.get("read", {}).values() for reader in listed]
+    return sorted({holder["pid"] for holder in [*writers, *readers] if is_alive(holder["pid"])})
 
 
 def _repair_locks(workspace: Path) -> None:

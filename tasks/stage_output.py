@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from prefect import get_run_logger
 
 from mathrl.core.environment import Variable
-from tasks.dvc_output import ADVICE
+from tasks.dvc_output import ADVICE, NOISE
 from tasks.workspace import Workspace
 
 
@@ -25,16 +25,22 @@ def line_handler(name: str, workspace: Workspace, warnings: Iterable[str] = ()) 
 
 
 class Console:
-    """Lines and progress bars as they come, without DVC's advice."""
+    """Lines and progress bars as they come, without DVC's advice.
+
+    A stage's last line with its error is not written: the command ends with it.
+    """
 
     def __init__(self) -> None:
-        self.tail = ""
+        self.tail, self.held = "", ""
 
     def __call__(self, text: str) -> None:
         *lines, self.tail = (self.tail + text).split("\n")
         for line in lines:
-            if line.strip() and not line.startswith(ADVICE):
-                sys.stderr.write(line + "\n")
+            if not line.strip() or line.startswith(ADVICE) or NOISE.match(line):
+                continue
+            sys.stderr.write(self.held)
+            self.held = f"{line}\n" if line.startswith("error: ") else ""
+            sys.stderr.write("" if self.held else f"{line}\n")
         if "\r" in self.tail:  # a bar that redraws itself
             sys.stderr.write(self.tail)
             self.tail = ""

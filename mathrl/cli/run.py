@@ -25,11 +25,12 @@ from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params, load_params
+from mathrl.params.changes import differences
 from mathrl.params.final_values import check_final_values
 from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, dump_yaml, preset_conflicts
 from mathrl.params.messages import did_you_mean
-from mathrl.params.schema import TARGETS, stages_until
+from mathrl.params.schema import TARGETS, sections_read, stages_until
 
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -50,6 +51,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Validate parameters, sources and model name, then exit without running.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="--dry-run: print every parameter.")] = False,
     allow_dirty: AllowDirty = False,
 ) -> None:
     """Run a stage, or the whole pipeline, with everything before it that is out of date.
@@ -66,7 +68,8 @@ def run(
     stages = (*stages_until(stage), *(["controls"] if controls else []))
     doubtful = check_final_values(params, stages, overrides or ())
     if dry_run:
-        _print_plan(stage, params, [*preset_conflicts(FOLDER, preset), *doubtful])
+        before = None if verbose else load_params() if preset or overrides else params
+        _print_plan(stage, params, before, [*preset_conflicts(FOLDER, preset), *doubtful])
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
@@ -184,8 +187,13 @@ def _flow(name: str) -> Any:
     return factory.stage_flow(name, f"Bring {name} up to date.")
 
 
-def _print_plan(stage: str, params: Params, more_warnings: Sequence[str]) -> None:
-    """The parameters, sources and model with which the stage would run."""
+def _print_plan(stage: str, params: Params, before: Params | None, more_warnings: Sequence[str]) -> None:
+    """The parameters, sources and model with which the stage would run.
+
+    Args:
+        before: Without a preset and overrides; only what differs from it is printed, or if it is `params` what differs
+            from the defaults. None: all parameters.
+    """
     if stage == "pages":
         from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
 
@@ -195,7 +203,7 @@ def _print_plan(stage: str, params: Params, more_warnings: Sequence[str]) -> Non
         return
     from mathrl.stages import curate  # scipy, for this alone
 
-    print(dump_yaml(params.model_dump(mode="json", by_alias=True)))
+    _print_parameters(stage, params, before)
     print("would run: " + " -> ".join(stages_until(stage)))
     for line in curate.resolve(params):
         print(f"source: {line}")
@@ -204,6 +212,31 @@ def _print_plan(stage: str, params: Params, more_warnings: Sequence[str]) -> Non
         print(f"rl.keep_rollouts: {params.rl.kept_size}")
     for line in [*warnings(params), *more_warnings]:
         print(f"warning: {line}")
+
+
+def _print_parameters(stage: str, params: Params, before: Params | None) -> None:
+    values = params.model_dump(mode="json", by_alias=True)
+    if before is None:
+        print(dump_yaml(values))
+    elif before is params:
+        written = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        sections = sections_read(stages_until(stage))
+        print("parameters that are no defaults (--verbose prints all):\n")
+        print(dump_yaml({name: written[name] for name in sections if written.get(name)}))
+    else:
+        old = before.model_dump(mode="json", by_alias=True)
+        changed = differences(old, values)
+        print(f"parameters that differ from params/ (--verbose prints all):{'' if changed else ' none'}")
+        for key, value in changed.items():
+            print(f"  {key}: {json.dumps(value)}   (params/: {json.dumps(_at(old, key))})")
+        print()
+
+
+def _at(values: Any, key: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def _model(params: Params) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any
 from wsgiref.simple_server import make_server
 
@@ -9,13 +10,14 @@ import typer
 
 from mathrl.cli.options import joined
 from mathrl.cli.run import call_flow
+from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.request_origin import OwnPages
 from mathrl.params import load_params
 from mathrl.sweeps.promote import promote as write_winner
-from mathrl.sweeps.report import markdown, row
+from mathrl.sweeps.report import cells, row
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.worker import sweep_section
@@ -64,11 +66,7 @@ def compare(
 def show(study: Study = None) -> None:
     """Print the trials, the best first."""
     opened, name, folder = _existing(study)
-    keys = list(opened.user_attrs["mathrl"]["present"])
-    trials = opened.get_trials(deepcopy=False)
-    print(markdown({"study": name, "trials": [row(trial, keys) for trial in trials]}))
-    print(f"pictures, metrics and log of every trial: {folder}")
-    _print_comparison(folder, best(trials))
+    _print_study(opened, name, folder)
 
 
 @sweep.command()
@@ -105,6 +103,25 @@ def dashboard(
     make_server(HOST, port, OwnPages(wsgi(opened._storage))).serve_forever()
 
 
+def _print_study(opened: Any, name: str, folder: Any) -> None:
+    """The trials as a table, the winner, and what comes next."""
+    trials = opened.get_trials(deepcopy=False)
+    rows = [row(trial, list(opened.user_attrs["mathrl"]["present"])) for trial in trials]
+    print_table(f"study {name}: trials, the best first", cells(rows), left=("state",))
+    print("Trial 0 has the present parameters; dev is the accuracy on the dev problems.")
+    for entry in rows:
+        if entry["error"]:
+            print(f"trial {entry['trial']} failed: {entry['error']}")
+    print(f"pictures, metrics and log of every trial: {folder}")
+    winner = best(trials)
+    if winner is None:
+        print("no trial is complete yet; this continues the study: mathrl sweep run")
+        return
+    values = ", ".join(f"{key}={value}" for key, value in winner.user_attrs.get("values", {}).items())
+    print(f"winner: trial {winner.number}, dev accuracy {winner.value:.4f} ({values})")
+    _print_comparison(folder, winner)
+
+
 def _settings(study: str | None, overrides: list[str] | None, **options: float | None) -> list[str]:
     section = {"study": study, **options}
     return [*(overrides or []), *(f"sweep.{key}={value}" for key, value in section.items() if value is not None)]
@@ -115,10 +132,14 @@ def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow
     os.chdir(root)
     named_overrides = with_study(preset, overrides, root)
     os.chdir(workspace(preset, allow_dirty=allow_dirty))
-    open_study(sweep_section(named_overrides))  # before any server is started
+    section = sweep_section(named_overrides)
+    open_study(section)  # before any server is started
     os.chdir(root)
     options: dict[str, Any] = {"preset": preset, "overrides": overrides, "compare": compare}
-    print(f"outputs: {call_flow('sweep', **options, allow_dirty=allow_dirty)}")
+    folder = Path(call_flow("sweep", **options, allow_dirty=allow_dirty))
+    if not compare:
+        _print_study(read_study(folder.name, section.storage), folder.name, folder)
+    print(f"outputs: {folder}")
 
 
 def _existing(study: str | None) -> tuple[Any, str, Any]:
@@ -137,4 +158,5 @@ def _print_comparison(folder: Any, winner: Any) -> None:
         return
     if comparison:
         print(f"on test, trial {comparison['winner']}, which is no longer the best: {comparison['verdict']}")
-    print("The winner was selected on dev and may be lucky; confirm on test with: mathrl sweep compare")
+    print("The winner was selected on dev and may be lucky; confirm it on test, then take it over:")
+    print("next: mathrl sweep compare    (then mathrl sweep promote)")

@@ -24,13 +24,13 @@ def pause(age: float) -> float:
 class Progress:
     """A bar on stderr and, if $MATHRL_PROGRESS names a file, the same figures in it (replaced atomically)."""
 
-    def __init__(self, title: str, total: int, done: int = 0) -> None:
+    def __init__(self, title: str, total: int, done: int = 0, unit: str = "") -> None:
         self.title, self.total = title, total
         quiet = rank() != 0
         # On a terminal the bar redraws itself; in a log it prints a line every few seconds.
         interval = 0.2 if sys.stderr.isatty() else 5.0
         self.bar = tqdm(
-            total=total, initial=done, desc=title, unit="", disable=quiet, mininterval=interval, dynamic_ncols=True
+            total=total, initial=done, desc=title, unit=unit, disable=quiet, mininterval=interval, dynamic_ncols=True
         )
         target = Variable.PROGRESS.get()
         self.file = Path(target) if target and not quiet else None
@@ -54,8 +54,8 @@ class Progress:
 
 
 @contextmanager
-def progress(title: str, total: int, done: int = 0) -> Iterator[Progress]:
-    bar = Progress(title, total, done)
+def progress(title: str, total: int, done: int = 0, unit: str = "") -> Iterator[Progress]:
+    bar = Progress(title, total, done, unit)
     try:
         yield bar
     finally:

@@ -1,6 +1,6 @@
 """A study as a table and pictures: trials.md, trials.json, best.png, slices.png, importance.png."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -66,9 +66,18 @@ def importance(study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, 
     return {key: float(share) for key, share in shares.items()}
 
 
+def best_first(trials: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(trials, key=lambda r: (r["state"] != "complete", -(r["dev"] or 0.0), r["trial"]))
+
+
+def cells(trials: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The trials, best first, as rows of a table on the terminal."""
+    return [{name: _cell(value) for name, value in entry.items() if name != "error"} for entry in best_first(trials)]
+
+
 def markdown(out: dict[str, Any]) -> str:
     """The trials, best first."""
-    order = sorted(out["trials"], key=lambda r: (r["state"] != "complete", -(r["dev"] or 0.0), r["trial"]))
+    order = best_first(out["trials"])
     columns = [name for name in (order[0] if order else {}) if name != "error"]
     lines = [f"# Study {cell(out['study'])}", ""]
     lines += table(columns, ([_cell(entry[name]) for name in columns] for entry in order))

@@ -19,6 +19,7 @@ from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
+from mathrl.core.records import METRICS
 from mathrl.sweeps.compare import compare as compare_winner
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.study import OpenStudy, open_study
@@ -38,21 +39,28 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
     opened = open_study(sweep)
     until = "-" if sweep.hours is None else str(time.time() + 3600 * sweep.hours)
     command = [sys.executable, "-m", "mathrl.sweeps.worker", until, *overrides]
-    print(f"study {sweep.study}, {sweep.workers} workers, in {opened.folder}", flush=True)
-    with mirrored(), progress("trials", sweep.trials or 0, _ended(opened)) as bar:
+    plural = "s" * (sweep.workers != 1)
+    print(f"study {sweep.study}, {sweep.workers} worker{plural}, in {opened.folder}", flush=True)
+    per_trial = opened.steps * sweep.seeds
+    total, done = per_trial * (sweep.trials or 0), _steps_done(opened, per_trial)
+    with mirrored(), progress("RL steps of all trials", total, done, unit="step") as bar:
+
+        def show() -> None:
+            bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=_ended(opened))
+
         workers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) for _ in range(sweep.workers)
         ]
         try:
             while any(worker.poll() is None for worker in workers) and not stop_requested():
-                bar.advance(_ended(opened) - bar.bar.n)
+                show()
                 time.sleep(POLL_SECONDS)
         finally:
             for worker in workers:
                 assert worker.stdin is not None
                 worker.stdin.close()
             codes = [worker.wait() for worker in workers]
-        bar.advance(_ended(opened) - bar.bar.n)
+        show()
     write_report(opened)
     unfinished = [t.number for t in opened.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
     if any(codes) and not stop_requested() and (unfinished or EXIT_USER_ERROR in codes):
@@ -64,6 +72,18 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
 
 def _ended(opened: OpenStudy) -> int:
     return sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
+
+
+def _steps_done(opened: OpenStudy, per_trial: int) -> int:
+    """RL steps of all trials so far: those that ended count whole, the others by the rows of their metrics."""
+    steps = 0
+    for trial in opened.study.get_trials(deepcopy=False):
+        if trial.state.is_finished():
+            steps += per_trial
+        else:
+            files = opened.folder.glob(f"t{trial.number:04d}-s*/{METRICS}")
+            steps += min(per_trial, sum(file.read_bytes().count(b"\n") for file in files if file.exists()))
+    return steps
 
 
 @contextmanager

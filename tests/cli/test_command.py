@@ -11,7 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mathrl.cli.main import COMMANDS, GROUPS, app, help_line, import_command
+from mathrl.cli.run import _print_parameters
 from mathrl.core.errors import UserError
+from mathrl.params.load import load_params, parse_yaml
+from mathrl.params.schema import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
@@ -107,7 +110,10 @@ def test_threads_of_torch_sleep_while_they_wait(start: str, tmp_path: Path) -> N
 
 def test_a_hub_that_does_not_answer_is_asked_once() -> None:
     code = """
+from mathrl.cli.run import _print_parameters
 from mathrl.core.errors import UserError
+from mathrl.params.load import load_params, parse_yaml
+from mathrl.params.schema import SECTIONS
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.models.load import load_tokenizer
 from mathrl.params import load_params
@@ -173,8 +179,24 @@ def test_outside_a_git_checkout_the_remedy_is_said(tmp_path: Path) -> None:
 def test_a_dry_run_resolves_everything_but_the_weights_and_runs_nothing() -> None:
     done = mathrl("run", "pipeline", "--set", "run.seed=3", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "seed: 3" in done.stdout and "curate -> sft -> difficulty -> mix -> rl" in done.stdout
+    assert "run.seed: 3   (params/: 0)" in done.stdout and "batch" not in done.stdout  # what differs alone
+    assert "curate -> sft -> difficulty -> mix -> rl" in done.stdout
     assert "fresh qwen2" in done.stdout and "chain" in done.stdout
+
+
+def test_a_dry_run_prints_what_differs_and_with_verbose_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    params = load_params(ROOT / "params")
+    _print_parameters("rl", params, params)
+    written = parse_yaml(capsys.readouterr().out.partition("\n\n")[2], "printed")
+    assert "steps" in written["rl"] and "gamma" not in written["rl"] and "evaluate" not in written
+    _print_parameters("rl", params, None)
+    assert parse_yaml(capsys.readouterr().out, "printed").keys() == {*SECTIONS}
+    _print_parameters("rl", load_params(ROOT / "params", overrides=["rl.lr=0.02"]), params)
+    (_, line, _) = capsys.readouterr().out.splitlines()
+    assert line.split() == ["rl.lr:", "0.02", "(params/:", "0.01)"]
 
 
 def test_the_doctor_names_a_server_that_does_not_answer() -> None:

@@ -1,5 +1,6 @@
 """Steps at the same time, through real `dvc repro` processes: at once, in order, ended by a failure and by Ctrl-C."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from mathrl.core.processes import is_alive
 from mathrl.params.load import dump_yaml
 from tasks.dvc_output import was_stopped
 from tasks.parallel import needed_steps, places, side_by_side
+from tasks.repro import Repro
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
@@ -118,3 +120,18 @@ def test_needs_and_places() -> None:
 def test_steps_side_by_side_give_up_cores_while_they_wait() -> None:
     assert side_by_side({"PATH": "x"}) == {"OMP_WAIT_POLICY": "PASSIVE", "PATH": "x"}
     assert side_by_side({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path) -> None:
+    """DVC names a living holder of its locks as "busy"; a killed run is one until its child has ended."""
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=False)
+    (tmp_path / "dvc.yaml").write_text("stages: {a: {cmd: 'sleep 3; echo 1 > out', outs: [out]}}\n")
+    env, printed = os.environ | {"DVC_NO_ANALYTICS": "1"}, []
+    with subprocess.Popen([sys.executable, "-m", "dvc", "repro", "-q", "a"], cwd=tmp_path, env=env) as dying:
+        lock = tmp_path / ".dvc" / "tmp" / "rwlock"
+        while str(dying.pid) not in (lock.read_text() if lock.exists() else ""):
+            assert dying.poll() is None
+            time.sleep(0.05)
+        repro = Repro(tmp_path, "a", env, printed.append)
+        repro.finish("a")  # without the wait: 'out' is busy
+    assert "waiting for an earlier run in this folder to end" in printed[0]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.repro import Preempted, Repro, running
+from tasks.stage_output import Console
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
@@ -136,3 +137,13 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
     would = tiny.repro("--dry", "pipelines/suite/dvc.yaml").stdout
     assert "'pipelines/suite/dvc.yaml:suite@test-sft' didn't change" in would
     assert "Running stage 'pipelines/suite/dvc.yaml:suite@gsm8k-sft'" in would
+
+
+def test_a_failure_is_one_line_and_an_empty_split_none(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console("Running stage 'rl':\n> python -m mathrl.stages.rl\nWARNING: 'data/curated/sft.jsonl' is empty.\n")
+    console("error: no model\nERROR: failed to reproduce 'rl': failed to run: python, exited with 2\n")
+    written = capsys.readouterr().err
+    assert written == "Running stage 'rl':\n> python -m mathrl.stages.rl\n"  # the command itself ends with the error
+    console("Running stage 'rl':\n")  # it goes on after all: nothing is lost
+    assert capsys.readouterr().err == "error: no model\nRunning stage 'rl':\n"

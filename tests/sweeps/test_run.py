@@ -19,10 +19,12 @@ from optuna.trial import TrialState
 from typer.testing import CliRunner
 
 from mathrl.cli.main import app
+from mathrl.cli.sweep import _print_study
 from mathrl.core.processes import is_alive
 from mathrl.params import load_params
 from mathrl.sweeps.compare import compare, evaluation_digest
 from mathrl.sweeps.report import write_report
+from mathrl.sweeps.run import _steps_done
 from mathrl.sweeps.space import distribution
 from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.trial import run_trial
@@ -231,7 +233,9 @@ def test_a_comparison_is_measured_anew_where_the_measure_has_changed(
     assert evaluation_digest(opened) not in {file.parts[-3].split("-")[-1] for file in before}
 
 
-def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> None:
+def test_values_that_do_not_go_together_fail_their_trial_alone(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Six prompts go with two updates, and four updates with four prompts, but not six with four.
     values = {"rl.prompts_per_step": [4, 6], "rl.minibatches": [2, 4]}
     space = {key: {"kind": "choice", "values": each} for key, each in values.items()}
@@ -247,6 +251,21 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(place: Place) -> 
     assert read_study("odd").trials[1].state == TrialState.FAIL
     write_report(opened)
     assert "Trial 1 failed: these values" in (opened.folder / "trials.md").read_text()
+    _print_study(read_study("odd"), "odd", opened.folder)
+    printed = capsys.readouterr().out
+    assert "│ complete" in printed and "trial 1 failed: these values" in printed  # a table, not its Markdown
+    assert "winner: trial 0, dev accuracy 0.5000" in printed and "next: mathrl sweep compare" in printed
+
+
+def test_progress_counts_the_steps_within_a_trial(place: Place) -> None:
+    opened = open_study(sweep_section(["sweep.study=counted", "sweep.trials=3", "rl.steps=20"]))
+    first, second = claim(opened), claim(opened)
+    assert first is not None and second is not None
+    opened.study.tell(first.trial, 0.5)
+    folder = opened.folder / "t0001-s0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n' * 7)
+    assert _steps_done(opened, per_trial=20) == 20 + 7
 
 
 def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place: Place) -> None:
