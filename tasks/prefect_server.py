@@ -40,5 +40,5 @@ def app_of_a_command() -> Any:
 
 def _guarded(server: Any) -> Any:
     origins = [origin.strip().lower() for origin in os.environ.get(ORIGINS, "").split(",")]
-    server.add_middleware(OwnRequests, origins=[origin for origin in origins if origin])
-    return server
+    # Around the application and not a middleware of it: Prefect's services ask it in memory, under another host name.
+    return OwnRequests(server, [origin for origin in origins if origin])

@@ -79,7 +79,8 @@ def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Serve
     done = servers.checkout.mathrl(*servers.words, ok=False)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        f"error: port {servers.prefect_port} of Prefect is in use: stop that program, or choose another --prefect-port"
+        f"error: port {servers.prefect_port} of Prefect is in use: is it another mathrl ui? "
+        f"Then open {servers.prefect}; else stop that program, or choose another --prefect-port"
     )
 
 
