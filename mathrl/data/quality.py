@@ -77,9 +77,10 @@ _LABELS = (
     re.compile(r"([①-⑨])"),
 )
 _VERBS = "find|compute|determine|calculate|evaluate|prove|show|solve|what|how|which|sketch|simplify|give|write|express"
-# A part asks: it begins with such a verb, or has one after a comma, or a question mark.
+# A part asks: it or a clause of it begins with such a verb, or it has a question mark.
 _PART_ASKS = re.compile(
-    rf"^\W*(?:\w+\W+){{0,2}}(?:{_VERBS})\b|(?:,|\bthen)\s+(?:{_VERBS})\b|[?？]|求|计算|证明|多少|写出", re.IGNORECASE
+    rf"^\W*(?:\w+\W+){{0,2}}(?:{_VERBS})\b|(?:[,.:;$\])]|\bthen)\s+(?:{_VERBS})\b|[?？]|求|计算|证明|多少|写出",
+    re.IGNORECASE,
 )
 _FURTHER = re.compile(
     rf"[.?!]\s+(?:Also|Additionally|In addition|Furthermore|Moreover),?\s+(?:{_VERBS})\b", re.IGNORECASE
@@ -91,7 +92,7 @@ _TWICE = re.compile(
     rf"""
     \b{_ASKED}\b[^.?!]*? (?:,?\s*\band|;) \s+{_ASKED}\b[^.?!]*\?  # How many are red, and how many are blue?
   | \b{_ASKED}\b[^.?!]* \?\s+(?:and\s+)? {_ASKED}\b[^.?!]*\?  # What is their sum? What is their product?
-  | \bfirst,?\s+(?:{_VERBS})\b[^?!]*?[.;,]\s*(?:and\s+)?
+  | \bfirst,?\s+(?:{_VERBS})\b[\s\S]{{0,600}}?[.;,?!]\s*(?:and\s+)?
     (?:then|next|second(?:ly)?|afterwards?|finally),?\s+(?:{_VERBS})\b
     """,
     re.IGNORECASE | re.VERBOSE,
