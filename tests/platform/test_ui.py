@@ -197,7 +197,7 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
 
 @pytest.mark.browser
 def test_the_address_of_mlflow_that_is_printed_shows_the_results(servers: Servers, page: Any) -> None:
-    (address,) = re.findall(r"MLflow +(\S+)", servers.output.read_text())
+    (address,) = re.findall(r"MLflow +(http\S+)", servers.output.read_text())
     page.goto(address)
     page.get_by_text("You're viewing a shared view").first.wait_for()  # the saved view Results, not a page about traces
     page.goto(f"{servers.mlflow}/#/experiments?workflowType=machine_learning")
