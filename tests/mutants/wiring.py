@@ -8,10 +8,12 @@ what mutmut's own operators change, a statement is left out, a condition negated
 messages, asserts and times stay as they are.
 """
 
+import os
 import random
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterable
 from math import sqrt
 from typing import Any
@@ -133,9 +135,13 @@ def run(count: int, seed: int, minutes: float, processes: int, names: str) -> No
     main.tests_for_mutant_names = lambda names: {
         min(main.state().duration_by_test, key=main.state().duration_by_test.get)
     }
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.alarm(int(60 * minutes))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+    # Not an alarm: pytest-timeout sets and clears the process's only one.
+    end = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGINT))
+    end.daemon = True
+    end.start()
     main._run((), processes)
+    end.cancel()
     report(chosen)
 
 
