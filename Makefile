@@ -28,7 +28,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity verl mutants mutants-wiring faults lock gpu gpu-packages
+.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity verl mutants mutants-wiring faults lock gpu gpu-packages cuda-ranks
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -89,9 +89,15 @@ gpu:  ## Correctness, speed and memory on this machine's GPU; writes the tables 
 	$$python -m benchmarks.gpu --out build/gpu; status=$$?; \
 	test ! -e build/gpu/machine.json || $$python -m benchmarks.gpu --page build/gpu && exit $$status
 
+# A CPU build of torch returns before the check that a forked rank fails; the CUDA build needs no GPU for it.
+cuda-ranks: install  ## With PyTorch's CUDA build (.venv-cuda, 5 GB, no GPU needed): the ranks of a stage can use CUDA.
+	test -x .venv-cuda/bin/python || $(BIN)/python -m venv .venv-cuda
+	$(UV) pip install -q --python .venv-cuda/bin/python -c constraints-gpu.txt torch numpy pydantic ruamel.yaml pytest pytest-timeout filelock
+	.venv-cuda/bin/python -m pytest -q -n0 tests/stages/test_launch.py -k can_use_cuda
+
 gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and transformers, into build/gpu-packages.
 	$(UV) pip install -q --target build/gpu-packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: \
-	    -c $(LOCK) --no-deps pydantic pydantic-core annotated-types typing-inspection typing-extensions ruamel.yaml
+	    -c $(LOCK) --no-deps pydantic pydantic-core annotated-types typing-inspection typing-extensions ruamel.yaml xxhash
 
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui

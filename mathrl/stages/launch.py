@@ -1,8 +1,8 @@
-"""The ranks of a stage on this machine, forked and watched by torchrun's elastic agent.
+"""The ranks of a stage on this machine: new processes, started and watched by torchrun's elastic agent.
 
-The process that runs the stage becomes the agent: it imports torch once, for all ranks, and keeps the stage's lock,
-record and clean-up. On several machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; then
-nothing is started here.
+The process that runs the stage becomes the agent, and keeps the stage's lock, record and clean-up. The agent asks CUDA
+for the GPUs, and a fork of a process that has done so cannot use CUDA: ranks are spawned. On several machines the job
+file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; then nothing is started here.
 """
 
 import logging
@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from mathrl.core.environment import Variable, rank
@@ -39,10 +38,11 @@ class RankFailed(SystemExit):
 
 
 def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
-    """Run `work` in forked processes with ranks 0 to processes-1; returns when all have finished.
+    """Run `work` in new processes with ranks 0 to processes-1; returns when all have finished.
 
-    Rank 0 writes to this process's output, the others to files in `logs`. All ranks die with this process. When one
-    ends with an error, the others are ended within ten seconds.
+    `work` is pickled: a function that a module defines, or a `partial` of one. Rank 0 writes to this process's output,
+    the others to files in `logs`. All ranks die with this process. When one ends with an error, the others are ended
+    within ten seconds.
 
     Raises:
         RankFailed: a rank failed whose output is not on the terminal, or was killed.
@@ -68,13 +68,13 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        start_method="fork",
+        start_method="spawn",
         shutdown_timeout=STOP_SECONDS,
         logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, processes), Std.ALL)),
     )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        launch_agent(config, _run_rank, [work, multiprocessing.get_context("fork").Barrier(processes)])
+        launch_agent(config, _run_rank, [work])
     except SignalException as stopped:
         if stopped.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
@@ -97,14 +97,13 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
             signal.signal(number, handler)
 
 
-def _run_rank(work: Callable[[], None], all_forked: Barrier) -> None:
-    """The life of a rank. A rank that connected while the agent forks the next one could deadlock that one: the agent's
-    store resolves the name of who connects, and a fork then copies the resolver's lock as held."""
+def _run_rank(work: Callable[[], None]) -> None:
+    """The life of a rank."""
     die_with_parent()
-    for number in (signal.SIGHUP, signal.SIGQUIT):  # the agent's handlers, inherited by the fork
-        signal.signal(number, signal.SIG_DFL)
+    agent = multiprocessing.parent_process()
+    if agent is None or os.getppid() != agent.pid:  # it died while this process started
+        os._exit(EXIT_STOPPED)
     receive_signals()
-    all_forked.wait()
     try:
         work()
     except Exception:

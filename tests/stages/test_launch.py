@@ -17,18 +17,24 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 from mathrl.core.environment import rank
-from mathrl.core import gpus as gpu_counting
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.stages.launch import run_ranks
+
+FORKED = []
 
 def exchange():
     from mathrl.rollout.ranks import from_rank_0, gather
     chosen = from_rank_0(lambda: {"of": rank()})
     print(rank(), chosen, gather([rank()] * (rank() + 1)), flush=True)
 
-def siblings():
-    parent = os.getppid()
-    print(len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()), flush=True)
+def use_cuda():
+    import torch
+    print(FORKED, torch.cuda._is_in_bad_fork(), flush=True)
+    if torch.cuda._is_compiled():
+        try:
+            torch.cuda.set_device(0)
+        except RuntimeError as error:
+            assert "forked" not in str(error), error  # without a GPU: "Found no NVIDIA driver"
 
 def wrong_everywhere():
     exit_on_user_error(fail)
@@ -41,13 +47,17 @@ def wrong_at_1():
         raise ValueError("odd")
     time.sleep(60)
 
-run_ranks(3, globals()[sys.argv[1]], Path(sys.argv[2]))
+if __name__ == "__main__":
+    os.register_at_fork(after_in_child=lambda: FORKED.append("a fork of a process that has asked CUDA cannot use it"))
+    run_ranks(3, globals()[sys.argv[1]], Path(sys.argv[2]))
 """
 
 
 def run(function: str, logs: Path) -> "subprocess.CompletedProcess[str]":
+    program = logs.with_name("program.py")
+    program.write_text(PROGRAM)
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, function, str(logs)],
+        [sys.executable, str(program), function, str(logs)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -56,26 +66,27 @@ def run(function: str, logs: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_ranks_exchange_values_and_the_terminal_shows_rank_0(tmp_path: Path) -> None:
-    done = run("exchange", tmp_path)
+    done = run("exchange", tmp_path / "logs")
     assert (done.returncode, done.stdout) == (0, "0 {'of': 0} [[0], [1, 1], [2, 2, 2]]\n"), done.stderr
     logs = [file.read_text() for file in sorted(tmp_path.glob("**/stdout.log"))]
     assert logs == ["1 {'of': 0} None\n", "2 {'of': 0} None\n"]
 
 
-def test_no_rank_begins_before_all_are_forked(tmp_path: Path) -> None:
-    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
-        pytest.skip("this system does not list a process's children")
-    done = run("siblings", tmp_path)
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+def test_a_rank_can_use_cuda_although_the_agent_has_asked_it_for_the_gpus(tmp_path: Path) -> None:
+    """With a CUDA build of torch, a GPU or none, this asks CUDA itself: `make cuda-ranks`."""
+    done = run("use_cuda", tmp_path / "logs")
+    assert (done.returncode, done.stdout) == (0, "[] False\n"), done.stderr
+    logs = [file.read_text() for file in sorted(tmp_path.glob("**/stdout.log"))]
+    assert logs == ["[] False\n", "[] False\n"]
 
 
 def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
-    done = run("wrong_everywhere", tmp_path)
+    done = run("wrong_everywhere", tmp_path / "logs")
     assert (done.returncode, done.stderr) == (2, "error: no such model\n")
 
 
 def test_an_error_of_one_rank_is_shown_with_the_end_of_its_output(tmp_path: Path) -> None:
-    done = run("wrong_at_1", tmp_path)
+    done = run("wrong_at_1", tmp_path / "logs")
     (log,) = tmp_path.glob("**/1/stderr.log")
     *traceback, message = done.stderr.splitlines()
     assert traceback[-1] == "ValueError: odd"
