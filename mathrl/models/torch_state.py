@@ -106,3 +106,21 @@ def exact_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         _cudnn_tf32(False)
         yield
+
+
+@contextmanager
+def without_expandable_segments() -> Iterator[None]:
+    """Within it new memory of a GPU is such that any process may open it (CUDA IPC).
+
+    Handles of expandable segments are opened by pidfd_getfd, which containers and Yama refuse to a process that is no
+    ancestor. torch finds no block of an expandable segment for what is allocated meanwhile; what is there stays.
+    """
+    settings = torch._C._accelerator_getAllocatorSettings()
+    if "expandable_segments:true" not in settings.replace(" ", "").lower():
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(settings)

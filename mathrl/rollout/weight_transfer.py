@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.nccl_common import (
 )
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
+from mathrl.models.torch_state import without_expandable_segments
 from mathrl.models.weight_digest import WeightDigest
 from mathrl.models.weights import WeightShape
 from mathrl.rollout.server import Server
@@ -174,7 +175,8 @@ class IpcSender:
         client = TransferClient(servers, self.seconds, source.total.hexdigest)
         buffer_bytes = max(self.buffer_bytes, source.largest())
         info = IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer_bytes)
-        WeightTransferTrainerFactory.trainer_init(info, client=client, source=source).send_weights()
+        with without_expandable_segments():  # for vLLM's buffer, which servers open
+            WeightTransferTrainerFactory.trainer_init(info, client=client, source=source).send_weights()
         return client.failures
 
     def join(self, source: SyncedWeights) -> None:

@@ -16,6 +16,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.hardware import CPU, Hardware
 from mathrl.models.load import load_model, make_base
 from mathrl.models.lora import add_lora
+from mathrl.models.torch_state import without_expandable_segments
 from mathrl.models.weights import full_weights, weight_shapes
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
@@ -83,6 +84,21 @@ def test_a_server_is_started_for_what_its_hardware_can() -> None:
     assert arguments("files", gpu) == arguments("files", CPU) == arguments("auto", CPU) == {}
     with pytest.raises(UserError, match="is ipc, which needs a GPU, but this machine has none: set it to files"):
         arguments("ipc", CPU)
+
+
+def test_memory_for_other_processes_is_allocated_without_expandable_segments() -> None:
+    """vLLM's buffer for CUDA IPC; torch takes a string of settings on a CPU as well."""
+    read, write = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
+    before = read()
+    try:
+        for settings in ("max_split_size_mb:64,expandable_segments:True", "max_split_size_mb:64"):
+            write(settings)
+            with pytest.raises(ValueError, match="a server died"), without_expandable_segments():
+                assert "expandable_segments:True" not in read()
+                raise ValueError("a server died")
+            assert read() == settings
+    finally:
+        write(before)
 
 
 # The arguments that torch's reduce_tensor gives for a tensor on a GPU (torch/multiprocessing/reductions.py).
