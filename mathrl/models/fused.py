@@ -19,6 +19,9 @@ from torch import Tensor, nn
 ROTARY = "apply_rotary_pos_emb"  # of transformers' modeling files, called by attention layers
 LAYERS = ("gate_proj", "up_proj", "down_proj")
 TOLERANCE = 2e-2  # bfloat16: some roundings against one
+# Variants of a function that torch compiles at most; a process with models in float32 and bfloat16 has 16 of both (by
+# gradient mode, and for length 1), and from torch's own limit of 8 on they would run without fusion.
+MOST_VARIANTS = 64
 
 
 def use_fused_elementwise(network: nn.Module) -> None:
@@ -82,6 +85,8 @@ def _quarter_turn(x: Tensor) -> Tensor:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, MOST_VARIANTS)
     return torch.compile(function, dynamic=True)
 
 

@@ -95,3 +95,22 @@ def test_without_a_compiler_the_plain_functions_serve(
     assert "torch.compile failed (no C compiler)" in caplog.text
     assert not any(isinstance(module, FusedSwiGLU) for module in model.modules())
     fused._compiles.cache_clear()
+
+
+def test_a_process_with_models_of_two_precisions_compiles_every_variant() -> None:
+    """With torch's own limit of eight the ninth variant runs without fusion, and only a warning says so."""
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    for dtype in (torch.float32, torch.bfloat16):
+        for length in (1, 5):
+            for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+                for learns in (True, False):
+                    query, key = (torch.randn(2, heads, length, 8).to(dtype).requires_grad_(learns) for heads in (4, 2))
+                    angles = torch.randn(2, length, 8).to(dtype)
+                    with mode():
+                        fused.rotated(query, key, angles.cos(), angles.sin())
+    assert counters["stats"]["unique_graphs"] > 8, "the test has the variants that a process makes"
+    assert not any("recompile_limit" in reason for reason in counters["unimplemented"])
+    frames = counters["frames"]
+    assert frames["total"] == frames["ok"], dict(counters)
