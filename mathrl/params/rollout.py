@@ -55,7 +55,7 @@ class Servers(Section):
         300.0, ge=0, description="Seconds without a live server, also at the start, after which the run stops."
     )
     weights: Literal["auto", "files", "nccl", "ipc"] = Field(
-        "files",
+        "auto",
         description="How weights reach servers. files: safetensors in folder; nccl: from GPU to GPU; ipc: through the "
         "memory of a GPU that server and rank share; auto: nccl on GPUs (ipc for a server that was started with it), "
         "files on a CPU. Adapters are always files.",
