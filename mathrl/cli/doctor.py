@@ -17,7 +17,7 @@ from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.core.server_states import read_states, state_text
-from mathrl.engines.verl_process import verl_python
+from mathrl.engines.verl_process import attention_of, verl_python
 from mathrl.params import load_params
 from mathrl.rollout.ask_server import state_of
 from mathrl.tools.bubblewrap import INSTALL
@@ -111,7 +111,11 @@ def _verl() -> list[Finding]:
     if not Variable.VERL_PYTHON.get():
         return []
     try:
-        return [("ok", f"verl, of {verl_python()}", "")]
+        python = verl_python()
+        if attention_of(python) == "sdpa":
+            advice = "flash-attn is missing; its source build takes an hour, and long rows gain most from it"
+            return [("ok", f"verl, of {python}, with PyTorch's attention (sdpa): {advice}", "")]
+        return [("ok", f"verl, of {python}, with flash-attn", "")]
     except UserError as error:
         return [("missing", str(error), "docs/engines.md")]
 

@@ -22,6 +22,7 @@ AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 REWARD_MODULE, REWARD_FUNCTION, REWARD_MANAGER = "pkg://mathrl.engines.verl_reward", "compute_score", "WithTokens"
 MANAGER_MODULE = "pkg://mathrl.engines.verl_reward_manager"
 CHECKPOINTS_KEPT = 2
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,13 @@ class VerlFiles:
         return self.rows / "metrics.jsonl"
 
 
-def verl_settings(params: Params, files: VerlFiles, *, longest_prompt: int, resume: Path | None) -> dict[str, Any]:
+def verl_settings(
+    params: Params, files: VerlFiles, *, longest_prompt: int, resume: Path | None, attention: str
+) -> dict[str, Any]:
     """verl's settings by their dotted names; those that are not in it have a default of verl's.
 
-    `longest_prompt` is in tokens; `resume` is the checkpoint to go on from. What verl cannot do has been refused
+    `longest_prompt` is in tokens; `resume` is the checkpoint to go on from; `attention` is transformers' name of the
+    trainer's attention, unless rl.verl.overrides names another. What verl cannot do has been refused
     (`mathrl.params.engines`), and verl's own loader checks the value before anything starts.
 
     Raises:
@@ -84,6 +88,9 @@ def verl_settings(params: Params, files: VerlFiles, *, longest_prompt: int, resu
         settings["+ray_kwargs.ray_init.address"] = rl.verl.ray_address
     else:
         settings["+ray_kwargs.ray_init.include_dashboard"] = False
+    named = {override.partition("=")[0].lstrip("+") for override in rl.verl.overrides}
+    if ATTENTION not in named:
+        settings[f"+{ATTENTION}"] = attention
     _check_shares(params)
     made = {name.lstrip("+") for name in settings}
     for override in rl.verl.overrides:
@@ -157,6 +164,7 @@ def _actor(params: Params, longest_prompt: int) -> dict[str, Any]:
     in_loss = bool(rl.kl_coef) and rl.kl_in == "loss"
     positive, other = rl.sapo_temperatures
     return {
+        "strategy": "fsdp2",
         **_prefixed("optim", _optimizer(rl)),
         "fsdp_config.dtype": params.model.precision,
         "fsdp_config.seed": seed,

@@ -19,6 +19,7 @@ from mathrl.core.metrics import complete_rows
 
 DRIVER = "mathrl.engines.verl_driver"
 NEEDED = ("verl", "ray", "transfer_queue", "mathrl")
+FLASH = "flash_attn"
 FIND = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if not importlib.util.find_spec(name)))"
 POLL_SECONDS = 0.5
 STOP_SECONDS = 5.0  # less than a flow that ends gives a stage (mathrl.core.guard)
@@ -45,6 +46,16 @@ def verl_python() -> str:
     if missing := answer.stdout.split():
         raise UserError(f"rl.engine is verl, but {python} cannot find {' and '.join(missing)}: {advice}")
     return python
+
+
+def attention_of(python: str) -> str:
+    """The attention of verl's trainer: flash_attention_2 where verl's Python has it, else PyTorch's (sdpa).
+
+    verl asks for flash_attention_2 by default, and ends at the model's load without the package, which PyPI has as
+    source alone. With sdpa packed rows are told apart by their position ids.
+    """
+    done = subprocess.run([python, "-c", FIND, FLASH], capture_output=True, text=True, check=False)
+    return "sdpa" if done.returncode or done.stdout.strip() else "flash_attention_2"
 
 
 class VerlTraining:

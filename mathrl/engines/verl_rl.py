@@ -24,7 +24,7 @@ from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.verl_checkpoints import latest_checkpoint
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
 from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
-from mathrl.engines.verl_process import VerlTraining, merge_checkpoint
+from mathrl.engines.verl_process import VerlTraining, attention_of, merge_checkpoint
 from mathrl.engines.verl_reward import DEV
 from mathrl.engines.verl_rows import write_reward_settings, write_rows
 from mathrl.models.load import load_model, load_tokenizer, resolve_folder
@@ -101,7 +101,8 @@ def train_rl_with_verl(
     recorded = {int(row["step"]): row for row in JsonlSink(kept, resume_after=rl.steps).rows()}
     saved = latest_checkpoint(files.checkpoints, recorded)
     done = saved.step if saved else 0
-    settings = verl_settings(params, files, longest_prompt=longest, resume=saved.folder if saved else None)
+    resume = saved.folder if saved else None
+    settings = verl_settings(params, files, longest_prompt=longest, resume=resume, attention=attention_of(python))
     steps = VerlSteps(RowProblems(numbers, problems, prompts), params, files, recorded.get(done, {}))
     if done < rl.steps:
         overrides = hydra_overrides(settings, rl.verl.overrides)

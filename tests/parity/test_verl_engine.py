@@ -32,13 +32,12 @@ ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant", "rl.lr=0.02",
         "rl.optimizer.warmup_steps=0")  # fmt: skip
-# What keeps verl small enough for a CPU, and Ray's logical GPUs.
+# What keeps verl small enough for a CPU, and Ray's logical GPUs. Attention (sdpa), FSDP 2 and packed rows are those of
+# a run on GPUs without flash-attn; torch.compile of the loss, which takes minutes here, is left out.
 SMALL = (
     "ray_kwargs.ray_init.num_cpus=32", "+ray_kwargs.ray_init.num_gpus=2", "reward.num_workers=1",
     "actor_rollout_ref.rollout.agent.num_workers=1", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     "actor_rollout_ref.actor.use_torch_compile=false", "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
-    "actor_rollout_ref.model.use_remove_padding=false", "actor_rollout_ref.actor.strategy=fsdp2",
-    "+actor_rollout_ref.model.override_config.attn_implementation=eager",
 )  # fmt: skip
 ON_CPU = {
     "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
@@ -94,7 +93,7 @@ def test_verls_own_loader_takes_the_settings(tmp_path: Path) -> None:
     files = VerlFiles(tmp_path / "a model's", tmp_path / "rows", tmp_path / "checkpoints")
     for overrides in CONFIGURED:
         params = load_params(ROOT / "params", overrides=[*VERL, *overrides])
-        settings = verl_settings(params, files, longest_prompt=32, resume=None)
+        settings = verl_settings(params, files, longest_prompt=32, resume=None, attention="flash_attention_2")
         config = configuration(hydra_overrides(settings))
         for name, value in settings.items():
             made: Any = config
@@ -109,7 +108,7 @@ def test_verls_own_loader_takes_the_settings(tmp_path: Path) -> None:
 def test_what_verl_refuses_is_one_line_before_anything_starts(tmp_path: Path, override: str, words: str) -> None:
     params = load_params(ROOT / "params", overrides=[*VERL])
     files = VerlFiles(tmp_path, tmp_path, tmp_path)
-    settings = verl_settings(params, files, longest_prompt=32, resume=None)
+    settings = verl_settings(params, files, longest_prompt=32, resume=None, attention="sdpa")
     done = check(hydra_overrides(settings, [override]), tmp_path)
     assert done.returncode == EXIT_USER_ERROR
     line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))

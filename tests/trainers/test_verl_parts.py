@@ -15,7 +15,7 @@ from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.verl_checkpoints import latest_checkpoint
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
 from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
-from mathrl.engines.verl_process import VerlTraining, check_ended, verl_python
+from mathrl.engines.verl_process import VerlTraining, attention_of, check_ended, verl_python
 from mathrl.engines.verl_reward import compute_score
 from mathrl.engines.verl_rl import VerlSteps
 from mathrl.engines.verl_rows import write_reward_settings, write_rows
@@ -33,7 +33,7 @@ def params_of(*overrides: str) -> Params:
 
 def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
     files = VerlFiles(Path("/m"), Path("/rows"), Path("/checkpoints"))
-    return verl_settings(params_of(*overrides), files, longest_prompt=20, resume=resume)
+    return verl_settings(params_of(*overrides), files, longest_prompt=20, resume=resume, attention="sdpa")
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,20 @@ def test_the_newest_whole_checkpoint_on_record_is_resumed(tmp_path: Path) -> Non
         newest = latest_checkpoint(tmp_path, {5, 10})
     assert newest is not None and newest.step == 5
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_5"]
+
+
+def test_verl_asks_for_flash_attention_only_where_its_python_has_it(tmp_path: Path) -> None:
+    """verl's own default is flash_attention_2, with which its model does not load without the package."""
+    name = "actor_rollout_ref.model.override_config.attn_implementation"
+    python = tmp_path / "python"
+    for missing, expected in (("flash_attn", "sdpa"), ("", "flash_attention_2")):
+        python.write_text(f"#!/bin/sh\necho {missing}\n")
+        python.chmod(0o755)
+        assert attention_of(str(python)) == expected
+    assert attention_of(sys.executable) == "sdpa", "the development environment has none"
+    made = settings()
+    assert made[f"+{name}"] == "sdpa" and made["actor_rollout_ref.actor.strategy"] == "fsdp2"
+    assert f"+{name}" not in settings(f"rl.verl.overrides=['+{name}=eager']"), "a person's choice stays"
 
 
 def test_a_checkpoint_that_verl_did_not_finish_is_removed(tmp_path: Path) -> None:
