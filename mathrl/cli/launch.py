@@ -1,6 +1,7 @@
 """`mathrl launch`: the job file that runs a stage on several machines, for Slurm or for Kubernetes (JobSet).
 
 Stages that train run by torchrun on all nodes, the others on the first one; vLLM servers may sample on further nodes.
+With rl.engine verl the job starts Ray on all nodes, and the stage rl once, on the first one.
 """
 
 import os
@@ -16,12 +17,13 @@ import typer
 from jinja2 import Environment, StrictUndefined
 
 from mathrl.cli.options import AllowDirty, Overrides, Presets, grouped, joined
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout, state_root
 from mathrl.params import Params, load_params
-from mathrl.params.schema import STAGES, TARGETS, stages_until, trains
+from mathrl.params.schema import STAGES, TARGETS, hands_over, stages_until, trains
 
 SAMPLED = "sft"  # the stage whose model the servers load; what samples comes after it
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d\d){1,2}|\d+|\d+-\d{1,2}")
@@ -43,10 +45,14 @@ class Machines:
 
 @dataclass(frozen=True)
 class LaunchStep:
-    """A part of the job: `stage` with its ranks on all nodes, or on one node with all that comes before it."""
+    """A part of the job: `stage` with its ranks on all nodes, or on one node with all that comes before it.
+
+    With `ray` it is on one node, and Ray on all.
+    """
 
     stage: str
     ranks: bool
+    ray: bool = False
 
 
 @grouped
@@ -77,6 +83,7 @@ def launch(
     os.chdir(main_checkout())
     preset = joined(presets)
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
+    settings += _verl_settings(machines, load_params(preset=preset, overrides=settings))
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)
     from tasks import inputs, repro, workspace  # Prefect and DVC: after the checks, and --help answers without them
 
@@ -98,6 +105,7 @@ def launch(
         "log": str(file.parent / f"{name}-%j.log"),
         "mount": str(main_checkout().parent),
         "mlflow": os.environ.get("MLFLOW_TRACKING_URI"),
+        "verl_python": Variable.VERL_PYTHON.get() or sys.executable,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, job_file(machines, values))
@@ -120,11 +128,12 @@ def plan_steps(stage: str, params: Params, *, servers: bool) -> list[LaunchStep]
         raise UserError(f"--sampler-nodes: nothing samples up to the stage {stage}; leave it out")
     steps: list[LaunchStep] = []
     for name in stages_until(stage):
-        ranks = trains(name, params)
-        follows = steps and not steps[-1].ranks and not (servers and steps[-1].stage == SAMPLED)
-        if follows and not ranks:
+        ray = hands_over(name, params)
+        ranks = trains(name, params) and not ray
+        alone = not steps or steps[-1].ranks or steps[-1].ray or (servers and steps[-1].stage == SAMPLED)
+        if not (alone or ranks or ray):
             steps.pop()  # `dvc repro` of the later stage brings the earlier one up to date
-        steps.append(LaunchStep(name, ranks))
+        steps.append(LaunchStep(name, ranks, ray))
     return steps
 
 
@@ -143,6 +152,14 @@ def _server_settings(machines: Machines, preset: str | None, overrides: Sequence
     return settings
 
 
+def _verl_settings(machines: Machines, params: Params) -> list[str]:
+    """The overrides by which verl trains on the job's nodes and joins their Ray."""
+    if params.rl.engine != "verl":
+        return []
+    nodes = machines.nodes or params.rl.verl.nodes
+    return [f"run.processes={machines.ranks_per_node}", f"rl.verl.nodes={nodes}", "rl.verl.ray_address=auto"]
+
+
 def job_values(stage: str, steps: Sequence[LaunchStep], machines: Machines, params: Params) -> dict[str, Any]:
     """What the templates are told, as far as both schedulers need it.
 
@@ -150,6 +167,8 @@ def job_values(stage: str, steps: Sequence[LaunchStep], machines: Machines, para
         UserError: the ranks do not fill the nodes, vLLM's tensor-parallel groups, or groups that share micro-batches.
     """
     per_node, processes = machines.ranks_per_node, params.run.processes
+    if params.rl.engine == "verl":
+        processes *= params.rl.verl.nodes
     if machines.nodes is None and processes % per_node:
         raise UserError(
             f"run.processes={processes} does not fill nodes of {per_node} ranks: give --nodes, or another "
@@ -172,6 +191,7 @@ def job_values(stage: str, steps: Sequence[LaunchStep], machines: Machines, para
         "target": stage,
         "steps": steps,
         "trained": ", ".join(step.stage for step in steps if step.ranks),
+        "ray": any(step.ray for step in steps),
         "nodes": nodes,
         "ranks_per_node": per_node,
         "gpus": per_node if gpus else 0,
@@ -213,6 +233,10 @@ def replicated_jobs(values: dict[str, Any]) -> list[dict[str, Any]]:
         if step.ranks:
             add(step.stage, "trainer", values["nodes"], values["gpus"], stage=step.stage)
             trained = step.stage
+        elif step.ray:
+            pods = values["nodes"]
+            add(step.stage, "verl", pods, values["gpus"], stage=step.stage, commits=trained)
+            trained = None
         else:
             before = following.stage if following and following.ranks else None
             add(step.stage, "orchestrator", 1, values["gpus"], stage=step.stage, commits=trained, before=before)

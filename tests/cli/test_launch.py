@@ -34,7 +34,13 @@ def params(*overrides: str, preset: str | None = None) -> Params:
 
 def written(target: str, machines: Machines, given: Params, **values: Any) -> str:
     steps = plan_steps(target, given, servers=machines.sampler_nodes > 0)
-    described = {"name": "mathrl-x", "command": "mathrl launch …", "settings": "--set rl.lr=1", "file": "job file"}
+    described = {
+        "verl_python": "/shared/verl/bin/python",
+        "name": "mathrl-x",
+        "command": "mathrl launch …",
+        "settings": "--set rl.lr=1",
+        "file": "job file",
+    }
     values = {**described, "folder": "/shared/my work/runs/x", "slurm": not machines.image, **values}
     return job_file(machines, job_values(target, steps, machines, given) | values)
 
@@ -167,6 +173,55 @@ def test_a_warned_job_ends_its_ranks_and_goes_back_into_the_queue(tmp_path: Path
     assert "dvc commit --force rl" not in calls(tmp_path)
 
 
+def verl_params(*overrides: str) -> Params:
+    verl = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
+            "rl.optimizer.warmup_steps=0", "rl.lr=1e-6", "rl.verl.ray_address=auto",
+            "rl.verl.nodes=2", "run.processes=8")  # fmt: skip
+    return params(*verl, *overrides)
+
+
+def test_verl_starts_once_on_ray_nodes_in_both_job_files() -> None:
+    steps = plan_steps("pipeline", verl_params(), servers=False)
+    assert [(step.stage, step.ranks, step.ray) for step in steps][-3:] == [
+        ("mix", False, False), ("rl", False, True), ("register", False, False),
+    ]  # fmt: skip
+    text = script("rl", Machines(), verl_params("sft.steps=0"))
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    assert text[text.rindex("}\n") :].split()[1:5] == ["first_node", "mix", "ray_nodes", "rl"]
+    assert "#SBATCH --nodes=2\n" in text and text.count("start --head") == 1
+    jobs = jobset("rl", Machines(image="r/mathrl:1"), verl_params())["spec"]["replicatedJobs"]
+    (rl,) = [job for job in jobs if job["name"] == "rl"]
+    assert rl["template"]["spec"]["completions"] == 2 and jobs[-1]["name"] == "rl", "dvc repro commits it"
+    (container,) = rl["template"]["spec"]["template"]["spec"]["containers"]
+    assert "torchrun" not in container["args"][0] and container["args"][0].count("dvc repro rl") == 1
+    assert subprocess.run(["bash", "-n"], input=container["args"][0], text=True, check=False).returncode == 0
+
+
+def test_the_ray_of_the_batch_script_has_every_node_before_the_stage_starts_and_ends_with_it(tmp_path: Path) -> None:
+    """With stand-ins for Slurm, DVC and Ray's commands; srun starts a process per node, as Slurm does."""
+    text = script("rl", Machines(), verl_params("sft.steps=0"), folder=str(tmp_path), verl_python=f"{tmp_path}/python")
+    starts = 'for node in a1 a2; do SLURMD_NODENAME=$node "${@:4}" & done; wait'
+    node = 'echo "ray $*" >> "$TRIAL/calls"; [ "$1" = start ] || { [ -e "$TRIAL/head" ]; exit; }; '
+    node += 'case "$*" in *--head*) touch "$TRIAL/head";; *) touch "$TRIAL/joined";; esac; exec sleep 60'
+    commands = SLURM | {
+        "srun": starts, "ray": node, "python": '[ -e "$TRIAL/joined" ]',
+        "dvc": 'echo "dvc $*, $RAY_ADDRESS, $RAY_AUTH_MODE, ${#RAY_AUTH_TOKEN}" >> "$TRIAL/calls"; [ "$1" != status ]',
+    }  # fmt: skip
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "state").write_text("RUNNING\n")
+    job = text.replace("export PATH=/shared/bin:", f"export PATH={tmp_path}:")
+    environment = os.environ | {"TRIAL": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-2]"}
+    done = subprocess.run(["bash", "-c", job], env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("== done\n"), done.stdout + done.stderr
+    lines = calls(tmp_path)
+    head = "ray start --head --node-ip-address=a1 --port=29407 --num-gpus=8 --include-dashboard=false --block"
+    assert lines.count(head) == 1
+    assert lines.count("ray start --address a1:29407 --node-ip-address=a2 --num-gpus=8 --block") == 1
+    assert lines[-1] == "dvc repro rl, a1:29407, token, 64" and lines.count(lines[-1]) == 1
+
+
 def test_the_job_set_has_a_job_per_step_and_each_waits_for_the_one_before() -> None:
     given = Machines(nodes=2, ranks_per_node=4, sampler_nodes=1, image="r/mathrl:1")
     spec = jobset("rl", given, params("rollout.vllm.tensor_parallel=2"))["spec"]
@@ -223,6 +278,7 @@ def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path)
     weights = checkout.home / "state" / "weights"
     assert given.rl.lr == 0.002 and given.rollout.engine == "vllm_server"
     assert given.rollout.servers.folder == str(weights) and weights.is_dir()
+    assert given.rollout.servers.weights == "auto", "NCCL where the nodes have GPUs"
 
 
 def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
