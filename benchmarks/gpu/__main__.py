@@ -2,13 +2,15 @@
 
     make gpu                                  # all parts, then docs/gpu.md's tables
     python -m benchmarks.gpu                  # the same, without touching docs/gpu.md
-    python -m benchmarks.gpu correctness update-0.5B --out results
+    python -m benchmarks.gpu correctness update-0.5B --out results --minutes 10    # ends within ten minutes
     python -m benchmarks.gpu --toy            # the same programs at sizes for a CPU (two minutes)
     python -m benchmarks.gpu --page results   # write docs/gpu.md's tables from results
 
 Correctness comes first. Each part is a process of its own: what it returns is in OUT/PART.json, what it printed in
-OUT/PART.log. A part whose packages are missing is skipped and says so. Python 3.12, torch 2.11 and transformers
-5.17 are enough for most; packages for a machine without a network are carried with `make gpu-packages`.
+OUT/PART.log, also where the command is ended. With --minutes no part runs beyond that time, and the command that goes
+on with the parts that were not started is printed. A part whose packages are missing is skipped and says so. Python
+3.12, torch 2.11 and transformers 5.17 are enough for most; packages for a machine without a network are carried with
+`make gpu-packages`.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +30,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "build/gpu-packages"
-LIMIT = 540  # seconds
+LIMIT = 540  # seconds of a part
+LEAST = 30  # seconds: with fewer left no part is started
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Part:
 PARTS = {
     "machine": Part("machine"),
     "correctness": Part("correctness"),
-    "zero": Part("zero", needs=("deepspeed",)),
+    "fsdp": Part("zero", {"backend": "fsdp"}),
+    "zero": Part("zero", {"backend": "deepspeed"}, needs=("deepspeed",)),
     "update-0.5B": Part("update", {"shape": "0.5B"}),
     "update-1.5B": Part("update", {"shape": "1.5B"}),
     "update-7B": Part("update", {"shape": "7B"}),
@@ -51,7 +56,7 @@ PARTS = {
     "transfer": Part("transfer", needs=("vllm",)),
     "verl": Part("verl", needs=("verl", "ray", "transfer_queue", "vllm")),
 }
-TOY_PARTS = ("machine", "correctness", "update-0.5B", "step-torch")
+TOY_PARTS = ("machine", "correctness", "fsdp", "update-0.5B", "step-torch")
 
 
 def main() -> None:
@@ -62,12 +67,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu", help="folder of the results")
     parser.add_argument("--toy", action="store_true", help="small sizes, on the CPU where there is no GPU")
     parser.add_argument("--page", type=Path, metavar="RESULTS", help="only write docs/gpu.md's tables from a folder")
+    parser.add_argument("--minutes", type=float, help="end within this time, with what was measured in --out")
+    parser.add_argument("--seconds", type=float, default=LIMIT, help=argparse.SUPPRESS)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # Only for what is not installed; but pydantic takes what was carried with it, and not an older typing_extensions.
     sys.path.insert(len(sys.path) if importlib.util.find_spec("pydantic") else 0, str(CARRIED))
     if options.inside:
-        run(options.inside, options.out, options.toy)
+        run(options.inside, options.out, options.toy, options.seconds)
         return
     if options.page:
         write_page(options.page)
@@ -78,14 +85,25 @@ def main() -> None:
     on_gpu = check_packages(options.toy)
     options.out.mkdir(parents=True, exist_ok=True)
     chosen = options.parts or (TOY_PARTS if options.toy else PARTS)
-    failed = [name for name in chosen if not start(name, options, on_gpu)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # with the part that runs
+    end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    failed, waiting = [], []
+    for name in chosen:
+        left = end - time.monotonic() - 5  # to end the part and write the page
+        if left < LEAST:
+            waiting.append(name)
+        elif not start(name, options, on_gpu, min(LIMIT, left)):
+            failed.append(name)
+    if waiting:
+        words = [*waiting, "--out", str(options.out), *(["--toy"] if options.toy else [])]
+        print(f"not started, go on with: python -m benchmarks.gpu {shlex.join(words)} --minutes {options.minutes:g}")
     if failed:
         sys.exit(f"error: {', '.join(failed)} failed; see the logs in {options.out}")
 
 
 def check_packages(toy: bool) -> bool:
     """Whether torch finds a GPU; ends the program where a package is missing, or a GPU that is needed."""
-    for package in ("torch", "transformers", "pydantic", "ruamel.yaml", "sympy"):
+    for package in ("torch", "transformers", "pydantic", "ruamel.yaml", "sympy", "xxhash"):
         try:
             importlib.import_module(package)
         except ImportError as error:
@@ -101,7 +119,7 @@ def check_packages(toy: bool) -> bool:
     return on_gpu
 
 
-def start(name: str, options: argparse.Namespace, on_gpu: bool) -> bool:
+def start(name: str, options: argparse.Namespace, on_gpu: bool, limit: float = LIMIT) -> bool:
     """Run one part as a process; whether it ended well. A result of an earlier run is removed first."""
     result, log = options.out / f"{name}.json", options.out / f"{name}.log"
     result.unlink(missing_ok=True)
@@ -114,7 +132,7 @@ def start(name: str, options: argparse.Namespace, on_gpu: bool) -> bool:
     begun = time.perf_counter()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command_of(name, options),
+            command_of(name, options, limit),
             cwd=ROOT,
             env=environment(on_gpu),
             stdout=output,
@@ -122,10 +140,10 @@ def start(name: str, options: argparse.Namespace, on_gpu: bool) -> bool:
             start_new_session=True,
         )
         try:
-            returned = process.wait(LIMIT)
+            returned = process.wait(limit)
             status = "done" if returned == 0 else f"failed with exit status {returned}"
         except subprocess.TimeoutExpired:
-            status = f"stopped after {LIMIT} s"
+            status = f"stopped after {limit:.0f} s"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with what it has started
@@ -142,8 +160,9 @@ def start(name: str, options: argparse.Namespace, on_gpu: bool) -> bool:
     return not found.get("failed")
 
 
-def command_of(name: str, options: argparse.Namespace) -> list[str]:
+def command_of(name: str, options: argparse.Namespace, limit: float) -> list[str]:
     command = [sys.executable, "-m", "benchmarks.gpu", "--inside", name, "--out", str(options.out.resolve())]
+    command += ["--seconds", str(limit)]
     return [*command, "--toy"] if options.toy else command
 
 
@@ -152,10 +171,12 @@ def environment(on_gpu: bool) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cuda" if on_gpu else "cpu", **os.environ}
 
 
-def run(name: str, out: Path, toy: bool) -> None:
-    """The part itself, in its own process."""
+def run(name: str, out: Path, toy: bool, seconds: float) -> None:
+    """The part itself, in its own process, which has so many seconds."""
     from mathrl.core.gpus import gpu_count, use_expandable_segments
+    from mathrl.core.parent import die_with_parent
 
+    die_with_parent()  # where the command is killed
     if gpu_count():
         use_expandable_segments()  # as a training stage does, before torch is imported
     import torch
@@ -167,6 +188,7 @@ def run(name: str, out: Path, toy: bool) -> None:
     options = dict(part.options)
     if part.module == "update":
         options["note"] = lambda rows: write(result, rows)  # what there is if the part runs out of time
+        options["seconds"] = seconds
         options["profile"] = out / f"profile-{name}.txt"
     write(result, importlib.import_module(f"benchmarks.gpu.{part.module}").main(device, toy, **options))
 

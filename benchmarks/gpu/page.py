@@ -41,7 +41,12 @@ def tables(results: Path) -> str:
     if "machine" not in found:
         return NOTHING
     sections = [machine_line(found["machine"]), "### Goals\n\n" + goal_table(found)]
-    for title, name in (("Correctness", "correctness"), ("ZeRO on one GPU", "zero"), ("verl", "verl")):
+    for title, name in (
+        ("Correctness", "correctness"),
+        ("ZeRO on one GPU", "zero"),
+        ("FSDP on one GPU", "fsdp"),
+        ("verl", "verl"),
+    ):
         if "checks" in found.get(name, {}):
             sections.append(f"### {title}\n\n" + check_table(found[name]["checks"]))
     updates = update_rows(found)

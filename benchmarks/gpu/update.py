@@ -42,7 +42,7 @@ PROMPT = 256
 ROWS = (2048, 8192, 16384, 32768, 65536)
 TOKENS_PER_UPDATE = 131072  # of which as many sequences are made as fit, at least two
 MICRO = 16384
-SECONDS = 420  # after which no further size is begun
+PROFILE_SECONDS = 60  # that the profile and the end take, at most
 ADAMW_BYTES = 18  # per parameter: float32 weight, gradient and two moments, and the bfloat16 copy
 STATES_SHARE = 0.62  # of the GPU's memory; the rest is for rows of 64k tokens
 
@@ -53,8 +53,12 @@ def main(
     shape: str = "0.5B",
     note: Callable[[dict[str, Any]], None] = lambda result: None,
     profile: Path | None = None,
+    seconds: float = 540,
 ) -> dict[str, Any]:
-    """`note` is given the result after every row; the profile, made last, is of an update with the shortest rows."""
+    """`note` is given the result after every row; none is begun that would go beyond `seconds`.
+
+    The profile, made last, is of an update with the shortest rows.
+    """
     begun, lengths = time.perf_counter(), (512, 2048) if toy else ROWS
     shape = "toy" if toy else shape
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
@@ -63,6 +67,7 @@ def main(
         return {"rows": [], "skipped": f"not two layers of {shape} fit this GPU with their optimizer"}
     label = shape if layers == config(shape).num_hidden_layers else f"{shape} ({layers} layers)"
     result: dict[str, Any] = {"rows": []}
+    last = 0.0
     flops = product_flops(device, 512 if toy else 8192), nominal_flops(device)
     with tempfile.TemporaryDirectory(dir=_folder(shape, layers)) as folder:
         source = write_model(Path(folder) / "model", shape, device, layers)
@@ -74,9 +79,12 @@ def main(
         for length in lengths:
             row = {"shape": label, "row": length, "checkpointing": checkpointing}
             try:
-                if time.perf_counter() - begun > SECONDS:
-                    raise UserError(f"not measured: the {SECONDS} s of this part were over")
+                started = time.perf_counter()
+                # The next row takes as many tokens as the last one, in longer sequences.
+                if started - begun + 2 * last > seconds - PROFILE_SECONDS:
+                    raise UserError(f"not measured: the {seconds:.0f} s of this part would not have sufficed")
                 row |= measure(policy, _params(source, length, checkpointing, toy), length)
+                last = time.perf_counter() - started
                 row["mfu"] = row["flops"] / flops[0]
                 row["mfu_nominal"] = row["flops"] / flops[1] if flops[1] else None
             except (torch.OutOfMemoryError, UserError) as error:

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 1, 2 and 3 and FSDP on one GPU: the update's loss and gradient norm, which must be plain torch's."""
+"""ZeRO 1, 2 and 3, or FSDP, on one GPU: the loss and gradient norm of an update, which must be plain torch's."""
 
 import gc
 import tempfile
@@ -17,20 +17,22 @@ from mathrl.trainers.policy_update import update_gradient
 LIMIT = 0.02  # relative, of the gradient norm: torch keeps float32 weights, DeepSpeed computes in pure bfloat16
 FLOAT32_LIMIT = 1e-3
 BACKENDS = {
-    "torch": [],
-    **{f"ZeRO {stage}": ["training.backend=deepspeed", f"training.deepspeed.stage={stage}"] for stage in (1, 2, 3)},
-    "FSDP": ["training.backend=fsdp"],
+    "deepspeed": {
+        f"ZeRO {stage}": ["training.backend=deepspeed", f"training.deepspeed.stage={stage}"] for stage in (1, 2, 3)
+    },
+    "fsdp": {"FSDP": ["training.backend=fsdp"]},
 }
 
 
-def main(device: torch.device, toy: bool) -> dict[str, Any]:
+def main(device: torch.device, toy: bool, backend: str) -> dict[str, Any]:
+    """`backend` is one of `BACKENDS`."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "model", "toy" if toy else "0.5B", device, layers=None if toy else 6)
         for precision in ("float32", "bfloat16"):
             expected = None
-            for name, backend in BACKENDS.items():
-                figures = one_update(source, device, precision, backend)
+            for name, settings in {"torch": [], **BACKENDS[backend]}.items():
+                figures = one_update(source, device, precision, settings)
                 expected = expected or figures
                 rows.append({
                     "name": f"{precision}, {name}",
@@ -44,9 +46,9 @@ def main(device: torch.device, toy: bool) -> dict[str, Any]:
     return {"checks": rows, "failed": [row["name"] for row in rows if row["value"] > row["limit"]]}
 
 
-def one_update(source: Path, device: torch.device, precision: str, backend: list[str]) -> tuple[float, float]:
+def one_update(source: Path, device: torch.device, precision: str, settings: list[str]) -> tuple[float, float]:
     """Loss and gradient norm of the first update."""
-    params = run_params(source, f"model.precision={precision}", *backend)
+    params = run_params(source, f"model.precision={precision}", *settings)
     ranks = Ranks(device, params.training)
     model = load_model(source, params.model, device, plain=ranks.divides)
     groups = random_groups(4, 4, 64, 64, model.config.vocab_size)
