@@ -36,6 +36,7 @@ GIB = 1 << 30
 MOST_GB = 1000.0  # below it a number without a unit means GB
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
 NO_START = "rl would not start"
+MARGIN = 0.03  # share of a GPU beside the reserve, below which fragmentation may end a run
 RESERVE = 0.05  # share of a GPU for what is not counted
 
 
@@ -141,6 +142,8 @@ def _plan_memory(
             needed, there = planned(params).peak * processes / GIB, psutil.virtual_memory().total / GIB
             fit = "fits" if needed < there else "does not fit"
             verdict.append(f"{stage} {fit} this machine: it needs {needed:.2f} GiB of {there:.1f} GiB")
+            if stage == "rl" and params.model.base.type == "pretrained" and params.run.device != "cpu":
+                verdict.append("that is a plan for CPUs: for GPUs give the memory of one, e.g. --gpu-memory 24GB")
             continue
         if stage == "rl" and not show_servers(shape, params, memory):
             verdict.append("the servers of rl do not fit; see below")
@@ -163,7 +166,9 @@ def _plan_memory(
                 show(f"{stage}, changed", planned(after), after.run.processes, memory)
         else:
             share = (room - planned(params).peak) / memory
-            verdict.append(f"{stage} fits {gpu_memory}; {share:.0%} of it is left")
+            narrow = f"{share:.0%} of it is left, no margin for fragmentation: lower rl.tokens_per_microbatch"
+            left = narrow if share < MARGIN else f"{share:.0%} of it is left"
+            verdict.append(f"{stage} fits {gpu_memory}; {left}")
     return fits
 
 
