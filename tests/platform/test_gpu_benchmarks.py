@@ -1,7 +1,6 @@
 """`make gpu` at its small size on this machine: the parts run, faults are seen, the page's tables are written."""
 
 import json
-import re
 import runpy
 import signal
 import subprocess
@@ -14,49 +13,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Imports all modules of benchmarks.gpu but those of parts that say what else they need.
-BARE = """
-import importlib, importlib.metadata as metadata, re, sys
-from pathlib import Path
-
-names, wanted = set(), ["torch", "transformers", *sys.argv[1:]]
-own = set(sys.argv[1:])
-while wanted:
-    name = re.match(r"[\\w.-]+", wanted.pop())[0]
-    if name.lower() in names:
-        continue
-    names.add(name.lower())
-    try:
-        needs = [] if name in own else metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        continue
-    wanted += [need for need in needs if "extra ==" not in need]
-modules = {
-    module for module, distributions in metadata.packages_distributions().items()
-    if {re.sub("_", "-", each.lower()) for each in distributions} & {re.sub("_", "-", name) for name in names}
-}
-
-
-class OnlyThose:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in sys.stdlib_module_names or top in modules or top in ("mathrl", "benchmarks"):
-            return self.finder.find_spec(name, path, target)
-        return None
-
-
-sys.meta_path[:] = [OnlyThose(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
-for file in sorted(Path("benchmarks/gpu").glob("[a-z]*.py")):
-    if file.stem != "transfer":  # needs vLLM
-        importlib.import_module(f"benchmarks.gpu.{file.stem}")
-        print(file.stem)
-"""
 PAGE = runpy.run_path(str(ROOT / "benchmarks/gpu/page.py"))
 NOTHING, tables, write_tables = (PAGE[name] for name in ("NOTHING", "tables", "write_tables"))
 
@@ -111,18 +67,6 @@ def test_the_command_ends_within_its_minutes_and_says_how_to_go_on(
     assert "update-0.5B  stopped after 4 s" in printed and (tmp_path / "update-0.5B.json").exists()
     words = f"update-7B --out {tmp_path} --toy --minutes 0.15"
     assert printed.endswith(f"not started, go on with: python -m benchmarks.gpu {words}\n")
-
-
-def test_the_carried_packages_torch_and_transformers_suffice_for_all_parts_of_the_bare_image() -> None:
-    """Nothing else can be imported but Python's library, this checkout, and what torch and transformers need."""
-    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    carried = re.search(r"--no-deps (pydantic [^\n]*)", makefile)
-    assert carried
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, *carried[1].split()], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split()[-3:] == ["update", "workload", "zero"]
 
 
 def test_the_page_holds_a_table_per_part(results: Path, tmp_path: Path) -> None:
