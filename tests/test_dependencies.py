@@ -23,6 +23,8 @@ PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "
 VERL = {"verl", "hydra", "omegaconf"}
 # Installed beside the other packages by `make parity` alone.
 PARITY = {*VERL, "reasoning_gym"}
+# Installed beside the other packages by `make mutants` alone, from requirements of its own.
+MUTANTS = (ROOT / "tests" / "mutants" / "requirements.txt").read_text(encoding="utf-8")
 
 
 def name_of(requirement: str) -> str:
@@ -93,7 +95,8 @@ def test_what_the_tests_import_is_declared_for_development_and_no_more() -> None
     everything = declared() | declared(*PROJECT["optional-dependencies"])
     packages = imported(DEVELOPMENT)
     undeclared = {name for name, providers in packages.items() if not providers & everything}
-    assert undeclared - PARITY == {"mkdocs"}  # mkdocs comes with its theme, mkdocs-material
+    separate = {name_of(line) for line in MUTANTS.splitlines() if re.match(r"\w", line)} | PARITY
+    assert undeclared - separate == {"mkdocs"}  # mkdocs comes with its theme, mkdocs-material
     providers = set().union(*packages.values(), *imported(LIBRARY).values())
     assert declared("dev") - providers - PLUGINS - PROGRAMS == set()
     assert not declared("dev") & declared()

@@ -1,0 +1,153 @@
+"""Duplicates, near-duplicates and variants of a problem, each with the row that won."""
+
+import numpy as np
+import pytest
+
+from mathrl.core.types import Problem
+from mathrl.data.deduplicate import Dropped, Variants, deduplicate
+from mathrl.data.generators import generate
+from mathrl.data.minhash import band_shape, sign
+from mathrl.data.near_duplicates import as_matrix, jaccard, near_clusters
+from mathrl.data.row_shards import Digesting
+from mathrl.data.row_store import RowStore
+from mathrl.data.shingles import shingles
+from mathrl.params.data import Deduplicate, NearDuplicates
+
+
+def row(id: str, question: str, answer: str = "1", split: str = "rl") -> Problem:
+    return Problem(id, question, (answer,), "made", split)
+
+
+def deduplicated(rows: list[Problem], params: Deduplicate) -> tuple[list[Problem], list[Dropped], list[Variants]]:
+    """What deduplicate makes of rows that are stored for it."""
+    store = RowStore.of(rows, Digesting(params.near))
+    dropped, variants = deduplicate(store, params)
+    reasons = dict(dropped)
+    kept = list(store.all().without(reasons))
+    return kept, [Dropped.of(store.problem(number), why) for number, why in reasons.items()], variants
+
+
+LONG = "a farmer has twelve cows and sells some of them to his neighbour how many are left"
+
+
+def test_held_out_rows_win_and_every_dropped_row_names_its_winner() -> None:
+    held_out = [row("t", "1+1 =", split="test"), row("d", "1+1=", split="dev")]
+    rows = [row("a", "1 + 1 ="), row("b", "1+1="), *held_out, row("c", "2+2=", "4")]
+    kept, dropped, _ = deduplicated(rows, Deduplicate())
+    assert [p.id for p in kept] == ["t", "c"]
+    assert {d.id: (d.reason, d.other) for d in dropped} == dict.fromkeys("abd", ("duplicate", "t"))
+
+
+def test_the_first_row_wins_among_equals() -> None:
+    kept, dropped, _ = deduplicated([row("a", "x = 1?"), row("b", "X=1?")], Deduplicate())
+    assert [p.id for p in kept] == ["a"] and dropped[0].other == "a"
+
+
+def test_conflicting_answers_take_all_training_rows_with_them() -> None:
+    rows = [row("a", "1+1=", "2"), row("b", "1+1=", "2"), row("c", "1+1=", "3")]
+    kept, dropped, _ = deduplicated(rows, Deduplicate())
+    assert kept == [] and {d.reason for d in dropped} == {"conflicting answers"}
+    assert {d.id for d in dropped} == set("abc") and all(d.other not in (None, d.id) for d in dropped)
+    kept, _, _ = deduplicated([*rows, row("t", "1+1=", "2", "test")], Deduplicate())
+    assert [p.id for p in kept] == ["t"]
+
+
+def test_answers_that_are_equal_do_not_conflict() -> None:
+    rows = [row("a", "log?", r"\frac{1}{3}"), row("b", "log ?", r"\frac13"), row("c", "log  ?", "1/3")]
+    kept, dropped, _ = deduplicated(rows, Deduplicate())
+    assert [p.id for p in kept] == ["a"] and {d.reason for d in dropped} == {"duplicate"}
+
+
+def test_near_duplicates_need_the_same_numbers() -> None:
+    near = Deduplicate(near=NearDuplicates(threshold=0.7, ngram=3))
+    rows = [row("a", f"{LONG} 5"), row("b", f"{LONG}, please 5"), row("c", f"{LONG} 6")]
+    kept, dropped, _ = deduplicated(rows, near)
+    assert [p.id for p in kept] == ["a", "c"]
+    assert (dropped[0].other, dropped[0].detail) == ("a", "jaccard >= 0.7")
+    loose = Deduplicate(near=NearDuplicates(threshold=0.7, ngram=3, same_numbers=False))
+    assert [p.id for p in deduplicated(rows, loose)[0]] == ["a"]
+
+
+def test_questions_with_options_are_told_apart_by_their_variables() -> None:
+    shapes = "(A) Line (B) Circle (C) Plane (D) Sphere (E) Cylinder (F) Cone. Enter the letter of the correct option."
+    asked = "For a constant c, in cylindrical coordinates (r,θ,z), find the shape described by the equation ${} = c.$ "
+    rows = [row(name, asked.format(name) + shapes, "C") for name in (r"\theta", "z")]
+    near = Deduplicate(near=NearDuplicates(threshold=0.5, ngram=3))
+    assert len(deduplicated(rows, near)[0]) == 2
+    assert len(deduplicated([r.with_(question=r.question.replace(shapes, "")) for r in rows], near)[0]) == 1
+
+
+def test_texts_below_the_threshold_stay_apart_whatever_the_hashes_say() -> None:
+    rows = [row(str(i), " ".join(LONG.split()[i:] + [f"word{i}"] * 3)) for i in range(8)]
+    near = NearDuplicates(threshold=0.95, ngram=3)
+    assert len(deduplicated(rows, Deduplicate(near=near))[0]) == 8
+
+
+def test_signatures_estimate_the_jaccard_similarity() -> None:
+    words = invented_words(400)
+    both = shingles([words[:300], words[100:]], 1)
+    signatures = sign(both, 512)
+    assert jaccard(as_matrix(both), np.array([0]), np.array([1])) == pytest.approx([0.5])
+    estimate = float((signatures[0] == signatures[1]).mean())
+    # Standard error sqrt(0.25 / 512) = 0.022; four of them.
+    assert estimate == pytest.approx(0.5, abs=0.09)
+
+
+def test_bands_and_rows_are_datasketchs() -> None:
+    from datasketch.lsh import _optimal_param
+
+    for threshold in (0.5, 0.7, 0.8, 0.9):
+        assert band_shape(threshold, 128) == _optimal_param(threshold, 128, 0.5, 0.5)
+
+
+def test_datasketch_finds_the_same_near_duplicates() -> None:
+    from datasketch import MinHash, MinHashLSH
+
+    words = invented_words(3_000)
+    texts = [" ".join(words[60 * i : 60 * i + 60]) for i in range(40)]
+    texts += [text.replace(text.split()[30], "changed") for text in texts[:20]]
+    near = NearDuplicates(threshold=0.8, ngram=2)
+    store = RowStore.of([row(str(i), text) for i, text in enumerate(texts)], Digesting(near))
+    found, _ = near_clusters(store, near)
+    lsh, pairs = MinHashLSH(threshold=0.8, num_perm=128), []
+    for i, text in enumerate(texts):
+        hashed = MinHash(num_perm=128)
+        for shingle in shingles([text.split()], 2).flat:
+            hashed.update(int(shingle).to_bytes(8, "big"))
+        pairs += [[j, i] for j in lsh.query(hashed)]
+        lsh.insert(i, hashed)
+    assert list(found) == sorted(pairs) == [[i, 40 + i] for i in range(20)]
+
+
+def invented_words(count: int) -> list[str]:
+    letters = "abcdefghij"
+    return ["w" + "".join(letters[int(digit)] for digit in str(i)) for i in range(count)]
+
+
+SIGNS = "Find the number of integers n with 2n{}1 > {} for which the sum of all digits of n{}1 is a prime number"
+
+
+def test_operators_numbers_and_answers_tell_variants_from_duplicates() -> None:
+    questions = [SIGNS.format("-", 7, "+"), SIGNS.format("+", 7, "+"), SIGNS.format("-", 9, "+")]
+    spelled = SIGNS.format(" - ", "7 ", " + ").replace("2n - 1 >", r"$2 n-1 \gt$")
+    rows = [row(str(i), question, str(i)) for i, question in enumerate(questions)]
+    rows += [row("same", spelled, "0"), row("other", questions[0].replace("sum", "product"), "5")]
+    kept, dropped, variants = deduplicated(rows, Deduplicate(near=NearDuplicates(threshold=0.5)))
+    assert [(d.id, d.other, d.reason) for d in dropped] == [("same", "0", "duplicate")]
+    assert [p.id for p in kept] == ["0", "1", "2", "other"]
+    groups = {group.difference: {p.id for p in group.problems} for group in variants}
+    assert groups == {"answers": {"0", "other"}, "numbers or operators": {"0", "1", "2", "other"}}
+    conflict = deduplicated([*rows[:1], rows[3].with_(answers=("8",))], Deduplicate(near=NearDuplicates()))
+    assert conflict[0] == [] and {d.reason for d in conflict[1]} == {"conflicting answers"}
+
+
+def test_near_deduplication_keeps_the_problems_of_a_generator() -> None:
+    rows = list(generate("chain", {"rl": 600, "test": 200}, {}, seed=0))
+    kept, dropped, _ = deduplicated(rows, Deduplicate(near=NearDuplicates()))
+    assert kept == rows and dropped == []
+
+
+def test_lone_surrogates_survive_near_deduplication_and_decontamination() -> None:
+    rows = [row("a", f"{LONG} \ud83d"), row("b", f"{LONG}  \ud83d ?"), row("t", "else \ud83d", split="test")]
+    kept, dropped, _ = deduplicated(rows, Deduplicate(near=NearDuplicates()))
+    assert [p.id for p in kept] == ["a", "t"] and len(dropped) == 1
