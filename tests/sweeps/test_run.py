@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -195,7 +196,7 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
 
     run = CliRunner().invoke
     shown = run(app, ["sweep", "show", "--study", STUDY]).output
-    assert "| 3 | ended early |" in shown and f"on test: {found['verdict']}" in shown
+    assert re.search(r"\b3 +│ +ended early", shown) and f"on test: {found['verdict']}" in shown
     of_another = json.dumps(found | {"winner": 2})
     (folder / "comparison.json").write_text(of_another)
     shown = run(app, ["sweep", "show", "--study", STUDY]).output
@@ -250,7 +251,7 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(
     assert "trial 1: failed: these values are not valid together" in said and "multiple of minibatches" in said
     assert read_study("odd").trials[1].state == TrialState.FAIL
     write_report(opened)
-    assert "Trial 1 failed: these values" in (opened.folder / "trials.md").read_text()
+    assert "Trial 1 failed: `these values" in (opened.folder / "trials.md").read_text()
     _print_study(read_study("odd"), "odd", opened.folder)
     printed = capsys.readouterr().out
     assert "│ complete" in printed and "trial 1 failed: these values" in printed  # a table, not its Markdown
