@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
+from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
@@ -90,7 +91,8 @@ def plan_run(
         if fits:
             verdict += show_time(params, shape, as_words(preset, settings))
     print("\n".join(verdict))
-    for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings))]:
+    cut = chain(*judge_lengths(params, STAGES, settings))
+    for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
         print(f"warning: {line}")
     print(f"\n{details.getvalue()}", end="")
     if not fits:

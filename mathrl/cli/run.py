@@ -68,6 +68,12 @@ def run(
     stages = (*stages_until(stage), *(["controls"] if controls else []))
     doubtful = check_final_values(params, stages, overrides or ())
     if dry_run:
+        from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
+
+        refused, cut = judge_lengths(params, stages, overrides or ())
+        if refused:
+            raise UserError("; ".join(refused))
+        doubtful += cut
         before = None if verbose else load_params() if preset or overrides else params
         _print_plan(stage, params, before, [*preset_conflicts(FOLDER, preset), *doubtful])
         return

@@ -42,10 +42,27 @@ def render(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[
     """
     text = prompt_text(problem, prompt, tokenizer, few_shot)
     ids: list[int] = list(tokenizer.encode(text, add_special_tokens=False))
-    bos = None if is_chat(problem, prompt) else tokenizer.bos_token_id
-    if bos is not None and ids[:1] != [bos] and list(tokenizer.encode(""))[:1] == [bos]:
-        ids.insert(0, bos)
-    return ids
+    start = [] if is_chat(problem, prompt) else _start(tokenizer)
+    return ids if ids[:1] == start else [*start, *ids]
+
+
+def prompt_lengths(
+    problems: Sequence[Problem], prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem] = ()
+) -> list[int]:
+    """How many tokens `render` gives each problem: counted in one batch."""
+    start = _start(tokenizer)
+    texts = [prompt_text(problem, prompt, tokenizer, few_shot) for problem in problems]
+    lengths = []
+    for problem, ids in zip(problems, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
+        begun = is_chat(problem, prompt) or list(ids[:1]) == start
+        lengths.append(len(ids) + (0 if begun else len(start)))
+    return lengths
+
+
+def _start(tokenizer: Any) -> list[int]:
+    """The start token, if the tokenizer starts texts with one."""
+    bos = tokenizer.bos_token_id
+    return [bos] if bos is not None and list(tokenizer.encode(""))[:1] == [bos] else []
 
 
 def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_shot: Sequence[Problem] = ()) -> str:

@@ -1,8 +1,9 @@
 """One judgement of the final values that a step would use on a pretrained model: its learning rates and its lengths.
 
 A rate of 30 times the usual one for the model, the optimizer and the adapters, or more, is refused, and so is a length
-that cuts off what problems and answers need. Whatever a person typed for this very run (--set, a form) is taken, with a
-warning. The dry run, the flow and the stage ask this one function, whoever wrote the values: a file, preset or recipe.
+that cuts off what problems and answers need; data/lengths.py holds it against the data's own. Whatever a person typed
+for this very run (--set, a form) is taken, with a warning. The dry run, the flow and the stage ask this one function,
+whoever wrote the values: a file, preset or recipe.
 """
 
 import json
@@ -79,8 +80,18 @@ def check_final_values(params: Params, stages: Iterable[str], typed: Iterable[st
 
 def judge(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> tuple[list[str], list[str]]:
     """A sentence per value that is refused, and one per value that is taken because a person typed it."""
+    return verdict(doubts_of(params, stages), typed)
+
+
+def doubts_of(params: Params, stages: Iterable[str]) -> list[Doubt]:
+    """The values that do not suit the pretrained model, whoever wrote them."""
+    return list(dict.fromkeys(doubt for stage in stages for doubt in _doubts(params, stage)))
+
+
+def verdict(doubts: Iterable[Doubt], typed: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """As `judge`, of doubts that the caller has."""
     keys = {override.partition("=")[0].strip() for override in typed}
-    doubts = list(dict.fromkeys(doubt for stage in stages for doubt in _doubts(params, stage)))
+    doubts = list(doubts)
     refused = [
         f"{doubt.problem}: {doubt.advice}; to run with it all the same, type it for this run: --set "
         f"{doubt.key}={doubt.value}"
@@ -119,8 +130,8 @@ def _doubts(params: Params, stage: str) -> Iterator[Doubt]:
     for path, section in _sections(params, stage).items():
         yield from _rate_doubts(path, section, base.path)
     if stage in SAMPLING:
-        positions = _of_config(base.path, POSITIONS)
-        shortest = min(SHORTEST, int(positions // 4)) if positions else SHORTEST
+        positions = positions_of(base.path)
+        shortest = min(SHORTEST, positions // 4) if positions else SHORTEST
         lengths = {
             f"{stage}.max_tokens": getattr(params, stage).max_tokens,
             "prompt.max_tokens": params.prompt.max_tokens,
@@ -181,6 +192,12 @@ def _rate_text(rate: float) -> str:
     ('1e-6', '5e-7')
     """
     return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def positions_of(model: str) -> int | None:
+    """The maximum length of prompt and response that a model folder on this machine allows, in tokens."""
+    positions = _of_config(model, POSITIONS)
+    return None if positions is None else int(positions)
 
 
 def _of_config(model: str, names: tuple[str, ...]) -> float | None:

@@ -29,7 +29,8 @@ SFT_SHARE = 0.25  # of the rows, where SFT comes before RL
 FEWEST_SFT_STEPS = 10
 CHARACTERS_PER_TOKEN = 3
 EVAL_EVERY = 10  # RL steps between dev evaluations
-LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens
+LONGEST_PROMPT = 2048  # in tokens, unless more than a twentieth of the prompts are longer
+LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens, unless the solutions are longer
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def project_sections(
     """
     device = hardware.kind
     sizes, chat = BATCHES[device], bool(getattr(tokenizer, "chat_template", None))
-    prompt_tokens = min(max(SHORTEST, _rounded(inspection.prompts.longest)), 2048, positions // 2)
-    response = min(_response_tokens(inspection, chat), LONGEST[device], positions - prompt_tokens)
+    most = max(LONGEST_PROMPT, _rounded(inspection.prompts.p95))
+    prompt_tokens = min(max(SHORTEST, _rounded(inspection.prompts.longest)), most, positions // 2)
+    response = min(response_tokens(inspection, chat, LONGEST[device]), positions - prompt_tokens)
     curate = _curate(inspection, test)
     worked = inspection.solutions.texts / len(inspection.problems) if inspection.solutions else 0.0
     sft_share = 0.0 if chat or worked < 0.95 else SFT_SHARE
@@ -171,12 +173,16 @@ def _curate(inspection: Inspection, test: dict[str, Any] | None) -> dict[str, An
     return section
 
 
-def _response_tokens(inspection: Inspection, chat: bool) -> int:
-    """Room for a response: half as much again as nearly all solutions take; without solutions what is usual."""
+def response_tokens(inspection: Inspection, chat: bool, longest: int) -> int:
+    """Room for a response: half as much again as nearly all solutions take; without solutions what is usual.
+
+    `longest` limits the half, never the solutions: `mathrl.data.lengths` refuses a length that cuts them off.
+    """
     usual = 512 if chat else 256
     if inspection.solutions is None:
         return usual
-    return max(usual if chat else SHORTEST, _rounded(1.5 * inspection.solutions.p95))
+    taken = _rounded(inspection.solutions.p95)
+    return max(taken, min(longest, max(usual if chat else SHORTEST, _rounded(1.5 * inspection.solutions.p95))))
 
 
 def _sft_steps(inspection: Inspection, rows: float, tokens_per_step: int) -> int:

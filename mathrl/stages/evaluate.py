@@ -53,6 +53,7 @@ def work(
     params = run.params
     # torch: not before the inputs have been checked.
     from mathrl.models.device import choose_device, hardware_of
+    from mathrl.models.load import load_tokenizer
     from mathrl.rollout.resolve import choose_engine, has_gpu_vllm
 
     hardware = hardware_of(choose_device(params.run.device))
@@ -60,12 +61,15 @@ def work(
     if TEST in params.evaluate.benchmarks:
         run.dataset(TEST, test)
     few_shot = few_shot_examples(params.prompt, examples)
+    start = next(iter(models.values()))
     evaluated: dict[str, list[EvaluatedModel]] = {}
     for benchmark in params.evaluate.benchmarks:
         problems = benchmark_problems(benchmark, params, test)
         if benchmark != TEST:
             content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
             run.dataset(benchmark, INPUTS / "evaluate", digest(content))
+        if start.is_dir():  # else it is refused by name below
+            run.check_lengths(problems, partial(load_tokenizer, start, params.model), few_shot)
         evaluated[benchmark] = _evaluate_all(models, problems, benchmark, params, few_shot, run.state)
     if rank() != 0:
         return

@@ -135,6 +135,7 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     ahead = rl.asynchronous is not None
     engine = training_engine(network, start, tokenizer, params.model, rollout, ahead, rl.lora)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
+    run.check_lengths(inputs.problems, lambda: tokenizer, inputs.few_shot)
     check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:
         rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(others["critic"])})})
@@ -156,8 +157,10 @@ def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]
     _refuse_other_models(inputs, "trl")
     # accelerate before transformers, and torch not before the inputs have been checked.
     from mathrl.engines.trl_rl import train_rl_with_trl
+    from mathrl.models.load import load_tokenizer
 
     params, training = run.params, open_training(run, inputs.health)
+    run.check_lengths(inputs.problems, lambda: load_tokenizer(inputs.start, params.model), inputs.few_shot)
     run.resolved(
         params.rollout.model_copy(update={"engine": "torch"}), params.rl.model_copy(update={"importance": None})
     )
@@ -170,8 +173,10 @@ def _train_with_verl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult
     _refuse_other_models(inputs, "verl")
     # torch: not before the inputs have been checked.
     from mathrl.engines.verl_rl import train_rl_with_verl
+    from mathrl.models.load import load_tokenizer
 
     params, training = run.params, open_training(run, inputs.health, device="cpu")
+    run.check_lengths(inputs.problems, lambda: load_tokenizer(inputs.start, params.model), inputs.few_shot)
     run.resolved(params.rollout.model_copy(update={"engine": "vllm"}), params.rl)
     log = run.record.folder / "verl.log"
     return train_rl_with_verl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training, python, log)

@@ -48,8 +48,10 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     from mathrl.rollout.sample_problems import sample_problems, usable
 
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
-    sampler = open_sampler(start, params, "sample", few_shot_examples(params.prompt, examples))
+    few_shot = few_shot_examples(params.prompt, examples)
+    sampler = open_sampler(start, params, "sample", few_shot)
     run.resolved(sampler.engine.rollout)
+    run.check_lengths(problems, lambda: sampler.tokenizer, few_shot)
     check_prompts(problems, params.prompt, sampler.tokenizer)
     reward = build_reward(params.reward)
 

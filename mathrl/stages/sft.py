@@ -64,16 +64,13 @@ def work(
         make_base(params.model, start, seed, data)
     training.ranks.gather("the start is there")
     tokenizer = load_tokenizer(start, params.model)
+    problems = [problem for file in data for problem in read_problems(file)]
+    run.check_lengths(problems, lambda: tokenizer)
     demonstrations, held_out = (
         tokenize_demonstrations(
-            [problem for file in files for problem in read_problems(file)],
-            params.prompt,
-            tokenizer,
-            params.sft.terse_share,
-            seed,
-            params.sft.call_format is not None,
+            part, params.prompt, tokenizer, params.sft.terse_share, seed, params.sft.call_format is not None
         )
-        for files in (data, (dev,))
+        for part in (problems, read_problems(dev))
     )
     network, figures = train(start, demonstrations, held_out, params, training)
     summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}

@@ -30,11 +30,13 @@ from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
+from mathrl.core.types import Problem
 from mathrl.params import Params, load_params, stage_params
 from mathrl.params.changes import changed_since_commit
-from mathrl.params.final_values import check_final_values
+from mathrl.params.final_values import check_final_values, verdict
 from mathrl.params.load import FOLDER, read_yaml
 from mathrl.params.rollout import Rollout
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
 from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
@@ -53,6 +55,8 @@ class StageRun:
     params: Params
     state: Path
     record: RunRecord
+    typed: Sequence[str] = ()
+    """What a person typed for this run: overrides such as "rl.max_tokens=64"."""
 
     @property
     def artifacts(self) -> Path:
@@ -70,6 +74,28 @@ class StageRun:
     def open_metrics(self, resume_after: int | None = None) -> JsonlSink:
         """The live metrics file; `resume_after` is the step of the checkpoint that the run resumes from."""
         return JsonlSink(self.metrics_file, resume_after=resume_after)
+
+    def check_lengths(
+        self, problems: Sequence[Problem], tokenizer: Callable[[], Any], few_shot: Sequence[Problem] = ()
+    ) -> None:
+        """Check that the prompts and the answers of the problems fit the lengths of the stage (data/lengths.py).
+
+        Args:
+            tokenizer: Called only for a pretrained model.
+
+        Raises:
+            UserError: more than a tenth do not fit a length that nobody typed for this run.
+        """
+        if not isinstance(self.params.model.base, PretrainedModel):
+            return
+        from mathrl.data.lengths import length_doubts  # transformers
+
+        refused, warned = verdict(length_doubts(self.params, self.name, problems, tokenizer(), few_shot), self.typed)
+        if refused:
+            raise UserError("; ".join(refused))
+        if rank() == 0:
+            for line in warned:
+                print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def summary(self, figures: Mapping[str, float]) -> None:
         """Final figures, shown with the MLflow run."""
@@ -166,7 +192,8 @@ def run_stage(
 def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
-    check_final_values(params, [stage.name], _typed(stage))
+    typed = _typed(stage)
+    check_final_values(params, [stage.name], typed)
     if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
     stage.before(params)
@@ -178,7 +205,7 @@ def _run(stage: _Stage) -> None:
     if rank() != 0:
         state.mkdir(parents=True, exist_ok=True)
         # Rank 0 writes the record; its folder is not known here.
-        stage.work(StageRun(stage.name, params, state, RunRecord(Path(Variable.RECORD.get() or os.devnull))))
+        stage.work(StageRun(stage.name, params, state, RunRecord(Path(Variable.RECORD.get() or os.devnull)), typed))
         return
     with _locked(state, stage.name):
         state.mkdir(parents=True, exist_ok=True)
@@ -188,7 +215,7 @@ def _run(stage: _Stage) -> None:
         os.environ[Variable.RECORD] = str(record.folder)
         record.update(params=own_sections, key=key, inputs=inputs, **_origin(stage, sections))
         with mirroring():
-            _work(stage, StageRun(stage.name, params, state, record))
+            _work(stage, StageRun(stage.name, params, state, record, typed))
 
 
 def _typed(stage: _Stage) -> Sequence[str]:

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params, load_params
-from mathrl.params.final_values import check_final_values
+from mathrl.params.final_values import doubts_of
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import unknown_hint
 from mathrl.params.schema import READS
@@ -53,7 +53,9 @@ def _check(key: str, axis: Axis, base: dict[str, Any], fixed: Sequence[str], fol
         raise UserError(f"a trial is an RL run, which reads only {', '.join(READS['rl'])}")
     present = _present(key, base)
     for value in ends(axis):  # what a trial proposes nobody typed, so the whole range is judged
-        check_final_values(load_params(folder, overrides=[*fixed, override(key, value)]), ["rl"])
+        doubts = doubts_of(load_params(folder, overrides=[*fixed, override(key, value)]), ["rl"])
+        if doubts:
+            raise UserError("; ".join(f"{d.problem}: narrow the range, or leave it out and {d.advice}" for d in doubts))
     if not _holds(axis, present):
         raise UserError(
             f"the present value {present!r}, which is trial 0, is not in the range; widen the range, or "

@@ -2,18 +2,24 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mathrl.cli.plan import plan_run
 from mathrl.cli.recipe import print_steps
 from mathrl.cli.run import run
 from mathrl.core.errors import UserError
-from mathrl.core.paths import WORKTREE_NOTE
-from mathrl.params import Params
+from mathrl.core.paths import WORKTREE_NOTE, main_checkout
+from mathrl.models.base import make_base
+from mathrl.params import Params, write_params
 from mathrl.params.load import dump_yaml, load_params, read_yaml
+from mathrl.params.run import FreshModel, Model
 from mathrl.stages.stage_run import run_stage
 from tasks.reproduction import FreshClone
 from tasks.workspace import prepare, prepare_recipe
@@ -103,3 +109,70 @@ def test_a_reproduction_takes_the_rate_that_somebody_typed_for_the_run(
     assert "it starts" in stage(tmp_path, capsys)
     (tmp_path / WORKTREE_NOTE).unlink()
     assert "rl.lr is 0.003, 3,000 times" in stage(tmp_path, capsys)
+
+
+@pytest.fixture
+def own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a checkout, still empty, in which commands run."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path)
+    main_checkout.cache_clear()
+    yield tmp_path
+    main_checkout.cache_clear()
+
+
+def own_project(folder: Path, solution: int, *settings: str) -> None:
+    """Own rows, whose solutions take so many tokens, and an own model, whose values nobody types."""
+    shutil.copytree(ROOT / "params", folder / "params")
+    rows = [{"ask": f"What is {n} + 1?", "gold": str(n + 1), "working": f"{n:04}" * (solution // 4)} for n in range(60)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = FreshModel(hidden_size=32, intermediate_size=16, layers=1, heads=2)
+    make_base(Model(base=base, precision="float32"), folder / "start", 0)
+    source = f"{{type: file, name: own, path: {folder / 'rows.jsonl'}, split: rl, prompt_key: ask, answer_key: gold"
+    written = [
+        f"model.base={{type: pretrained, path: {folder / 'start'}}}",
+        f"curate.sources=[{source}, solution_key: working}}]",
+        *("curate.test_share=0.2", "curate.decontaminate=null", "sft.steps=0", "rl.lr=1e-6"),
+        *("rl.optimizer.type=adamw", "prompt.max_tokens=512", "difficulty.max_tokens=256", "rl.max_tokens=256"),
+        *("evaluate.max_tokens=256", *settings),
+    ]
+    params = folder / "params"
+    write_params(load_params(params), load_params(params, overrides=written), params)
+
+
+def test_a_dry_run_and_a_plan_hold_lengths_against_the_rows_of_local_files(
+    own_checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_project(own_checkout, 200, "rl.max_tokens=160")
+    with pytest.raises(UserError) as refused:
+        run("pipeline", dry_run=True)
+    assert str(refused.value) == (
+        "rl.max_tokens is 160, and 100.0% of 60 solutions of the data are longer (95th percentile: 200 tokens): set "
+        "rl.max_tokens=224; to run with it all the same, type it for this run: --set rl.max_tokens=160"
+    )
+    run("difficulty", dry_run=True)  # which samples with difficulty.max_tokens
+    assert "of the data are longer" not in capsys.readouterr().out
+    run("pipeline", overrides=["rl.max_tokens=160"], dry_run=True)
+    warned = [line for line in capsys.readouterr().out.splitlines() if "of the data are longer" in line]
+    assert len(warned) == 1 and warned[0].startswith("warning: ") and warned[0].endswith("since it was typed")
+    run("pipeline", overrides=["rl.max_tokens=224"], dry_run=True)
+    assert "of the data are longer" not in capsys.readouterr().out
+    context: Any = SimpleNamespace(invoked_subcommand=None)
+    plan_run(context)
+    assert "warning: rl.max_tokens is 160, and 100.0% of 60 solutions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        ["model.base={type: pretrained, path: Qwen/Qwen2.5-0.5B}"],  # whose tokenizer is not here
+        ["curate.sources=[{type: hub, name: far, id: someone/far, prompt_key: q, answer_key: a, split: rl}]"],
+    ],
+)
+def test_a_dry_run_says_nothing_of_lengths_that_it_cannot_know(
+    unknown: list[str], own_checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_project(own_checkout, 200, "rl.max_tokens=160", *unknown)
+    run("rl", dry_run=True)
+    printed = capsys.readouterr().out
+    assert "max_tokens: 160" in printed and "of the data are longer" not in printed

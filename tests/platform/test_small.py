@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from mathrl.models.base import make_base
+from mathrl.params.run import FreshModel, Model
 from tasks.repro import Preempted, Repro, running
 from tasks.stage_output import Console
 
@@ -27,6 +29,9 @@ TINY = (
 )  # fmt: skip
 
 
+SMALLEST: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2}
+
+
 @pytest.fixture(scope="module")
 def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
     real_checkout.python(
@@ -36,6 +41,28 @@ def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkou
     real_checkout.env |= {"MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
     real_checkout.use_python(warm_python("torch"))
     return real_checkout
+
+
+def test_a_dry_run_holds_lengths_against_the_curated_splits(tiny: Checkout, tmp_path: Path) -> None:
+    """The source is generated, so only data/curated has the texts: the questions take from 6 characters."""
+    make_base(Model(base=FreshModel(**SMALLEST, max_positions=64), precision="float32"), tmp_path / "start", 0)
+    base = f"model.base={{type: pretrained, path: {tmp_path / 'start'}}}"
+    words = [
+        "run",
+        "difficulty",
+        "--dry-run",
+        "--set",
+        base,
+        "--set",
+        "sft.steps=0",
+        "--set",
+        "difficulty.max_tokens=32",
+    ]
+    words += ["--set", "prompt.template=r1_zero", "--set", "prompt.max_tokens=16"]
+    tiny.repro("curate")
+    assert "warning: prompt.max_tokens is 16, and 100.0% of 8 prompts of the data" in tiny.mathrl(*words).stdout
+    other = tiny.mathrl(*words, "--set", "run.seed=5").stdout  # whose splits are not made yet
+    assert "would run: " in other and "of the data" not in other
 
 
 def facts(checkout: Checkout) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Every stage of a pretrained model refuses lengths that cut off its data, before it trains or samples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mathrl.core.problems import write_problems
+from mathrl.core.types import Problem
+from mathrl.models.base import make_base
+from mathrl.params.load import dump_yaml
+from mathrl.params.run import FreshModel, Model
+from mathrl.stages import recipe_step
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("sft", "difficulty", "rl", "sample", "evaluate")
+SETTINGS = (
+    "run.processes=1", "run.device=cpu", "prompt.template=plain", "model.precision=float32", "sft.steps=1",
+    "sft.lr=1e-5", "sft.optimizer.type=adamw", "rl.steps=1", "rl.lr=1e-6", "rl.optimizer.type=adamw",
+    "rl.prompts_per_step=2", "rl.group_size=2", "rl.eval_samples=1", "sample.samples=2",
+    "difficulty.samples=8", "difficulty.max_problems=2",
+    "evaluate.samples=1", "evaluate.ks=[1]", "evaluate.limit=20", "rollout.max_sequences=32", "prompt.max_tokens=128",
+)  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with params/, a model folder, and problems whose questions take 140 tokens and solutions 200."""
+    (tmp_path / "params").mkdir()
+    for file in (ROOT / "params").glob("*.yaml"):
+        (tmp_path / "params" / file.name).write_text(file.read_text())
+    base = FreshModel(hidden_size=32, intermediate_size=16, layers=1, heads=2)
+    make_base(Model(base=base, precision="float32"), tmp_path / "start", 0)
+    rows = [
+        Problem(str(n), "+".join(["1"] * 70) + "=", ("70",), "own", "rl", solution=f"{n:03};" * 50) for n in range(30)
+    ]
+    write_problems(tmp_path / "rows.jsonl", rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MATHRL_MIRROR", "none")
+    return tmp_path
+
+
+def run(stage: str, capsys: pytest.CaptureFixture[str], settings: Sequence[str]) -> tuple[int, str]:
+    """The exit status of the stage as a recipe's step, and what it says."""
+    words = [stage, "pipelines/recipes/r/step", "--start", "start", "--data", "rows.jsonl", "--dev", "rows.jsonl"]
+    words += ["--examples", "rows.jsonl", "--test", "rows.jsonl", "--model", "start=start"]
+    base = f"model.base={{type: pretrained, path: {Path.cwd() / 'start'}}}"
+    sets = [word for setting in (base, *SETTINGS, *settings) for word in ("--set", setting)]
+    status = 0
+    try:
+        recipe_step.main([*words, *sets])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    return status, capsys.readouterr().err
+
+
+def type_it(place: Path, *overrides: str) -> None:
+    """As `mathrl recipe r --set …` writes them, which no stage takes for the recipe's own."""
+    (place / "params" / "recipes").mkdir(exist_ok=True)
+    (place / "params" / "recipes" / "r.yaml").write_text(dump_yaml({"overrides": list(overrides)}))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_refuses_what_cuts_its_data_off(stage: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = [f"{stage}.max_tokens=160"] * (stage != "sft")
+    status, said = run(stage, capsys, lengths)
+    assert status == 2 and "prompt.max_tokens is 128, and 100.0% of " in said
+    assert "prompts of the data are longer (95th percentile: 140 tokens): set prompt.max_tokens=160; to run" in said
+    if lengths:
+        assert f"{stage}.max_tokens is 160, and 100.0% of " in said
+        assert f"(95th percentile: 200 tokens): set {stage}.max_tokens=224; to run" in said
+    assert not (place / "pipelines").exists()
+    # What was typed is taken with a warning, and the other length is refused all the same.
+    type_it(place, "prompt.max_tokens=128")
+    status, said = run(stage, capsys, lengths)
+    assert status == (2 if lengths else 0) and ("prompt.max_tokens is 128" in said) == (not lengths)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_runs_with_lengths_that_hold_its_data(
+    stage: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = [f"{stage}.max_tokens=224"] * (stage != "sft")
+    status, said = run(stage, capsys, ["prompt.max_tokens=160", *lengths])
+    assert status == 0 and "of the data are longer" not in said, said
+
+
+def test_a_typed_length_is_one_warning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    type_it(place, "sample.max_tokens=130")
+    status, said = run("sample", capsys, ["prompt.max_tokens=160", "sample.max_tokens=130"])
+    assert status == 0
+    (line,) = [line for line in said.splitlines() if line.startswith("warning: sample.max_tokens is 130")]
+    assert line.endswith("taken, since it was typed")
