@@ -126,9 +126,9 @@ def test_parameters_that_are_named_exist(page: str) -> None:
 def test_files_and_make_targets_that_are_named_exist(page: str) -> None:
     text = PAGES[page]
     code = [*SPAN.findall(text), *(code for _, _, code in FENCED.findall(text)), *blocks(text)]
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for block in code:
-        assert set(re.findall(r"(?:^|&& |; )make ([a-z]+)", block, re.M)) <= targets, f"{page}: {block}"
+        assert set(re.findall(r"(?:^|&& |; )make ([a-z-]+)", block, re.M)) <= targets, f"{page}: {block}"
     for named in {place for span in SPAN.findall(text) for place in PLACE.findall(span)}:
         assert (ROOT / named).exists() or "NAME" in named, f"{page}: no file {named}"
 
