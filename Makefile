@@ -89,11 +89,12 @@ gpu:  ## Correctness, speed and memory on this machine's GPU; writes the tables 
 	$$python -m benchmarks.gpu --out build/gpu; status=$$?; \
 	test ! -e build/gpu/machine.json || $$python -m benchmarks.gpu --page build/gpu && exit $$status
 
-# A CPU build of torch returns before the check that a forked rank fails; the CUDA build needs no GPU for it.
+# A CPU build of torch cannot show that a fork may not use CUDA; the CUDA build needs no GPU for it.
 cuda-ranks: install  ## With PyTorch's CUDA build (.venv-cuda, 5 GB, no GPU needed): the ranks of a stage can use CUDA.
 	test -x .venv-cuda/bin/python || $(BIN)/python -m venv .venv-cuda
-	$(UV) pip install -q --python .venv-cuda/bin/python -c constraints-gpu.txt torch numpy pydantic ruamel.yaml pytest pytest-timeout filelock
-	.venv-cuda/bin/python -m pytest -q -n0 tests/stages/test_launch.py -k can_use_cuda
+	UV_FIND_LINKS= $(UV) pip install -q --python .venv-cuda/bin/python -c constraints-gpu.txt torch numpy pydantic ruamel.yaml filelock pytest pytest-timeout
+	.venv-cuda/bin/python -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} is no CUDA build"'
+	.venv-cuda/bin/python -m pytest -q tests/stages/test_launch.py -k can_use_cuda
 
 gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and transformers, into build/gpu-packages.
 	$(UV) pip install -q --target build/gpu-packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: \

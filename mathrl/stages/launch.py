@@ -1,20 +1,22 @@
-"""The ranks of a stage on this machine: new processes, started and watched by torchrun's elastic agent.
+"""The ranks of a stage on this machine: forks, started and watched by torch's elastic multiprocessing.
 
-The process that runs the stage becomes the agent, and keeps the stage's lock, record and clean-up. The agent asks CUDA
-for the GPUs, and a fork of a process that has done so cannot use CUDA: ranks are spawned. On several machines the job
-file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; then nothing is started here.
+The process that runs the stage imports torch once, for all ranks, and keeps the stage's lock, record and clean-up. It
+never asks CUDA for anything: a fork of a process that has done so cannot use CUDA. torchrun's agent does ask, and its
+store listens on every interface; therefore the ranks are started below the agent, and meet on loopback. On several
+machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; then nothing is started here.
 """
 
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
@@ -25,7 +27,9 @@ from mathrl.params.run import Run
 
 SLOTS_PER_CORE = 4
 ONE_MACHINE = 8  # more processes are meant for several machines
+LOOPBACK = "127.0.0.1"
 STOP_SECONDS = 10  # for the ranks to write a checkpoint and end, before they are killed
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 TAIL_LINES = 20
 
 
@@ -38,11 +42,10 @@ class RankFailed(SystemExit):
 
 
 def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
-    """Run `work` in new processes with ranks 0 to processes-1; returns when all have finished.
+    """Run `work` in forked processes with ranks 0 to processes-1; returns when all have finished.
 
-    `work` is pickled: a function that a module defines, or a `partial` of one. Rank 0 writes to this process's output,
-    the others to files in `logs`. All ranks die with this process. When one ends with an error, the others are ended
-    within ten seconds.
+    Rank 0 writes to this process's output, the others to files in `logs`. All ranks die with this process. When one
+    ends with an error, the others are ended within ten seconds.
 
     Raises:
         RankFailed: a rank failed whose output is not on the terminal, or was killed.
@@ -52,57 +55,87 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
     shutil.rmtree(logs, ignore_errors=True)  # of an earlier attempt
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     # torch: only here, so that stages without ranks start at once.
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):  # this file says what happened
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id="ranks",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        start_method="spawn",
-        shutdown_timeout=STOP_SECONDS,
-        logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, processes), Std.ALL)),
-    )
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    listening = socket.create_server((LOOPBACK, 0), backlog=2 * processes)
+    port = listening.getsockname()[1]
     try:
-        launch_agent(config, _run_rank, [work])
+        ranks = start_processes(
+            "rank",
+            _run_rank,
+            args={number: (work, os.getpid(), listening) for number in range(processes)},
+            envs={number: _environment(number, processes, port) for number in range(processes)},
+            logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, processes), Std.ALL)),
+            start_method="fork",
+        )
+        try:
+            # After the last fork, which would copy locks of the store's threads as held. Ranks that are earlier wait.
+            store = TCPStore(
+                LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+            result = ranks.wait(period=0.1)
+            del store
+        except BaseException as error:
+            ranks.close(getattr(error, "sigval", None), STOP_SECONDS)
+            raise
     except SignalException as stopped:
         if stopped.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
         sys.exit(EXIT_STOPPED)
-    except ChildFailedError as failed:
-        number, failure = failed.get_first_failure()
-        status = failure.exitcode
-        if status == EXIT_STOPPED or (number == 0 and status > 0):
-            sys.exit(status)
-        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-        message = f"rank {number} of {processes} ended with {cause}"
-        if number:
-            (log,) = logs.glob(f"*/*/{number}/stderr.log")
-            print(*log.read_text(errors="replace").splitlines()[-TAIL_LINES:], sep="\n", file=sys.stderr)
-            message += f"; its output is in {log}"
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        raise RankFailed(status if status > 0 else 128 - status, message) from None
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        listening.close()
+        for stopping, handler in handlers.items():
+            signal.signal(stopping, handler)
+    if result is not None and result.failures:
+        ((number, failure),) = result.failures.items()
+        _fail(number, failure.exitcode, processes, logs)
 
 
-def _run_rank(work: Callable[[], None]) -> None:
+def _environment(number: int, processes: int, port: int) -> dict[str, str]:
+    """What `init_process_group` reads at a rank, as torchrun sets it."""
+    names: dict[str, str] = {
+        Variable.RANK: str(number),
+        Variable.LOCAL_RANK: str(number),
+        Variable.WORLD_SIZE: str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "ranks",
+    }
+    loopbacks = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if loopbacks and "GLOO_SOCKET_IFNAME" not in os.environ:
+        names["GLOO_SOCKET_IFNAME"] = loopbacks[0]
+    return names
+
+
+def _fail(number: int, status: int, processes: int, logs: Path) -> NoReturn:
+    """End as rank `number` has, the first that failed, with a sentence where the terminal does not show why."""
+    if status == EXIT_STOPPED or (number == 0 and status > 0):
+        sys.exit(status)
+    cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+    message = f"rank {number} of {processes} ended with {cause}"
+    if number:
+        (log,) = logs.glob(f"*/*/{number}/stderr.log")
+        print(*log.read_text(errors="replace").splitlines()[-TAIL_LINES:], sep="\n", file=sys.stderr)
+        message += f"; its output is in {log}"
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    raise RankFailed(status if status > 0 else 128 - status, message)
+
+
+def _run_rank(work: Callable[[], None], parent: int, listening: socket.socket) -> None:
     """The life of a rank."""
     die_with_parent()
-    agent = multiprocessing.parent_process()
-    if agent is None or os.getppid() != agent.pid:  # it died while this process started
+    if os.getppid() != parent:  # it died before that
         os._exit(EXIT_STOPPED)
+    listening.close()
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # torch's handlers, inherited by the fork
+        signal.signal(number, signal.SIG_DFL)
     receive_signals()
     try:
         work()
@@ -116,7 +149,7 @@ def receive_signals() -> None:
     the others go on until it ends, for at most `STOP_SECONDS`."""
 
     def leave(*_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and the agent both send it
+        for number in STOPPING:  # a terminal and the agent both send it
             signal.signal(number, signal.SIG_IGN)
         if rank() == 0:
             sys.exit(EXIT_STOPPED)
@@ -124,7 +157,7 @@ def receive_signals() -> None:
         timer.daemon = True
         timer.start()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, leave)
 
 

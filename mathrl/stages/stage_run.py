@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -241,7 +240,7 @@ def _work(stage: _Stage, run: StageRun) -> None:
     processes = process_count(run.params.run, fewer=not learns) if ranks else 1
     if processes > 1:
         try:
-            run_ranks(processes, partial(_work_of_rank, stage.work, run), run.record.folder / "ranks")
+            run_ranks(processes, lambda: exit_on_user_error(lambda: _recorded(stage, run)), run.record.folder / "ranks")
         except RankFailed as failed:
             run.record.update(status="failed", ended=time.time(), error=failed.message)
             raise
@@ -252,20 +251,16 @@ def _work(stage: _Stage, run: StageRun) -> None:
             raise
         run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
     else:
-        _recorded(stage.work, run)
+        _recorded(stage, run)
     # First: a checkpoint that outlives a finished record is resumed without the rows before it.
     shutil.rmtree(run.state)
     run.record.update(status="finished", ended=time.time(), outputs=_digests(stage.outputs))
 
 
-def _work_of_rank(work: Callable[[StageRun], None], run: StageRun) -> None:
-    exit_on_user_error(lambda: _recorded(work, run))
-
-
-def _recorded(work: Callable[[StageRun], None], run: StageRun) -> None:
+def _recorded(stage: _Stage, run: StageRun) -> None:
     """Do the stage's work in this process; its record says how that failed, if it does."""
     try:
-        work(run)
+        stage.work(run)
     except BaseException as error:
         message = without_logins(str(error)) or type(error).__name__
         with suppress(OSError):  # a disk that is full already ended it

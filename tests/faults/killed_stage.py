@@ -1,8 +1,7 @@
 """Run a stage that kills itself with SIGKILL at the n-th occurrence of a moment of its work.
 
 STAGE=module FAULT=moment:n python killed_stage.py WORD…; without FAULT the stage runs to its end. $OCCURRENCES names a
-file for how often each moment occurred. Ranks are new processes, in which `run_planted` plants the faults again. The
-module is one of `mathrl.stages`.
+file for how often each moment occurred. The other ranks are copies. The module is one of `mathrl.stages`.
 
 Three faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
 bytes; at `slow` rank 0 needs minutes for a token and makes the file `asleep`.
@@ -26,7 +25,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,7 +211,7 @@ def plant_files() -> None:
     shutil.rmtree = removing  # type: ignore[assignment]
 
 
-def plant() -> None:
+def run(words: list[str]) -> None:
     global killed_at, fault_number
     killed_at, _, number = os.environ.get("FAULT", ":0").partition(":")
     fault_number = int(number)
@@ -222,29 +220,9 @@ def plant() -> None:
     plant_files()
     if os.environ.get("WRONG_CLOCK"):
         jumping_clock(float(os.environ["WRONG_CLOCK"]))
-
-
-def run_planted(work: Callable[[], None]) -> None:
-    """The work of a rank, which has not imported this module as a program."""
-    plant()
-    work()
-
-
-def run(words: list[str]) -> None:
-    from mathrl.stages import stage_run
-    from tests.faults import killed_stage
-
-    run_ranks = stage_run.run_ranks
-
-    def run_planted_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
-        run_ranks(processes, partial(killed_stage.run_planted, work), logs)
-
-    plant()
-    stage_run.run_ranks = run_planted_ranks
     sys.argv = [__file__, *words]
     try:
-        # Altering sys: ranks import what __main__ is.
-        runpy.run_module(f"mathrl.stages.{os.environ['STAGE']}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"mathrl.stages.{os.environ['STAGE']}", run_name="__main__")
     finally:
         if "OCCURRENCES" in os.environ and rank() == "0":
             Path(os.environ["OCCURRENCES"]).write_text(json.dumps(occurrences))

@@ -57,18 +57,11 @@ def test_fine_tuning_killed_while_its_model_is_exported_ends_as_if_it_was_not(br
     assert all(value > 0 for value in summary.values())
 
 
-def ranks_of(pid: int) -> list[str]:
-    """The two ranks among a stage's children; multiprocessing's resource tracker is another."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ranks = [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    assert len(ranks) == 2, "started as new processes"
-    return ranks
-
-
 def test_dead_rank_ends_the_stage_with_a_sentence(breakable: Make) -> None:
     broken = breakable("run.processes=2", "sft.steps=5000")
     process = broken.start_until("sft", 2)
-    children = ranks_of(process.pid)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
     sent = time.monotonic()
     os.kill(int(children[1]), signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
@@ -84,8 +77,8 @@ def test_dead_rank_ends_the_stage_with_a_sentence(breakable: Make) -> None:
 def test_ranks_die_with_their_launcher(breakable: Make) -> None:
     broken = breakable("run.processes=2", "sft.steps=5000")
     process = broken.start_until("sft", 2)
-    children = ranks_of(process.pid)
-    assert all(is_alive(int(pid)) for pid in children)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2 and all(is_alive(int(pid)) for pid in children)
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60

@@ -1,6 +1,7 @@
 """The ranks of a stage: how many this machine has a place for, what they exchange, and how their failures end it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,16 +21,40 @@ from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.stages.launch import run_ranks
 
-FORKED = []
+CHECKS = ("is_available", "device_count", "init", "_lazy_init")
+
+def listen():
+    import psutil
+    from mathrl.rollout.ranks import gather, neighbours
+    gather(rank())
+    neighbours(3)
+    if rank() == 0:
+        agent = psutil.Process().parent()
+        listening = [
+            connection.laddr.ip for process in (agent, *agent.children())
+            for connection in process.net_connections() if connection.status == "LISTEN"
+        ]
+        print(len(listening), set(listening), flush=True)
+    gather(rank())
 
 def exchange():
     from mathrl.rollout.ranks import from_rank_0, gather
     chosen = from_rank_0(lambda: {"of": rank()})
     print(rank(), chosen, gather([rank()] * (rank() + 1)), flush=True)
 
+def record_checks():
+    import torch
+    asked = []  # of CUDA by this process; forks copy it
+    for name in CHECKS:
+        def ask(*args, name=name, check=getattr(torch.cuda, name)):
+            asked.append(name)
+            return check(*args)
+        setattr(torch.cuda, name, ask)
+    torch.cuda.asked = asked
+
 def use_cuda():
     import torch
-    print(FORKED, torch.cuda._is_in_bad_fork(), flush=True)
+    print(torch.cuda.asked, torch.cuda._is_in_bad_fork(), flush=True)
     if torch.cuda._is_compiled():
         try:
             torch.cuda.set_device(0)
@@ -48,16 +73,25 @@ def wrong_at_1():
     time.sleep(60)
 
 if __name__ == "__main__":
-    os.register_at_fork(after_in_child=lambda: FORKED.append("a fork of a process that has asked CUDA cannot use it"))
+    if sys.argv[1] == "use_cuda":
+        record_checks()
     run_ranks(3, globals()[sys.argv[1]], Path(sys.argv[2]))
 """
 
 
-def run(function: str, logs: Path) -> "subprocess.CompletedProcess[str]":
+# A machine whose name is the address of its network, where gloo listens by default.
+NETWORK = """
+ip link set lo up && ip link add one type veth peer name other && ip addr add 10.9.9.1/24 dev one && ip link set one up
+echo 10.9.9.1 > /proc/sys/kernel/hostname && exec "$@"
+"""
+IN_NETWORK = ["unshare", "-rnu", "sh", "-c", NETWORK, "sh"]
+
+
+def run(function: str, logs: Path, *within: str) -> "subprocess.CompletedProcess[str]":
     program = logs.with_name("program.py")
     program.write_text(PROGRAM)
     return subprocess.run(
-        [sys.executable, str(program), function, str(logs)],
+        [*within, sys.executable, str(program), function, str(logs)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -72,12 +106,20 @@ def test_ranks_exchange_values_and_the_terminal_shows_rank_0(tmp_path: Path) -> 
     assert logs == ["1 {'of': 0} None\n", "2 {'of': 0} None\n"]
 
 
-def test_a_rank_can_use_cuda_although_the_agent_has_asked_it_for_the_gpus(tmp_path: Path) -> None:
+def test_a_rank_can_use_cuda_because_its_parent_has_not(tmp_path: Path) -> None:
     """With a CUDA build of torch, a GPU or none, this asks CUDA itself: `make cuda-ranks`."""
     done = run("use_cuda", tmp_path / "logs")
     assert (done.returncode, done.stdout) == (0, "[] False\n"), done.stderr
     logs = [file.read_text() for file in sorted(tmp_path.glob("**/stdout.log"))]
     assert logs == ["[] False\n", "[] False\n"]
+
+
+def test_ranks_and_their_store_listen_on_loopback_alone(tmp_path: Path) -> None:
+    allowed = all(map(shutil.which, ("unshare", "ip"))) and not subprocess.call([*IN_NETWORK, "true"])
+    done = run("listen", tmp_path / "logs", *(IN_NETWORK if allowed else ()))
+    assert done.returncode == 0, done.stderr
+    count, hosts = done.stdout.split(maxsplit=1)
+    assert int(count) >= 4 and hosts == "{'127.0.0.1'}\n", "three ranks and the store"
 
 
 def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
