@@ -48,7 +48,7 @@ def test_the_command_refuses_ranks_that_cannot_share(
     context: Any = SimpleNamespace(invoked_subcommand=None)
     settings = ["training.backend=fsdp", f"training.fsdp.context_parallel={ranks}"]
     with pytest.raises(UserError, match=message):
-        plan_run(context, "gsm8k-grpo-8gpu", settings, gpus=gpus, gpu_memory="80GB")
+        plan_run(context, ["gsm8k-grpo-8gpu"], settings, gpus=gpus, gpu_memory="80GB")
 
 
 def test_fsdp_divides_everything() -> None:

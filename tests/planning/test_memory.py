@@ -348,7 +348,7 @@ def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys
     assert printed.startswith("sft fits this machine: it needs ") and "\ntime: " in printed.split("\n\n")[0]
     assert "0.5 million parameters, 2 processes" in printed and "key-value cache" in printed
     with pytest.raises(SystemExit):
-        plan_run(context, "qwen2.5-0.5b-gsm8k", gpus=1, gpu_memory="8")
+        plan_run(context, ["qwen2.5-0.5b-gsm8k"], gpus=1, gpu_memory="8")
     out = capsys.readouterr().out
     assert out.startswith("--gpu-memory: read as 8GB\nrl does not fit 8GB; it fits with these settings:\n    --set")
     # As the stage would refuse it, and a larger share as a part of the remedy.
