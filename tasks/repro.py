@@ -202,10 +202,10 @@ class Repro:
 def _wait_for_dying(workspace: Path, show: Callable[[str], None]) -> None:
     """Wait a few seconds for processes of a run that was killed: they hold DVC's locks until they have ended.
 
-    What still runs then is another run, and DVC says so.
+    What still runs then, or belongs to a run that lives, is another run, and DVC says so.
     """
     deadline, told = time.monotonic() + DYING_SECONDS, False
-    while (pids := _holders(workspace)) and time.monotonic() < deadline:
+    while (pids := _holders(workspace)) and all(map(_left_behind, pids)) and time.monotonic() < deadline:
         if not told:
             show(f"waiting for an earlier run in this folder to end (process {pids[0]})\n")
         told = True
@@ -221,6 +221,21 @@ def _holders(workspace: Path) -> list[int]:
     writers = list(locks.get("write", {}).values())
     readers = [reader for listed in locks.get("read", {}).values() for reader in listed]
     return sorted({holder["pid"] for holder in [*writers, *readers] if is_alive(holder["pid"])})
+
+
+def _left_behind(pid: int) -> bool:
+    """Whether the run that started this process has ended: the name of its progress file has the run's process id.
+
+    Its parent says less: the guard outlives the run for as long as it ends the process.
+    """
+    import psutil  # 20 ms, which few runs need
+
+    try:
+        progress = psutil.Process(pid).environ().get(Variable.PROGRESS, "")
+    except psutil.Error:  # it has ended, or is another user's
+        return False
+    starter = Path(progress).stem.rpartition("-")[2]
+    return starter.isdigit() and not is_alive(int(starter))
 
 
 def _repair_locks(workspace: Path) -> None:

@@ -31,11 +31,14 @@ class Console:
     """
 
     def __init__(self) -> None:
-        self.tail, self.held = "", ""
+        self.tail, self.held, self.bar = "", "", False
 
     def __call__(self, text: str) -> None:
         *lines, self.tail = (self.tail + text).split("\n")
         for line in lines:
+            if self.bar and not line.startswith("\r"):
+                sys.stderr.write("\n")  # the end of a bar's line, which is written by now
+            self.bar = False
             if not line.strip() or line.startswith(ADVICE) or NOISE.match(line):
                 continue
             sys.stderr.write(self.held)
@@ -43,7 +46,7 @@ class Console:
             sys.stderr.write("" if self.held else f"{line}\n")
         if "\r" in self.tail:  # a bar that redraws itself
             sys.stderr.write(self.tail)
-            self.tail = ""
+            self.tail, self.bar = "", True
         sys.stderr.flush()
 
 

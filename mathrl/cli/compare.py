@@ -103,14 +103,14 @@ def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> M
     Raises:
         UserError: it names none, or several.
     """
-    path, model = _place(text, start), None
+    path, name, model = _place(text, start), text, None
     if path is None and ":" in text:
         name, _, model = text.rpartition(":")
         path = _place(name, start)
     if path is None and PIPELINE.is_file() and re.fullmatch(r"[\w-]+", text):
         return read_run(PIPELINE, text, benchmark)
     if path is None:
-        raise UserError(f"{text}: no such file or folder{near_run(text) or near_path(start / text)}; give {ACCEPTED}")
+        raise UserError(f"{name}: no such file or folder{near_run(name) or near_path(start / name)}; give {ACCEPTED}")
     if path.is_file():
         return read_run(path, model, benchmark)
     for folder in (path, path / "report"):  # a recipe's evaluate step has it in report/

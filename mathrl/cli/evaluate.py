@@ -113,7 +113,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
     also.check()
-    local = Path(model).absolute()  # relative to the current folder, not to the checkout
+    local = Path(model).resolve()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
     if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
         raise UserError(
@@ -124,7 +124,9 @@ def evaluate(
     settings = [f"{name}={value}" for name, value in options.items() if value is not None]
     preset = joined(presets)
     params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
-    name = Path(model).name
+    name, started_from = Path(model).name, params.model.base.path if params.model.base.type == "pretrained" else ""
+    if not local.exists() and Path(started_from).is_absolute() and Path(started_from).name == name:
+        raise UserError(f"{model}: no such folder here (did you mean {started_from}?)")
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
     runs = {name: (params, target)}
     if also.tools is not None:
@@ -153,5 +155,5 @@ def evaluate(
     if figures.prompts_too_long:
         print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
     print(f"figures, responses and pictures: {', '.join(str(folder) for _, folder in runs.values())}")
-    if benchmark == TEST and base.type == "pretrained" and base.path in (model, str(local)):
-        print("next: mathrl plan    (memory, time and learning rates of the run, from the speed that was measured)")
+    if benchmark == TEST and started_from and started_from in (model, str(local)):
+        print("next: mathrl plan    (memory, time and learning rates of the run, and whether RL would start)")

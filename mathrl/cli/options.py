@@ -22,9 +22,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON."
 
 
 def as_words(preset: str | Sequence[str] | None, overrides: Sequence[str] | None) -> str:
-    """The options as a person types them, for the next command: " --preset gsm8k --set rl.steps=9"."""
+    """The options as a person types them, for the next command; of overrides with one key the last alone.
+
+    >>> as_words("gsm8k", ["rl.steps=9", "rl.lr=1e-6", "rl.steps=20"])
+    ' --preset gsm8k --set rl.lr=1e-6 --set rl.steps=20'
+    """
     presets = [preset] if isinstance(preset, str) else preset or ()
-    options = [("--preset", name) for name in presets] + [("--set", override) for override in overrides or ()]
+    given = list(overrides or ())
+    keys = [override.partition("=")[0].strip() for override in given]
+    last = [override for at, override in enumerate(given) if keys[at].endswith("+") or keys[at] not in keys[at + 1 :]]
+    options = [("--preset", name) for name in presets] + [("--set", override) for override in last]
     return "".join(f" {option} {shlex.quote(value)}" for option, value in options)
 
 

@@ -89,7 +89,7 @@ def plan_run(
             shape, params, resolved, memory, gpu_memory or "", (prompt_tokens, response_tokens), verdict
         )
         if fits:
-            verdict += show_time(params, shape, as_words(preset, settings))
+            verdict += show_time(params, shape, preset, settings)
     print("\n".join(verdict))
     cut = chain(*judge_lengths(params, STAGES, settings))
     for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
@@ -174,10 +174,13 @@ def _plan_memory(
     return fits
 
 
-def show_time(params: Params, shape: "ModelShape", settings: str = "") -> list[str]:
+def show_time(
+    params: Params, shape: "ModelShape", preset: str | None = None, overrides: Sequence[str] = ()
+) -> list[str]:
     """Print the learning rates and the time of each stage that has to run, from the speed that was measured here.
 
-    Returns the lines of the verdict: the time, whether rl would start, and the next command, with its `settings`.
+    Returns the lines of the verdict: the time, whether rl would start, and the next command, with `preset` and
+    `overrides`, the options of this one.
     """
     import torch
 
@@ -185,7 +188,7 @@ def show_time(params: Params, shape: "ModelShape", settings: str = "") -> list[s
     from mathrl.planning.run_time import measured_speed, planned_time, product_rate, speed_of_difficulty
     from tasks.repro import environment, stages_up_to_date
 
-    base, root = params.model.base, main_checkout()
+    base, root, settings = params.model.base, main_checkout(), as_words(preset, overrides)
     rates = {"sft.lr": params.sft.lr} if params.sft.steps else {}
     print("\nlearning rates: " + ", ".join(f"{key} {lr:g}" for key, lr in {**rates, "rl.lr": params.rl.lr}.items()))
     evaluated = measured_speed(base.path, root / "reports" / "evaluations") if base.type == "pretrained" else None
@@ -210,17 +213,17 @@ def show_time(params: Params, shape: "ModelShape", settings: str = "") -> list[s
     left = [stage for stage in STAGES if stage not in done]
     lines = [f"time: about {duration(total)} on this machine, for {' -> '.join(left) or 'nothing: all is up to date'}"]
     if not settings and (root / DIFFICULTY).exists() and "rl" in left:  # other settings may have other pass rates
-        lines += skill_lines(params, root, settings)
+        lines += skill_lines(params, root)
     if not any(line.startswith(NO_START) for line in lines):
         lines.append(f"next: mathrl run pipeline{settings}")
     return lines
 
 
-def skill_lines(params: Params, folder: Path, settings: str) -> list[str]:
+def skill_lines(params: Params, folder: Path, preset: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
     """Whether rl would start after `mix` in this folder, and if not the commands that help.
 
     Args:
-        settings: The options with which the folder's parameters were made.
+        preset, overrides: The options with which the folder's parameters were made.
     """
     from mathrl.planning.project import teach_first
 
@@ -232,13 +235,14 @@ def skill_lines(params: Params, folder: Path, settings: str) -> list[str]:
         check_skill(folder / DIFFICULTY, wanted)
     except UserError:
         lines = [f"{NO_START}: the model solves too little to learn from ({skill}, rl.min_pass_at_8 {wanted:g})"]
-        if remedy := teach_first(params, read_problems(folder / PROBLEMS)):
-            words = as_words(None, remedy)
-            lines.append(f"  teach it first, and measure again: mathrl run mix{settings}{words}")
+        remedy = teach_first(params, read_problems(folder / PROBLEMS))
+        if isinstance(remedy, str):
+            lines.append(f"  {remedy}")
         else:
-            lines.append("  your rows have no solutions to teach it with: take an instruct model, or easier problems")
+            words = as_words(preset, [*overrides, *remedy])
+            lines.append(f"  teach it first, and measure again: mathrl run mix{words}")
         if problems:
-            words = f"{settings} --set rl.min_pass_at_8=0"
+            words = as_words(preset, [*overrides, "rl.min_pass_at_8=0"])
             lines.append(f"  or train all the same, on {mixture}: mathrl run pipeline{words}")
         return lines
     few = f"; a step takes {params.rl.prompts_per_step}, so they repeat" * (problems < params.rl.prompts_per_step)

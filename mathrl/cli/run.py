@@ -85,7 +85,7 @@ def run(
     if stage == "pipeline":
         _print_results(folder, params, controls, time.time() - began)
     elif stage == "mix":
-        _print_mixture(folder, params, as_words(preset, overrides))
+        _print_mixture(folder, params, preset, overrides or ())
 
 
 def _up_to_date_folder(
@@ -120,11 +120,11 @@ def _up_to_date_folder(
     return folder
 
 
-def _print_mixture(folder: Path, params: Params, settings: str) -> None:
+def _print_mixture(folder: Path, params: Params, preset: str | None, overrides: Sequence[str]) -> None:
     """What was curated and mixed, whether RL can learn from it, and what comes next.
 
     Args:
-        settings: The options with which this ran.
+        preset, overrides: The options with which this ran.
     """
     from mathrl.cli.plan import NO_START, skill_lines  # what they import is loaded by now
 
@@ -140,9 +140,9 @@ def _print_mixture(folder: Path, params: Params, settings: str) -> None:
     mixture = read_json(folder / "data/mixture/manifest.json")
     where = os.path.relpath(folder / "data/mixture")
     print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
-    lines = skill_lines(params, folder, settings)
+    lines = skill_lines(params, folder, preset, overrides)
     print("\n".join(lines))
-    base = params.model.base
+    base, settings = params.model.base, as_words(preset, overrides)
     if lines[0].startswith(NO_START):
         return
     if settings:

@@ -8,6 +8,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl
 from mathrl.core.types import EvalRow
+from mathrl.params.messages import did_you_mean
 
 NEEDED = ("model", "benchmark", "problem_id", "sample", "correct", "extracted", "length", "truncated")
 
@@ -80,7 +81,7 @@ def _one_of(names: set[str], wanted: str | None, what: str, remedy: str) -> str:
         return str(wanted)
     listed = ", ".join(sorted(names))
     if wanted is not None:
-        raise UserError(f"{what} {wanted!r} is not in it; there are: {listed}")
+        raise UserError(f"{what} {wanted!r} is not in it{did_you_mean(wanted, names)}; there are: {listed}")
     if len(names) > 1:
         raise UserError(f"{what} is one of {listed}; {remedy}")
     return next(iter(names))

@@ -27,6 +27,8 @@ DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}
 SFT_EPOCHS = 3
 SFT_SHARE = 0.25  # of the rows, where SFT comes before RL
 FEWEST_SFT_STEPS = 10
+FEWEST_TEACHING_STEPS = 50  # for a model that solves too little: SFT_EPOCHS over few rows are hardly a step
+MORE_TEACHING = 8  # times as much, where that was too little; more only repeats the same rows
 CHARACTERS_PER_TOKEN = 3
 EVAL_EVERY = 10  # RL steps between dev evaluations
 LONGEST_PROMPT = 2048  # in tokens, unless more than a twentieth of the prompts are longer
@@ -133,6 +135,8 @@ def project_sections(
         "dpo": {"lr": _learning_rate("dpo", shape), "tokens_per_microbatch": sizes.microbatch},
         "reward_model": {"lr": _learning_rate("reward_model", shape), "tokens_per_microbatch": sizes.microbatch},
         "sweep": _sweep(name, rl_rate, device),
+        # SFT's own loss has no terse part to leave out, and no form such as <think> is the model's.
+        "controls": {"more_sft": bool(sft_share), "forced_prefix": None, "worked_only": False},
         "health": {"action": "warn", "lr": 1e-5, "kl": 0.3, "patience": 50},
         "register": {"name": name, "alias": "candidate"},
     }
@@ -191,23 +195,29 @@ def _sft_steps(inspection: Inspection, rows: float, tokens_per_step: int) -> int
     return max(FEWEST_SFT_STEPS, ceil(SFT_EPOCHS * rows * per_row / tokens_per_step))
 
 
-def teach_first(params: Params, rows: Sequence[Problem]) -> list[str]:
-    """The settings of an SFT before RL, for a model that solves too little; empty if the rows have no solutions.
+def teach_first(params: Params, rows: Sequence[Problem]) -> list[str] | str:
+    """The settings of an SFT before RL, for a model that solves too little, or a sentence on why SFT does not help.
 
-    Without SFT yet, as much as `project_sections` gives a model without a chat template; else four times as much.
+    First SFT_EPOCHS over the demonstrations, but at least FEWEST_TEACHING_STEPS; then MORE_TEACHING times as much; then
+    the model is not one that these rows can teach.
 
     Args:
         rows: The curated rl split.
     """
-    if params.sft.steps and params.curate.sft_share:
-        return [f"sft.steps={4 * params.sft.steps}"]
-    worked = [problem for problem in rows if problem.solution]
-    if len(worked) < 0.95 * len(rows):
-        return []
-    share = params.curate.sft_share or SFT_SHARE
-    per_row = sum(len(row.question) + len(row.solution or "") for row in worked) / len(worked) / CHARACTERS_PER_TOKEN
-    steps = max(FEWEST_SFT_STEPS, ceil(SFT_EPOCHS * len(worked) * share * per_row / params.sft.tokens_per_step))
-    return [f"curate.sft_share={share:g}", f"sft.steps={steps}"]
+    taught, share = params.sft.steps, params.curate.sft_share or SFT_SHARE
+    worked = [row for row in rows if row.solution]
+    if not taught and (not worked or len(worked) < 0.95 * len(rows)):
+        return "your rows have no solutions to teach it with: take an instruct model, or easier problems"
+    tokens = sum(len(row.question) + len(row.solution or "") for row in worked) / CHARACTERS_PER_TOKEN
+    epoch = tokens * share / (1 - params.curate.sft_share) / params.sft.tokens_per_step  # in steps
+    first = max(FEWEST_TEACHING_STEPS, ceil(SFT_EPOCHS * epoch))
+    if taught >= MORE_TEACHING * first:
+        return (
+            f"{taught} steps of SFT on your solutions did not teach it: this model cannot learn these problems; take "
+            "an instruct model, a larger one, or easier problems, and make a new project with mathrl init"
+        )
+    steps = MORE_TEACHING * first if taught >= first else first
+    return [*([] if taught else [f"curate.sft_share={share:g}"]), f"sft.steps={steps}"]
 
 
 def _rounded(tokens: float) -> int:

@@ -108,6 +108,7 @@ def _hand_on(run: StageRun, start: Path, data: Sequence[Path], model: Path, repo
     """`model` as a copy of `start`, and a report without steps."""
     from mathrl.models.base import make_base  # torch
 
+    print(f"SFT is off (sft.steps=0): {'the base model' if base else start} is handed on", flush=True)
     if base:
         make_base(run.params.model, start, run.params.run.seed, data)
     with written_aside(model) as folder:

@@ -118,6 +118,8 @@ def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> Non
         (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
         (["sft", "changed.jsonl"], "problem p000 asks one thing"),
         (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
+        (["sft", "reports/evaluate:rll"], "model 'rll' is not in it (did you mean rl?)"),
+        (["sft", "reports/evalute:rl"], "reports/evalute: no such file or folder (did you mean "),
         (["sft", "reports/evaluate"], "model is one of rl, sft; name one as"),
         (["sft", "nowhere/at/all"], "nowhere/at/all: no such file or folder"),
         (["sft", "params"], "params: it contains neither responses nor a model"),

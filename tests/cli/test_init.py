@@ -1,6 +1,7 @@
 """`mathrl init` with a file and a model folder that nobody prepared: other fields, architecture and tokenizer."""
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -93,6 +94,7 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert params.rl.lr == 3e-5 and params.sft.lr == 3e-4
     # Nothing of the demo's is left that trains or samples: recipes and sweeps start from the project's own values.
     assert params.dpo.lr == 1e-5 and params.reward_model.lr == 3e-4
+    assert params.controls.forced_prefix is None and params.controls.more_sft
     assert params.sample.max_tokens == params.evaluate.max_tokens == params.rl.max_tokens
     assert (params.sweep.study, params.sweep.space["rl.lr"].low, params.sweep.space["rl.lr"].high) == (
         "sums",
@@ -240,17 +242,25 @@ def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
     taught, anyway = (line.partition(": mathrl run ")[2].split() for line in lines[2:])
     assert taught[:1] == ["mix"] and anyway[:1] == ["pipeline"]
     # What the lines advise is taken as it stands, and SFT gets its rows and its steps.
-    advised = load_params(ROOT / "params", overrides=[word for word in taught if "=" in word])
-    assert advised.curate.sft_share == 0.25 and advised.sft.steps == 10
+    given = [word for word in taught if "=" in word]
+    advised = load_params(ROOT / "params", overrides=given)
+    assert advised.curate.sft_share == 0.25 and advised.sft.steps == 50
     assert load_params(ROOT / "params", overrides=[word for word in anyway if "=" in word]).rl.min_pass_at_8 == 0
-    assert plan.skill_lines(advised, tmp_path, "")[1].endswith("mathrl run mix --set sft.steps=40")
+    again = plan.skill_lines(advised, tmp_path, None, given)[1]
+    assert again.endswith("mathrl run mix --set curate.sft_share=0.25 --set sft.steps=400")
+    much = load_params(ROOT / "params", overrides=["curate.sft_share=0.25", "sft.steps=400"])
+    assert "400 steps of SFT on your solutions did not teach it: " in plan.skill_lines(much, tmp_path)[1]
     write_problems(
         tmp_path / "data" / "curated" / "rl.jsonl", [replace(problem, solution=None) for problem in problems]
     )
-    assert "no solutions to teach it with" in plan.skill_lines(params, tmp_path, "")[1]
+    assert "no solutions to teach it with" in plan.skill_lines(params, tmp_path)[1]
     write_json(tmp_path / DIFFICULTY, {"pass_at_8": 0.9})
     *_, starts, following = plan.show_time(params, shape)
     assert starts.startswith("rl would start: pass@8 0.900, 3 problems") and following == "next: mathrl run pipeline"
+    monkeypatch.setattr("tasks.repro.stages_up_to_date", lambda *_: ["curate", "sft", "difficulty"])
+    capsys.readouterr()
+    assert plan.show_time(params, shape)[0].endswith(" on this machine, for mix -> rl -> evaluate -> register")
+    assert re.search(r"difficulty +done ", capsys.readouterr().out)
 
 
 def test_the_speed_that_difficulty_measured_is_taken_before_an_evaluations(

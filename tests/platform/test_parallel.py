@@ -1,5 +1,6 @@
 """Steps at the same time, through real `dvc repro` processes: at once, in order, ended by a failure and by Ctrl-C."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError
 from mathrl.core.processes import is_alive
 from mathrl.params.load import dump_yaml
 from tasks.dvc_output import was_stopped
 from tasks.parallel import needed_steps, places, side_by_side
-from tasks.repro import Repro
+from tasks.repro import Repro, stages_up_to_date
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
@@ -122,16 +125,34 @@ def test_steps_side_by_side_give_up_cores_while_they_wait() -> None:
     assert side_by_side({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
-def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path) -> None:
-    """DVC names a living holder of its locks as "busy"; a killed run is one until its child has ended."""
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=False)
-    (tmp_path / "dvc.yaml").write_text("stages: {a: {cmd: 'sleep 3; echo 1 > out', outs: [out]}}\n")
-    env, printed = os.environ | {"DVC_NO_ANALYTICS": "1"}, []
-    with subprocess.Popen([sys.executable, "-m", "dvc", "repro", "-q", "a"], cwd=tmp_path, env=env) as dying:
-        lock = tmp_path / ".dvc" / "tmp" / "rwlock"
-        while str(dying.pid) not in (lock.read_text() if lock.exists() else ""):
-            assert dying.poll() is None
-            time.sleep(0.05)
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: bool) -> None:
+    """DVC names a living holder of its locks as "busy"; one that a killed run left behind ends within seconds."""
+    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
+    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = True\n")
+    (tmp_path / "dvc.yaml").write_text(dump_yaml({"stages": {
+        "a": {"cmd": "echo 1 > out", "outs": ["out"]}, "b": {"cmd": "cat out > end", "deps": ["out"], "outs": ["end"]},
+    }}))  # fmt: skip
+    env, printed, file = os.environ | {"DVC_NO_ANALYTICS": "1"}, list[str](), tmp_path / ".dvc" / "tmp" / "rwlock"
+    run = subprocess.Popen(["sleep", "600"])  # the run that started the holder, as far as anybody can see
+    held = f"read -t {1.5 if killed else 600}; rm {file}"  # as DVC, it leaves the list when it ends
+    of_run = env | {Variable.PROGRESS: f"/tmp/progress-{run.pid}.json"}
+    holder = subprocess.Popen(["bash", "-c", held], env=of_run, stdin=subprocess.PIPE)
+    lock = {"pid": holder.pid, "cmd": "dvc repro"}
+    file.write_text(json.dumps({"read": {}, "write": {f"{tmp_path}/out": lock}}))
+    if killed:
+        run.kill()
+    try:
         repro = Repro(tmp_path, "a", env, printed.append)
-        repro.finish("a")  # without the wait: 'out' is busy
-    assert "waiting for an earlier run in this folder to end" in printed[0]
+        if killed:
+            repro.finish("a")  # without the wait: 'out' is busy
+            assert "waiting for an earlier run in this folder to end" in printed[0]
+            assert stages_up_to_date(tmp_path, ["a", "b"], env) == ["a"]
+        else:
+            with pytest.raises(UserError, match="stage a failed"):
+                repro.finish("a")
+            assert "waiting" not in "".join(printed) and "is busy" in "".join(printed)
+    finally:
+        run.kill()
+        holder.communicate()  # the end of its input ends it
+        run.wait()

@@ -174,3 +174,7 @@ def test_a_failure_is_one_line_and_an_empty_split_none(capsys: pytest.CaptureFix
     assert written == "Running stage 'rl':\n> python -m mathrl.stages.rl\n"  # the command itself ends with the error
     console("Running stage 'rl':\n")  # it goes on after all: nothing is lost
     assert capsys.readouterr().err == "error: no model\nRunning stage 'rl':\n"
+    for piece in ("\rrl: 1/2", "\rrl: 2/2", "\n", "Running stage 'evaluate':\n", "\rbar", "\rbar: 1\n", "done\n"):
+        console(piece)
+    written = capsys.readouterr().err
+    assert written == "\rrl: 1/2\rrl: 2/2\nRunning stage 'evaluate':\n\rbar\rbar: 1\ndone\n", "a bar ends its line"

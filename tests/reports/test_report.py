@@ -140,7 +140,10 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report("pipeline", None)
-    assert capsys.readouterr().out == "reports/html/mathrl-pipeline.html  (health yellow)\n"
+    address = (workspace / "reports/html/mathrl-pipeline.html").as_uri()
+    assert capsys.readouterr().out == (
+        f"reports/html/mathrl-pipeline.html  (health yellow); open it in a browser: {address}\n"
+    )
     text = Path("reports/html/mathrl-pipeline.html").read_text(encoding="utf-8")
     page = Reader(text)
     assert {"script", "iframe", "link", "object"}.isdisjoint(tag for tag, _ in page.tags)

@@ -173,6 +173,8 @@ def test_what_run_names(server: Any, kept: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert find_rollouts("rl-77-1") == ("rl-77-1", {})
     (tmp_path / "reports" / "rl").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"rl: the run kept no rollouts; .* rl\.keep_rollouts\.which=all"):
+        find_rollouts("rl")
     shutil.copy(kept / WHOLE, tmp_path / "reports" / "rl")
     assert find_rollouts("rl") == ("rl", {"rl": Path("reports/rl")})
     other = tmp_path / "from a colleague.parquet"

@@ -33,9 +33,10 @@ def hand_on(overrides: list[str], problems: list[Problem], tmp_path: Path, monke
 
 @pytest.mark.parametrize("overrides", [[], ["training.backend=deepspeed"]])
 def test_without_steps_the_base_model_is_handed_on(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hand_on(overrides, [], tmp_path, monkeypatch)
+    assert capsys.readouterr().out.startswith("SFT is off (sft.steps=0): the base model is handed on\n")
     base, model = (
         {file.name: file.read_bytes() for file in folder.iterdir()}
         for folder in (tmp_path / sft.BASE, tmp_path / sft.MODEL)
