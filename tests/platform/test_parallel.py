@@ -135,15 +135,21 @@ def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: 
     }}))  # fmt: skip
     env, printed, file = os.environ | {"DVC_NO_ANALYTICS": "1"}, list[str](), tmp_path / ".dvc" / "tmp" / "rwlock"
     run = subprocess.Popen(["sleep", "600"])  # the run that started the holder, as far as anybody can see
-    held = f"read -t {1.5 if killed else 600}; rm {file}"  # as DVC, it leaves the list when it ends
+    held = f"read -t 600; rm {file}"  # as DVC, it leaves the list when it ends
     of_run = env | {Variable.PROGRESS: f"/tmp/progress-{run.pid}.json"}
     holder = subprocess.Popen(["bash", "-c", held], env=of_run, stdin=subprocess.PIPE)
     lock = {"pid": holder.pid, "cmd": "dvc repro"}
     file.write_text(json.dumps({"read": {}, "write": {f"{tmp_path}/out": lock}}))
     if killed:
         run.kill()
+
+    def show(text: str) -> None:
+        printed.append(text)
+        if "waiting" in text:
+            holder.communicate()  # the end of its input ends it
+
     try:
-        repro = Repro(tmp_path, "a", env, printed.append)
+        repro = Repro(tmp_path, "a", env, show)
         if killed:
             repro.finish("a")  # without the wait: 'out' is busy
             assert "waiting for an earlier run in this folder to end" in printed[0]
@@ -154,5 +160,5 @@ def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: 
             assert "waiting" not in "".join(printed) and "is busy" in "".join(printed)
     finally:
         run.kill()
-        holder.communicate()  # the end of its input ends it
+        holder.communicate()
         run.wait()
