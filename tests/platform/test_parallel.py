@@ -135,13 +135,15 @@ def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: 
     }}))  # fmt: skip
     env, printed, file = os.environ | {"DVC_NO_ANALYTICS": "1"}, list[str](), tmp_path / ".dvc" / "tmp" / "rwlock"
     run = subprocess.Popen(["sleep", "600"])  # the run that started the holder, as far as anybody can see
-    held = f"read -t 600; rm {file}"  # as DVC, it leaves the list when it ends
+    held = f"echo; read -t 600; rm {file}"  # as DVC, it leaves the list when it ends
     of_run = env | {Variable.PROGRESS: f"/tmp/progress-{run.pid}.json"}
-    holder = subprocess.Popen(["bash", "-c", held], env=of_run, stdin=subprocess.PIPE)
+    holder = subprocess.Popen(["bash", "-c", held], env=of_run, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout and holder.stdout.readline()  # it is bash by now, with its own environment
     lock = {"pid": holder.pid, "cmd": "dvc repro"}
     file.write_text(json.dumps({"read": {}, "write": {f"{tmp_path}/out": lock}}))
     if killed:
         run.kill()
+        run.wait()  # a signal takes a moment
 
     def show(text: str) -> None:
         printed.append(text)
