@@ -168,6 +168,7 @@ class Repro:
         if not code:
             return
         self.reader.join(timeout=5)
+        self.show("\n")  # ends the line of a progress bar, which the error would continue
         stage = failed_stage(self.lines) or stage
         self.stopped = code != GUARD_SIGNALLED and was_stopped(self.lines)
         if self.stopped:
