@@ -98,7 +98,8 @@ cuda-ranks: install  ## With PyTorch's CUDA build (.venv-cuda, 5 GB, no GPU need
 
 gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and transformers, into build/gpu-packages.
 	$(UV) pip install -q --target build/gpu-packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: \
-	    -c $(LOCK) --no-deps pydantic pydantic-core annotated-types typing-inspection typing-extensions ruamel.yaml xxhash
+	    -c $(LOCK) --no-deps pydantic pydantic-core annotated-types typing-inspection typing-extensions ruamel.yaml xxhash \
+	    httpx httpcore h11 anyio certifi idna
 
 ui: install  ## Prefect and MLflow on this machine, with the flows deployed.
 	@$(BIN)/mathrl ui

@@ -103,7 +103,7 @@ def main() -> None:
 
 def check_packages(toy: bool) -> bool:
     """Whether torch finds a GPU; ends the program where a package is missing, or a GPU that is needed."""
-    for package in ("torch", "transformers", "pydantic", "ruamel.yaml", "sympy", "xxhash"):
+    for package in ("torch", "transformers", "pydantic", "ruamel.yaml", "sympy", "xxhash", "httpx"):
         try:
             importlib.import_module(package)
         except ImportError as error:

@@ -1,6 +1,7 @@
 """`make gpu` at its small size on this machine: the parts run, faults are seen, the page's tables are written."""
 
 import json
+import re
 import runpy
 import signal
 import subprocess
@@ -13,6 +14,32 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# Imports benchmarks.gpu where only torch, transformers, what they need and the carried packages are installed.
+BARE = """
+import importlib, importlib.metadata as metadata, sys
+from pathlib import Path
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+there, wanted = set(map(canonicalize_name, sys.argv[1:])), ["torch", "transformers"]
+while wanted:
+    name = canonicalize_name(wanted.pop())
+    if name in there:
+        continue
+    there.add(name)
+    try:
+        needs = map(Requirement, metadata.requires(name) or [])
+    except metadata.PackageNotFoundError:
+        continue
+    wanted += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+for module, distributions in metadata.packages_distributions().items():
+    if not there & set(map(canonicalize_name, distributions)) and module not in ("mathrl", "benchmarks", "packaging"):
+        sys.modules[module] = None
+for file in sorted(Path("benchmarks/gpu").glob("[a-z]*.py")):
+    if file.stem != "transfer":  # a part that needs vLLM
+        importlib.import_module(f"benchmarks.gpu.{file.stem}")
+        print(file.stem)
+"""
 PAGE = runpy.run_path(str(ROOT / "benchmarks/gpu/page.py"))
 NOTHING, tables, write_tables = (PAGE[name] for name in ("NOTHING", "tables", "write_tables"))
 
@@ -67,6 +94,17 @@ def test_the_command_ends_within_its_minutes_and_says_how_to_go_on(
     assert "update-0.5B  stopped after 4 s" in printed and (tmp_path / "update-0.5B.json").exists()
     words = f"update-7B --out {tmp_path} --toy --minutes 0.15"
     assert printed.endswith(f"not started, go on with: python -m benchmarks.gpu {words}\n")
+
+
+def test_the_carried_packages_torch_and_transformers_suffice_for_the_parts_of_the_bare_image() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
+    carried = re.search(r"--no-deps (pydantic .*)", makefile)
+    assert carried
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *carried[1].split()], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {"correctness", "step", "update", "zero"} <= set(done.stdout.split())
 
 
 def test_the_page_holds_a_table_per_part(results: Path, tmp_path: Path) -> None:
