@@ -168,7 +168,7 @@ def _plan_memory(
                 show(f"{stage}, changed", planned(after), after.run.processes, memory)
         else:
             share = (room - planned(params).peak) / memory
-            narrow = f"{share:.0%} of it is left, no margin for fragmentation: lower rl.tokens_per_microbatch"
+            narrow = f"{share:.0%} of it is left, no margin for fragmentation: lower {stage}.tokens_per_microbatch"
             left = narrow if share < MARGIN else f"{share:.0%} of it is left"
             verdict.append(f"{stage} fits {gpu_memory}; {left}")
     return fits

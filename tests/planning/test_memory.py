@@ -1,6 +1,8 @@
 """Planned memory against what models, optimizers and autograd really hold, and against published figures."""
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,3 +361,23 @@ def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys
             size_in_bytes(wrong)
     with pytest.raises(UserError, match="no such model folder"):
         config_of(PretrainedModel(path="./nothing"))
+
+
+def test_the_command_names_a_fit_without_margin_and_the_way_to_plan_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(ROOT)
+    context: Any = SimpleNamespace(invoked_subcommand=None)
+    narrow = "no margin for fragmentation: lower rl.tokens_per_microbatch"
+    for memory in ("24GB", "25GB", "48GB"):
+        plan_run(context, ["countdown-grpo-zero-24gb"], gpu_memory=memory)
+        line = capsys.readouterr().out.splitlines()[0]
+        left = re.match(rf"rl fits {memory}; (\d+)% of it is left", line)
+        assert left and (narrow in line) == (int(left[1]) < 3), line
+        assert (narrow in line) == (memory == "24GB")
+    assert "--gpu-memory" not in line
+    with suppress(SystemExit):  # it may not fit this machine
+        plan_run(context, ["countdown-grpo-zero-24gb"])
+    assert "that is a plan for CPUs: for GPUs give the memory of one, e.g. --gpu-memory 24GB" in capsys.readouterr().out
+    plan_run(context)
+    assert "plan for CPUs" not in capsys.readouterr().out, "the demo's fresh model is meant for them"
