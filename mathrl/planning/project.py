@@ -213,7 +213,7 @@ def teach_first(params: Params, rows: Sequence[Problem]) -> list[str] | str:
     first = max(FEWEST_TEACHING_STEPS, ceil(SFT_EPOCHS * epoch))
     if taught >= MORE_TEACHING * first:
         return (
-            f"{taught} steps of SFT on your solutions did not teach it: this model cannot learn these problems; take "
+            f"{taught} steps of SFT on your solutions did not teach it: the model is too weak for these problems; take "
             "an instruct model, a larger one, or easier problems, and make a new project with mathrl init"
         )
     steps = MORE_TEACHING * first if taught >= first else first
