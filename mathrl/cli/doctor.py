@@ -57,8 +57,9 @@ def model_findings(model: str) -> list[Finding]:
     from mathrl.models.device import choose_device  # torch and transformers: only for this option
     from mathrl.models.load import folder_trial, load_tokenizer
 
-    load_tokenizer(model)
     trial = folder_trial(model, load_params().model, choose_device("auto"))
+    if not trial.refused:
+        load_tokenizer(model)
     return [("missing" if trial.refused else "ok", trial.sentence(), trial.costs())]
 
 

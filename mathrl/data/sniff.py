@@ -143,6 +143,8 @@ def _fields(rows: Sequence[Mapping[str, Any]]) -> Iterator[Field]:
         texts = [value if isinstance(value, str) else repr(value) for value in values]
         lengths = sorted(map(len, texts))
         marks = {rule: sum(bool(read(text)) for text in texts) for rule, (read, _) in RULES.items()}
+        chats = [conversation(value) is not None for value in values]
+        strings = [isinstance(value, str) for value in values]
         marked = next((rule for rule, count in marks.items() if count > MOST * len(texts)), "")
         yield Field(
             path,
@@ -151,8 +153,8 @@ def _fields(rows: Sequence[Mapping[str, Any]]) -> Iterator[Field]:
             distinct=len(set(texts)) / len(texts),
             length=lengths[len(lengths) // 2],
             marked=marked,
-            chat=all(conversation(value) is not None for value in values[:20]),
-            text=all(isinstance(value, str) for value in values),
+            chat=fmean(chats) > MOST,  # not all: rows may have two shapes
+            text=fmean(strings) > MOST and all(map(any, zip(strings, chats, strict=True))),
         )
 
 

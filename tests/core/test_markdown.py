@@ -181,10 +181,9 @@ def test_an_artifact_that_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "reports" / "curate" / "report.md").write_text(text, newline="")
     shown: list[str] = []
     monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda text, **_: shown.append(text))
-    monkeypatch.setattr(artifacts, "link_to_mlflow", lambda *_: None)
     for most in range(1, len(text) + 10, 7):
         monkeypatch.setattr(artifacts, "LONGEST_TEXT", most)
-        artifacts.report(tmp_path, ["curate"])
+        artifacts.report_stage(tmp_path, "curate")
         check(shown[-1], cut=True)
         assert len(shown[-1]) <= most
     assert shown[-1] == text
