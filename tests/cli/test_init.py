@@ -145,7 +145,7 @@ def test_a_model_folder_without_a_tokenizer_is_refused_by_name(
     params, problem = load_params(ROOT / "params"), Problem("1", "1+1=", ("2",), source="own", split="test")
     for refused in (
         lambda: init(Path("sums"), data=folder / "sums.jsonl", model=str(no_tokenizer)),
-        lambda: doctor(str(no_tokenizer)),
+        lambda: monkeypatch.chdir(ROOT) or doctor(str(no_tokenizer)),  # type: ignore[func-returns-value]
         lambda: evaluate_once(no_tokenizer, "test", params, tmp_path / "out", problems=[problem]),
         lambda: load_tokenizer(no_tokenizer),  # of every stage
     ):
