@@ -25,6 +25,40 @@ class Postings:
     texts: Integers
     places: Integers
 
+    def once_per_text(self) -> "Postings":
+        """The first place alone of each window in each text."""
+        new = np.append(True, (np.diff(self.texts) != 0) | (self.hashes[1:] != self.hashes[:-1]))
+        return Postings(self.hashes[new], self.texts[new], self.places[new])
+
+    def has(self, values: Hashes) -> npt.NDArray[np.bool_]:
+        """Whether each window is one of these."""
+        place = np.minimum(np.searchsorted(self.hashes, values), len(self.hashes) - 1)
+        return self.hashes[place] == values  # type: ignore[no-any-return]
+
+    def matches(self, values: Hashes, rows: Integers, places: Integers) -> "_Matches":
+        """The windows, each of which is one of these, with their postings."""
+        low, high = np.searchsorted(self.hashes, values), np.searchsorted(self.hashes, values, side="right")
+        return _Matches(self, rows, places, low, high - low)
+
+
+@dataclass(frozen=True)
+class _Matches:
+    """Windows of training texts in ascending order of text, each with its range in postings of the same hash."""
+
+    postings: Postings
+    rows: Integers
+    places: Integers
+    low: Integers
+    repeats: Integers
+
+    def between(self, start: int, end: int) -> tuple[Integers, Integers, Integers]:
+        """Of the training texts from `start` to `end`: each window's text, its place, and its posting."""
+        at = slice(*np.searchsorted(self.rows, (start, end)))
+        repeats = self.repeats[at]
+        within = np.arange(int(repeats.sum())) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        postings = np.repeat(self.low[at], repeats) + within
+        return np.repeat(self.rows[at], repeats), np.repeat(self.places[at], repeats), postings
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -63,60 +97,63 @@ class WindowIndex:
                 values, rows, at = values[wanted], rows[wanted], at[wanted]
                 order = np.lexsort((at, rows, values))
                 self.postings[size] = Postings(values[order], rows[order], (at - texts.starts[rows])[order])
+        self.once = {size: postings.once_per_text() for size, postings in self.postings.items()}
 
     def contains(self, texts: Rows) -> npt.NDArray[np.bool_]:
         """Whether each training text has an indexed window."""
         hit = np.zeros(len(texts), dtype=bool)
         for size, values, rows, _ in windows(texts, self.longest):
             if size in self.postings:
-                indexed = self.postings[size].hashes
-                place = np.minimum(np.searchsorted(indexed, values), len(indexed) - 1)
-                hit[rows[indexed[place] == values]] = True
+                hit[rows[self.postings[size].has(values)]] = True
         return hit
 
     def pairs(self, texts: Rows, skipped: Skipped | None = None) -> Iterator[Pairs]:
-        """All pairs that count, some rows at a time."""
-        matches = []
+        """All pairs that count, some rows at a time.
+
+        A window that repeats in both texts is met once per place, not once per pair of places.
+        """
+        in_rows: list[_Matches] = []
+        in_texts: list[_Matches] = []
         for size, values, rows, at in windows(texts, self.longest):
             if size in self.postings:
-                hashes = self.postings[size].hashes
-                low, high = np.searchsorted(hashes, values), np.searchsorted(hashes, values, side="right")
-                hit = high > low
-                matches.append((size, rows[hit], (at - texts.starts[rows])[hit], low[hit], (high - low)[hit]))
+                hit = self.postings[size].has(values)
+                values, rows, places = values[hit], rows[hit], (at - texts.starts[rows])[hit]
+                in_rows.append(self.once[size].matches(values, rows, places))
+                order = np.lexsort((values, rows))
+                new = (np.diff(rows[order]) != 0) | (values[order][1:] != values[order][:-1])
+                once = order[np.append(True, new)[: len(order)]]
+                in_texts.append(self.postings[size].matches(values[once], rows[once], places[once]))
         counts = np.zeros(len(texts))
-        for _, rows, _, _, number in matches:
-            counts += np.bincount(rows, number, len(texts))
+        for found in (*in_rows, *in_texts):
+            counts += np.bincount(found.rows, found.repeats, len(texts))
         total, start = np.concatenate([[0], np.cumsum(counts)]), 0
         while start < len(texts):
             end = max(start + 1, int(np.searchsorted(total, total[start] + MATCHES, side="right")) - 1)
-            if total[end] > total[start] and len((pairs := self._measured(matches, start, end, skipped)).rows):
-                yield pairs
+            if total[end] > total[start]:
+                pairs = self._measured(in_rows, in_texts, start, end, skipped)
+                if len(pairs.rows):
+                    yield pairs
             start = end
 
     def _measured(
-        self,
-        matches: list[tuple[int, Integers, Integers, Integers, Integers]],
-        start: int,
-        end: int,
-        skipped: Skipped | None,
+        self, in_rows: list[_Matches], in_texts: list[_Matches], start: int, end: int, skipped: Skipped | None
     ) -> Pairs:
         """The pairs of the rows from `start` to `end`."""
-        in_row, in_text = [], []
-        for size, rows, places, low, number in matches:
-            at = slice(*np.searchsorted(rows, (start, end)))
-            posting, repeats = self.postings[size], number[at]
-            within = np.arange(int(repeats.sum())) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-            places_found = np.repeat(low[at], repeats) + within
-            row, text = np.repeat(rows[at], repeats), posting.texts[places_found]
+        keys_of_rows: list[Integers] = []
+        keys_of_texts: list[Integers] = []
+        for found, keys, of_text in (
+            *((found, keys_of_rows, False) for found in in_rows),
+            *((found, keys_of_texts, True) for found in in_texts),
+        ):
+            row, place, posting = found.between(start, end)
+            text = found.postings.texts[posting]
             pair = (row - start) * len(self.sizes) + text
-            keys = pair << _PLACE | np.repeat(places[at], repeats), pair << _PLACE | posting.places[places_found]
             counted = ~skipped.masks[skipped.of_row[row], text] if skipped else np.ones(len(row), bool)
-            in_row.append(keys[0][counted])
-            in_text.append(keys[1][counted])
-        pairs, of_row, places, starts = self._covered(np.concatenate(in_row))
-        _, of_text, _, _ = self._covered(np.concatenate(in_text))
+            keys.append((pair << _PLACE | (found.postings.places[posting] if of_text else place))[counted])
+        pairs, of_row, places, starts = self._covered(np.concatenate(keys_of_rows))
+        _, text_tokens, _, _ = self._covered(np.concatenate(keys_of_texts))
         rows, texts = np.divmod(pairs, len(self.sizes))
-        return Pairs(rows + start, texts, of_row, of_text, places, starts)
+        return Pairs(rows + start, texts, of_row, text_tokens, places, starts)
 
     def _covered(self, keys: Integers) -> tuple[Integers, Integers, Integers, Integers]:
         """Of keys of pair and place: the pairs, the tokens that their windows cover, the places, each pair's first."""
