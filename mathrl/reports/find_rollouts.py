@@ -29,12 +29,12 @@ def find_rollouts(text: str) -> tuple[str, dict[str, Path]]:
     Raises:
         UserError: the run kept no rollouts.
     """
-    files = kept_files(text)
-    if not files:
+    files, here = kept_files(text), any(folder.is_dir() for folder in folders(text))
+    if not files and not here:  # what is here has the name before a run of MLflow
         record = mlflow_record(text)
         files = rollout_files(record.rollouts) if record else []
     if not files:
-        if any(folder.is_dir() for folder in folders(text)):
+        if here:
             raise UserError(
                 f"{text}: the run kept no rollouts; run it again with some kept: "
                 f"mathrl run rl --set rl.keep_rollouts.which=all (share, odd), then mathrl rollouts"

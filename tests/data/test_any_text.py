@@ -24,6 +24,7 @@ from mathrl.data.difficulty import problem_key
 from mathrl.data.export import export
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample
 from mathrl.data.row_files import read_rows
+from mathrl.data.row_values import is_blank
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import render
 from mathrl.models.base import character_tokenizer
@@ -35,7 +36,7 @@ ODD = ["\ud83d", "\udc80", "\0", "\r", "\u2028", "\ufeff", "😀"]
 any_text = st.lists(st.sampled_from(ODD) | st.text(), max_size=5).map(
     lambda parts: json.loads(json.dumps("".join(parts)))
 )
-filled = any_text.filter(str.strip)
+filled = any_text.filter(lambda text: not is_blank(text))
 HALF = "\ud83d"
 TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic"))
 

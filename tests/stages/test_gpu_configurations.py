@@ -85,7 +85,7 @@ def test_vllm_takes_the_arguments(preset: str, tmp_path: Path) -> None:
     by_nccl = transfer_arguments(Rollout(servers=Servers(weights="nccl")), H100)
     assert parser.parse_args(command_line(by_nccl)).weight_transfer_config.backend == "mathrl_nccl"
     parsed = parser.parse_args(golden["serve"])
-    assert parsed.weight_transfer_config is None, "files, unless the run asks for more"
+    assert parsed.weight_transfer_config.backend == "mathrl_nccl", "what auto starts on GPUs"
     assert parsed.max_num_seqs == golden["rl"]["llm"]["max_num_seqs"] and parsed.hf_overrides == {
         "tie_word_embeddings": False
     }
