@@ -32,10 +32,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mathrl.compose import load_params, write_params
 from mathrl.core.files import read_json, read_jsonl, write_json, write_text
 from mathrl.core.problems import read_problems
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.params import Params, load_params, write_params
+from mathrl.params import Params
 from mathrl.params.simulate import MODES, ResponseLengths, SamplingEngine, Simulation, Sync, Trainer
 from mathrl.planning.simulate import simulate
 from mathrl.rollout.engine import Sampling

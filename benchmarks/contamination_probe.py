@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from sklearn.metrics import roc_auc_score
 
+from mathrl.compose import load_params
 from mathrl.core.files import read_json, write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
@@ -32,7 +33,7 @@ from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.packing import Group
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingRun
 

@@ -6,9 +6,9 @@ MATHRL_DATA=/path/to/sets python benchmarks/curated_presets.py gsm8k math math-m
 import sys
 from collections import Counter
 
+from mathrl.compose import load_params
 from mathrl.core.paths import main_checkout
 from mathrl.data import curation
-from mathrl.params import load_params
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.files import read_json, write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Graded, Problem
@@ -31,7 +32,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.files import read_json, write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.results import Interval
@@ -23,7 +24,6 @@ from mathrl.evaluation.intervals import cluster_interval
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.params import load_params
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mathrl.core.figures import BLUE, GREY, picture
 from mathrl.core.files import read_jsonl
-from mathrl.params.recipe import load_recipe
+from mathrl.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPE = Path("pipelines/recipes/grader-noise")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
 from mathrl.grading.verdict import Verdict
@@ -26,7 +27,6 @@ from mathrl.models.load import keep_freed_memory, load_model
 from mathrl.models.model_shape import shape_of
 from mathrl.models.packing import Group
 from mathrl.models.transformers_import import AutoConfig
-from mathrl.params.load import load_params
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
 from mathrl.planning.memory import plan_memory

@@ -38,8 +38,8 @@ CHARTS = (
 
 def fill(runs: int, steps: int, metrics: Sequence[str], folder: Path) -> None:
     """Runs of one study, uploaded like records."""
+    from mathrl.compose import load_params
     from mathrl.core.records import RunRecord
-    from mathrl.params import load_params
     from mathrl.params.schema import READS
     from mathrl.tracking.client import connect
     from mathrl.tracking.upload import Upload

@@ -88,7 +88,7 @@ def clone(folder: Path, overrides: list[str]) -> Path:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
     if overrides:
         code = (
-            "import sys; from pathlib import Path; from mathrl.params.load import load_params, "
+            "import sys; from pathlib import Path; from mathrl.compose import load_params, "
             "write_params; write_params(load_params(), load_params(overrides=sys.argv[1:]), "
             "Path('params'))"
         )

@@ -118,9 +118,9 @@ def matmul_peak(precision: str) -> float:
 
 def training_problems(steps: int) -> list[Any]:
     """Fresh problems in the order in which mathrl's trainer takes them."""
+    from mathrl.compose import load_params
     from mathrl.core.seeding import derive_seed
     from mathrl.data.generators import generate
-    from mathrl.params import load_params
     from mathrl.trainers.demonstrations import Stream
 
     options = load_params().curate.sources[0].model_dump()["options"]
@@ -130,8 +130,8 @@ def training_problems(steps: int) -> list[Any]:
 
 
 def greedy_accuracy(model: Any, tokenizer: Any) -> float:
+    from mathrl.compose import load_params
     from mathrl.data.generators import generate
-    from mathrl.params import load_params
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.sampler import Sampler
@@ -150,11 +150,11 @@ def run_mathrl(options: argparse.Namespace) -> None:
 
     import torch
 
+    from mathrl.compose import load_params
     from mathrl.core.metrics import JsonlSink
     from mathrl.learners.distributed import Ranks
     from mathrl.models.device import choose_device
     from mathrl.models.load import load_model, load_tokenizer
-    from mathrl.params import load_params
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.sampler import Sampler
     from mathrl.rollout.torch_engine import TorchEngine

@@ -28,8 +28,8 @@ STEPS = 20
 
 def write_records(runs: int) -> None:
     """Records of pipelines, as their stages rl and evaluate leave them: parameters, metrics, figures, digests."""
+    from mathrl.compose import load_params
     from mathrl.core.records import RunRecord, records_folder
-    from mathrl.params import load_params
     from mathrl.params.schema import READS
 
     sections, drawn = load_params(ROOT / "params").model_dump(mode="json", by_alias=True), random.Random(0)

@@ -14,7 +14,7 @@ from rl_step import WARM_UP, greedy_accuracy
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from mathrl.params import load_params
+from mathrl.compose import load_params
 from mathrl.rewards.compose import RewardInput, build_reward
 
 

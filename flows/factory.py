@@ -21,8 +21,9 @@ from pydantic import (
     create_model,
 )
 
+from mathrl.compose import load_params
+from mathrl.compose.load import NO_PRESET, preset_names
 from mathrl.params.form import section_form
-from mathrl.params.load import NO_PRESET, load_params, preset_names
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable

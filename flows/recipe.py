@@ -4,9 +4,9 @@ from typing import Literal
 
 from flows.factory import PARAMS, form_flow, option
 from mathrl.params.load import read_yaml
-from mathrl.params.recipe import recipe_names
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
+from mathrl.recipes.recipe import recipe_names
 from tasks.recipe import run_recipe
 
 RECIPES = {name: read_yaml(PARAMS / "recipes" / f"{name}.yaml")["description"] for name in recipe_names(PARAMS)}

@@ -8,9 +8,9 @@ from pydantic import BaseModel
 from mathrl.core.claims import conclusion
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.params.control_recipe import write_control_recipe
 from mathrl.params.form import form_overrides
-from mathrl.params.recipe import CLAIM
+from mathrl.recipes.controls import write_control_recipe
+from mathrl.recipes.recipe import CLAIM
 from tasks.mlflow_links import artifact_key
 from tasks.recipe import recipe_summary, run_recipe
 

@@ -13,8 +13,8 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe import recipe_warnings
-from mathrl.params.recipe_graph import ROOT, write_recipe_graph
+from mathrl.recipes.graph import ROOT, write_recipe_graph
+from mathrl.recipes.recipe import recipe_warnings
 from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
 from tasks.parallel import Steps, needed_steps, places, run_at_once, side_by_side, visible_gpus

@@ -21,7 +21,8 @@ from mathrl.params.final_values import JUDGED
 # In the clone, with its own code: the schema is that of the commit.
 WRITE = """
 import json, sys
-from mathrl.params import Params, load_params, write_params
+from mathrl.compose import load_params, write_params
+from mathrl.params import Params
 old, sections = load_params(), json.load(sys.stdin)
 write_params(old, Params.model_validate(old.model_dump(mode="json", by_alias=True) | sections))
 """

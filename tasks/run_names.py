@@ -10,10 +10,10 @@ from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
+from mathrl.compose.changes import changed_since_commit
+from mathrl.compose.load import NO_PRESET
 from mathrl.core.environment import Variable
 from mathrl.core.run_name import run_name as changed_run_name
-from mathrl.params.changes import changed_since_commit
-from mathrl.params.load import NO_PRESET
 from mathrl.params.schema import READS, STAGES
 from tasks.generated_names import was_generated
 from tasks.workspace import Workspace, commit_of

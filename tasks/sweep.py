@@ -16,11 +16,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, main_checkout
-from mathrl.params import load_params
 from mathrl.params.form import form_overrides
 from tasks.concurrency import slot
 from tasks.live_progress import LiveProgress

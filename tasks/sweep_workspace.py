@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.params.load import preset_values
+from mathrl.compose.load import preset_values
 from tasks.workspace import prepare
 
 

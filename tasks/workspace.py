@@ -14,15 +14,17 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from mathrl.compose import load_params, write_params
+from mathrl.compose.load import preset_files, preset_values
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
 from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, is_code, main_checkout
-from mathrl.params import Params, load_params, write_params
+from mathrl.params import Params
 from mathrl.params.final_values import check_final_values
-from mathrl.params.load import dump_yaml, preset_files, preset_values, read_yaml
-from mathrl.params.recipe import load_recipe
+from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import TARGETS, stages_until
+from mathrl.recipes.recipe import load_recipe
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from mathrl.params import load_params
+from mathrl.compose import load_params
 from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section

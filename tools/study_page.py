@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mathrl.compose import load_params
 from mathrl.core.figures import FURTHER, picture
 from mathrl.core.files import read_jsonl, write_text
 from mathrl.core.results import BenchmarkResults, Comparison, GroupFigures, Interval, read_recipe_summary
 from mathrl.evaluation.compare import compare_pair, holm
 from mathrl.evaluation.responses import read_runs
 from mathrl.evaluation.summary import Rows, interval_over, values_of
-from mathrl.params.load import load_params
 from mathrl.reports.pictures import draw_groups, draw_pass_at_k
 
 ROOT = Path(__file__).parents[1]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from mathrl.compose import load_params
 from mathrl.models.base import character_tokenizer
 from mathrl.models.model_shape import KNOWN, SIZES
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
-from mathrl.params.load import load_params
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params
 from mathrl.trainers.rollouts import RolloutGroup

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.params import load_params
 
 DEV = Path("data/curated/dev.jsonl")
 

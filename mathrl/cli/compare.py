@@ -13,12 +13,13 @@ import typer
 from mathrl.cli.compare_in_looks import RESPONSES, compare_in_looks, name_of, output_of
 from mathrl.cli.options import AsJson, Overrides, Presets, grouped, joined
 from mathrl.cli.tables import print_lines, print_table
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.evaluation.sequential import MOST_LOOKS
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.messages import near_path
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.reports.find_run import near_run

@@ -14,8 +14,8 @@ from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.claims import conclusion
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.core.results import read_recipe_summary, results_table
-from mathrl.params.control_recipe import CONTROLS, write_control_recipe
-from mathrl.params.recipe import CLAIM
+from mathrl.recipes.controls import CONTROLS, write_control_recipe
+from mathrl.recipes.recipe import CLAIM
 
 
 def controls(

@@ -11,6 +11,7 @@ import typer
 
 from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
 from mathrl.cli.ui import answering
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import nvidia_smi
@@ -18,7 +19,6 @@ from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.core.server_states import read_states, state_text
 from mathrl.engines.verl_process import attention_of, verl_python
-from mathrl.params import load_params
 from mathrl.rollout.ask_server import state_of
 from mathrl.tools.bubblewrap import INSTALL
 from mathrl.tools.process import why_no_sandbox

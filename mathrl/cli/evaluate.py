@@ -11,11 +11,11 @@ import typer
 from mathrl.cli.options import Overrides, Presets, grouped, joined
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
 from mathrl.data.registry import newer_than
-from mathrl.params import load_params
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.params.schema import Params

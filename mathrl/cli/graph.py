@@ -8,9 +8,9 @@ import typer
 
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.params.recipe import recipe_names
-from mathrl.params.recipe_graph import write_recipe_graph
 from mathrl.params.watched_code import side_pipelines, write_side_graph
+from mathrl.recipes.graph import write_recipe_graph
+from mathrl.recipes.recipe import recipe_names
 
 
 def graph(name: Annotated[str, typer.Argument(help="controls, pages, suite, or a recipe.")]) -> None:

@@ -11,13 +11,14 @@ import typer
 
 import mathrl
 from mathrl.cli.inspect import given_keys, prompting_of, show
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
 from mathrl.core.gpus import gpu_count
 from mathrl.core.hardware import CPU, Hardware
 from mathrl.params.final_values import check_final_values
-from mathrl.params.load import dump_yaml, load_params
+from mathrl.params.load import dump_yaml
 from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
 from mathrl.data.sources import resolve_source
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.data import Curate
 from mathrl.params.evaluate import TEST
 from mathrl.params.final_values import Doubt, verdict

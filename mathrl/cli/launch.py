@@ -17,12 +17,13 @@ import typer
 from jinja2 import Environment, StrictUndefined
 
 from mathrl.cli.options import AllowDirty, Overrides, Presets, grouped, joined
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout, state_root
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.schema import STAGES, TARGETS, hands_over, stages_until, trains
 
 SAMPLED = "sft"  # the stage whose model the servers load; what samples comes after it

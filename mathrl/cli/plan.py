@@ -19,12 +19,14 @@ from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_conflicts
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.params.final_values import judge
-from mathrl.params.load import FOLDER, load_params, preset_conflicts
+from mathrl.params.load import FOLDER
 from mathrl.params.schema import STAGES, Params
 from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill

@@ -9,10 +9,10 @@ import typer
 from mathrl.cli.compare import find_run
 from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.cli.tables import print_lines, print_table
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.evaluation.responses import ModelRun
-from mathrl.params import load_params
 from mathrl.planning.evaluation_plan import (
     ANY_MODEL,
     ANY_PAIR,

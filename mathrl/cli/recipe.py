@@ -12,10 +12,11 @@ import typer
 from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_lines, print_table
+from mathrl.compose.load import preset_conflicts
 from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.params.load import FOLDER, preset_conflicts
-from mathrl.params.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
-from mathrl.params.recipe_graph import graph
+from mathrl.params.load import FOLDER
+from mathrl.recipes.graph import graph
+from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
 
 
 def recipe(

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.params import load_params
 from mathrl.reports.find_run import mlflow_record, near_run
 from mathrl.reports.html import Material, pipeline_material, step_material, write_report
 

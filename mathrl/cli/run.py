@@ -18,17 +18,19 @@ from mathrl.cli.options import AllowDirty, Overrides, Presets, as_words, joined
 from mathrl.cli.own_server import own_server
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
+from mathrl.compose import load_params
+from mathrl.compose.changes import differences
+from mathrl.compose.load import preset_conflicts
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
-from mathrl.params import Params, load_params
-from mathrl.params.changes import differences
+from mathrl.params import Params
 from mathrl.params.final_values import check_final_values
 from mathrl.params.ignored import warnings
-from mathrl.params.load import FOLDER, dump_yaml, preset_conflicts
+from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, sections_read, stages_until
 

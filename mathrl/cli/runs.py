@@ -11,11 +11,11 @@ import typer
 
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
+from mathrl.compose import load_params
+from mathrl.compose.changes import differences
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.paths import main_checkout
-from mathrl.params import load_params
-from mathrl.params.changes import differences
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.tracking.client import connect

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
-from mathrl.params import load_params
 from mathrl.rollout.vllm_login import KEY
 
 

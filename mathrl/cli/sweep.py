@@ -12,10 +12,10 @@ from mathrl.cli.options import joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.request_origin import OwnPages
-from mathrl.params import load_params
 from mathrl.sweeps.promote import promote as write_winner
 from mathrl.sweeps.report import cells, row
 from mathrl.sweeps.storage import study_folder

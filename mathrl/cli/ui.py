@@ -20,12 +20,12 @@ import psutil
 import typer
 from filelock import FileLock
 
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
-from mathrl.params import load_params
 from mathrl.tracking.client import EXPERIMENT, KIND
 from mathrl.tracking.views import keep_views
 from tasks.concurrency import SLOTS

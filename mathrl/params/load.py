@@ -1,24 +1,18 @@
-"""params/*.yaml (YAML 1.2) → `Params`: presets and dotted overrides on top, all errors at once.
-
-Later wins: the section files, then the presets from left to right (params/presets/<name>.yaml; "gsm8k+dapo" is two of
-them), then the overrides.
-"""
+"""YAML 1.2 → values → `Params`: merging, dotted overrides, and all errors at once."""
 
 import copy
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, reduce
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_text
 from mathrl.params.engines import engine_problem
 from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters, tagged_at
 from mathrl.params.schema import READS, SECTIONS, Params
@@ -27,78 +21,8 @@ from mathrl.params.tool_problems import tool_problems
 from mathrl.params.user_function import function_problems, sampler_problems
 
 FOLDER = Path("params")
-NO_PRESET = "none"  # what a flow's form has where no preset is chosen
 MOST_PATHS = 4  # in a suggestion
 S = TypeVar("S", bound=Section)
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The values of params/ with the presets over them, before any override, and where each section's come from."""
-
-    values: dict[str, Any]
-    origin: dict[str, str]
-
-    def params(self, overrides: Iterable[str] = ()) -> Params:
-        """The parameters with dotted overrides.
-
-        Raises:
-            UserError: values do not fit the schema; every error is in the message, with its file and field.
-        """
-        values, origin = copy.deepcopy(self.values), dict(self.origin)
-        for override in overrides:
-            name = apply_override(values, override)
-            origin[name] += f" + {override}"
-        return _validate(values, origin)
-
-    def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
-        """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.
-
-        Raises:
-            UserError: a wrong override; where the parameter is written nowhere, also values that do not fit the schema.
-            AttributeError: no such parameter.
-        """
-        values = copy.deepcopy(self.values)
-        for override in overrides:
-            apply_override(values, override)
-        written: Any = values
-        for name in key.split("."):
-            written = written.get(name) if isinstance(written, Mapping) else None
-        return reduce(getattr, key.split("."), self.params(overrides)) if written is None else written
-
-
-def read_layers(folder: Path = FOLDER, preset: str | None = None, instead: Mapping[str, Any] | None = None) -> Layers:
-    """The section files with the presets over them; `instead` has sections of a record to take instead of their files.
-
-    Raises:
-        UserError: a file is missing or not YAML, or a preset has an unknown section.
-    """
-    recorded = {name: without_removed(name, section, f"{name} of the run") for name, section in (instead or {}).items()}
-    values = {name: recorded[name] if name in recorded else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
-    origin = {name: f"{name} of the run" if name in recorded else f"{folder}/{name}.yaml" for name in SECTIONS}
-    for file in preset_files(folder, preset):
-        for name, section in read_yaml(file).items():
-            if name not in values:
-                raise UserError(f"{file}: unknown section {name!r}; sections: {', '.join(SECTIONS)}")
-            values[name] = merge(values[name], section)
-            origin[name] += f" + {file.name}"
-    return Layers(values, origin)
-
-
-def load_params(
-    folder: Path = FOLDER,
-    *,
-    preset: str | None = None,
-    overrides: Iterable[str] = (),
-    instead: Mapping[str, Any] | None = None,
-) -> Params:
-    """The resolved parameters of a workspace; `instead` has sections of a record to take instead of their files.
-
-    Raises:
-        UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
-            message, with its file and field.
-    """
-    return read_layers(folder, preset, instead).params(overrides)
 
 
 def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
@@ -151,57 +75,6 @@ class _StageParams(Params):
         if name in Params.model_fields:
             raise AttributeError(f"the stage reads section {name}: add it to READS and to dvc.yaml")
         return super().__getattr__(name)  # type: ignore[misc]
-
-
-def preset_names(folder: Path = FOLDER) -> list[str]:
-    return sorted(file.stem for file in (folder / "presets").glob("*.yaml"))
-
-
-def preset_files(folder: Path, preset: str | None) -> list[Path]:
-    """The files of a preset, or of several joined by "+", in their order.
-
-    Raises:
-        UserError: there is no preset of a name.
-    """
-    names = preset_names(folder)
-    wanted = preset.split("+") if preset else []
-    for name in wanted:
-        if name not in names:
-            raise UserError(f"no preset {name!r}{did_you_mean(name, names)}; presets: {', '.join(names)}")
-    return [folder / "presets" / f"{name}.yaml" for name in wanted]
-
-
-def preset_values(folder: Path, preset: str | None) -> dict[str, Any]:
-    """The sections of the presets, later over earlier."""
-    return reduce(merge, map(read_yaml, preset_files(folder, preset)), {})
-
-
-def preset_conflicts(folder: Path, preset: str | None) -> list[str]:
-    """A line for each two neighbouring presets that set the same fields differently; the later one's values are taken.
-
-    Example: ["presets: dapo replaces values of gsm8k: rl.max_tokens 400 by 2048, curate.sources"].
-    """
-    lines = []
-    files = preset_files(folder, preset)
-    for number, after in enumerate(files[1:], 1):
-        below: dict[str, Any] = reduce(merge, map(read_yaml, files[:number]), {})
-        changed = list(_replaced(below, read_yaml(after)))
-        if changed:
-            earlier = "+".join(file.stem for file in files[:number])
-            lines.append(f"presets: {after.stem} replaces values of {earlier}: {', '.join(changed)}")
-    return lines
-
-
-def _replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What `above` replaces by another value, each with both where they are short."""
-    for key, value in above.items():
-        if key not in below or below[key] == value:
-            continue
-        if isinstance(value, Mapping) and isinstance(below[key], Mapping):
-            yield from _replaced(below[key], value, f"{path}{key}.")
-        else:
-            short = not any(isinstance(item, Mapping | list) for item in (below[key], value))
-            yield f"{path}{key}" + (f" {below[key]} by {value}" if short else "")
 
 
 def merge(below: Any, above: Any) -> Any:
@@ -296,39 +169,6 @@ def _drop_old_fields(section: Any, keys: list[str]) -> None:
             del section[name]
 
 
-def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:
-    """Write the values of `after` that differ from `before` into the files; return the changed sections' names.
-
-    No defaults are written, so that DVC sees no difference between a run with overrides and an edit of the files.
-    """
-    old, new = before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True)
-    changed = [name for name in SECTIONS if old[name] != new[name]]
-    for name in changed:
-        file = folder / f"{name}.yaml"
-        written = read_yaml(file) if file.exists() else {}
-        write_text(file, dump_yaml(_with_changes(written, old[name], new[name])))
-    return changed
-
-
-def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of `written` with the values that differ between `old` and `new`; a mapping with other keys is replaced.
-
-    >>> _with_changes({"lr": 1}, {"lr": 1, "steps": 2, "ema": 0.9}, {"lr": 1, "steps": 3, "ema": 0.9})
-    {'lr': 1, 'steps': 3}
-    """
-    changed = dict(written)
-    for key, value in new.items():
-        before, in_file = old.get(key), written.get(key, {})
-        maps = isinstance(value, Mapping), isinstance(before, Mapping), isinstance(in_file, Mapping)
-        if value == before:
-            continue
-        if all(maps) and value.keys() == cast(Any, before).keys():
-            changed[key] = _with_changes(in_file, cast(Any, before), value)
-        else:
-            changed[key] = value
-    return changed
-
-
 def dump_yaml(value: Any) -> str:
     stream = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
@@ -363,7 +203,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return value
 
 
-def _validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
+def validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
     try:
         params = Params.model_validate(values)
     except ValidationError as error:

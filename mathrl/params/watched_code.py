@@ -20,6 +20,8 @@ UNWATCHED = (
     "mathrl/__init__.py",
     "mathrl/core/",
     "mathrl/params/",
+    "mathrl/compose/",
+    "mathrl/recipes/",
     "mathrl/tracking/",
     "mathrl/reports/",
     "mathrl/stages/stage_run.py",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import CURATED_SFT, home
@@ -20,7 +21,7 @@ from mathrl.core.results import Comparison
 from mathrl.core.types import Problem
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.registry.evidence import (
     Evidence,
     alignment,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, records_folder
-from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.load import S, validated, without_removed
 from mathrl.params.messages import did_you_mean

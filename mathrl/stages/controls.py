@@ -23,9 +23,9 @@ from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
-from mathrl.params.control_recipe import equal_steps
 from mathrl.params.run import Prompt
 from mathrl.params.train import Sft
+from mathrl.recipes.controls import equal_steps
 from mathrl.stages.stage_run import StageRun, run_stage
 from mathrl.stages.training_stage import load_start, open_training, write_model
 

@@ -6,9 +6,9 @@
 import importlib
 import sys
 
+from mathrl.compose import load_params
 from mathrl.core.errors import exit_on_user_error
 from mathrl.data.inputs import link
-from mathrl.params import load_params
 
 
 def main(stages: list[str]) -> None:

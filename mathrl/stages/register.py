@@ -8,12 +8,13 @@ which is also the version's description.
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import CURATED_SFT
 from mathrl.core.results import EvaluationSummary
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.params.load import load_params, parse_yaml
+from mathrl.params.load import parse_yaml
 from mathrl.params.run import Prompt
 from mathrl.registry.flavour import Usage
 from mathrl.registry.versions import describe, find_version, register_version

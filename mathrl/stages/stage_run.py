@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
+from mathrl.compose import load_params
+from mathrl.compose.changes import changed_since_commit
 from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
@@ -30,8 +32,7 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.core.types import Problem
-from mathrl.params import Params, load_params, stage_params
-from mathrl.params.changes import changed_since_commit
+from mathrl.params import Params, stage_params
 from mathrl.params.final_values import check_final_values, verdict
 from mathrl.params.load import FOLDER, read_yaml
 from mathrl.params.rollout import Rollout

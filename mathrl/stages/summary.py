@@ -10,8 +10,8 @@ from mathrl.evaluation.compare import compare_models
 from mathrl.evaluation.responses import read_runs
 from mathrl.evaluation.summary import summarise_seeds
 from mathrl.params.evaluate import Evaluate
-from mathrl.params.recipe import CLAIM
 from mathrl.params.recipe_steps import Claim
+from mathrl.recipes.recipe import CLAIM
 from mathrl.stages.stage_run import StageRun
 
 Runs = list[list[EvalRow]]

@@ -10,9 +10,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_files
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.params.load import FOLDER, load_params, preset_files
+from mathrl.params.load import FOLDER
 from mathrl.sweeps.space import override
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.paths import code_version
 from mathrl.core.records import RunRecord, Status, records_folder
-from mathrl.params import load_params
 from mathrl.params.schema import STAGES
 from mathrl.sweeps.study import OpenStudy
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.final_values import doubts_of
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import unknown_hint

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from optuna.trial import TrialState
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.core.parent import at_end_of_input
-from mathrl.params import load_params
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.study import open_study
 from mathrl.sweeps.trial import Interrupted, run_trial

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from mathrl.cli.main import COMMANDS, GROUPS, app, help_line, import_command
 from mathrl.cli.run import _print_parameters
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params.load import load_params, parse_yaml
+from mathrl.params.load import parse_yaml
 from mathrl.params.schema import SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -112,11 +113,12 @@ def test_a_hub_that_does_not_answer_is_asked_once() -> None:
     code = """
 from mathrl.cli.run import _print_parameters
 from mathrl.core.errors import UserError
-from mathrl.params.load import load_params, parse_yaml
+from mathrl.compose import load_params
+from mathrl.params.load import parse_yaml
 from mathrl.params.schema import SECTIONS
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.models.load import load_tokenizer
-from mathrl.params import load_params
+from mathrl.compose import load_params
 for read in (lambda: load_tokenizer("no/such-model"), lambda: benchmark_problems("gsm8k", load_params())):
     try:
         read()

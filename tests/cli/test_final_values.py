@@ -14,11 +14,12 @@ import pytest
 from mathrl.cli.plan import plan_run
 from mathrl.cli.recipe import print_steps
 from mathrl.cli.run import run
+from mathrl.compose import load_params, write_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import WORKTREE_NOTE, main_checkout
 from mathrl.models.base import make_base
-from mathrl.params import Params, write_params
-from mathrl.params.load import dump_yaml, load_params, read_yaml
+from mathrl.params import Params
+from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.run import FreshModel, Model
 from mathrl.stages.stage_run import run_stage
 from tasks.reproduction import FreshClone

@@ -17,6 +17,7 @@ from mathrl.cli import plan
 from mathrl.cli.doctor import doctor
 from mathrl.cli.init import init
 from mathrl.cli.inspect import given_keys, inspect
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.problems import write_problems
@@ -26,7 +27,7 @@ from mathrl.data import curation
 from mathrl.data.inspection import Lengths
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.planning.project import LONGEST, response_tokens, suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, speed_of_difficulty, write_speed
 from mathrl.reports.evaluation import evaluate_once

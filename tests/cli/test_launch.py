@@ -12,8 +12,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from mathrl.cli.launch import LaunchStep, Machines, job_file, job_values, plan_steps
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from tests.cli.test_command import mathrl
 from tests.platform.conftest import make_checkout
 

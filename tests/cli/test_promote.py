@@ -12,6 +12,8 @@ import pytest
 
 from mathrl.cli.promote import promote
 from mathrl.cli.rollback import rollback
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_names
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
@@ -23,7 +25,6 @@ from mathrl.evaluation.paired import Comparison
 from mathrl.health.watch import examine
 from mathrl.models.base import make_base
 from mathrl.params.health import Health
-from mathrl.params.load import load_params, preset_names
 from mathrl.params.run import FreshModel, Model
 from mathrl.params.schema import READS
 from mathrl.params.train import Rl

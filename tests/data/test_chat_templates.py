@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from mathrl.compose import load_params
 from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, Problem
@@ -15,7 +16,6 @@ from mathrl.data.templates import TODAY, render, response_end
 from mathrl.models.end_tokens import end_tokens, turn_end
 from mathrl.models.load import load_tokenizer
 from mathrl.params.ignored import ignored_settings
-from mathrl.params.load import load_params
 from mathrl.params.run import Prompt
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mathrl.compose import load_params
 from mathrl.core.types import Problem
 from mathrl.data import lengths
 from mathrl.data.lengths import length_doubts
 from mathrl.data.templates import prompt_lengths, render
 from mathrl.models.base import character_tokenizer
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.run import FreshModel
 
 TOKENIZER = character_tokenizer(FreshModel(hidden_size=32, intermediate_size=16, layers=1, heads=2))

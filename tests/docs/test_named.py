@@ -10,11 +10,13 @@ import pytest
 from typer.main import get_command
 
 from mathrl.cli.main import app
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_names
 from mathrl.core.errors import UserError
-from mathrl.params.load import SECTIONS, load_params, preset_names
-from mathrl.params.recipe import recipe_names
+from mathrl.params.load import SECTIONS
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
+from mathrl.recipes.recipe import recipe_names
 
 ROOT = Path(__file__).parents[2]
 TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "mlflow" / "README.md"]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.files import write_jsonl
 from mathrl.core.results import Comparison, EvaluationSummary, read_recipe_summary
 from mathrl.core.types import EvalRow
@@ -17,7 +18,7 @@ from mathrl.evaluation.compare import compare_models, compare_sides, holm, pairs
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import ModelRun, read_run
 from mathrl.evaluation.summary import values_of
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.registry.promote import _compared
 from mathrl.reports.html import Material, compared, page_of
 from mathrl.stages import evaluate

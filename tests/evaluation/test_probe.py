@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_jsonl
 from mathrl.core.types import Problem
@@ -18,7 +19,7 @@ from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.packing import Group
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.reports.probe import probe_benchmark
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.files import write_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.models.base import make_base
-from mathrl.params import load_params
 from tests.trainers.conftest import make_workspace  # noqa: F401
 
 SCRIPT, ROOT = Path(__file__).with_name("killed_stage.py"), Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import OutOfMemory, is_out_of_memory, memory_part
 from mathrl.models.scores import make_scorer
-from mathrl.params import load_params
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.trainers.judges import reward_model_judge

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.model_shape import shape_of
-from mathrl.params.load import load_params
 from mathrl.planning.memory import kept_activations
 from tests.learners import context_runs
 from tests.learners.test_fsdp import assert_equal_runs

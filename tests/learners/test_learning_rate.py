@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.params.load import load_params
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Rl, Sft
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text
 from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.grading.verdict import Verdict
-from mathrl.params.control_recipe import CONTROLS, control_rewards, equal_steps, find_controlled, write_control_recipe
-from mathrl.params.load import dump_yaml, load_params, read_yaml
-from mathrl.params.recipe import load_recipe, step_overrides
-from mathrl.params.recipe_graph import graph
+from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe_steps import EvaluateStep, RlStep, SftStep
 from mathrl.params.run import Reward
+from mathrl.recipes.controls import CONTROLS, control_rewards, equal_steps, find_controlled, write_control_recipe
+from mathrl.recipes.graph import graph
+from mathrl.recipes.recipe import load_recipe, step_overrides
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.noise import noisy_verdict
 from mathrl.stages.recipe_step import parse

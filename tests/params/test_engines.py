@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.params.engines import engine_problem, value_of
 from mathrl.params.ignored import ignored_settings
-from mathrl.params.load import load_params
 from mathrl.params.meaning import Meaning, yaml_value
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section

@@ -2,9 +2,10 @@
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.params.final_values import JUDGED, MUON, RATES, TIMES, check_final_values, judge
-from mathrl.params.load import load_params, stage_params
+from mathrl.params.load import stage_params
 from mathrl.params.schema import READS
 
 PRETRAINED = "model.base={type: pretrained, path: Qwen/Qwen2.5-%s}"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_names
 from mathrl.params.ignored import warnings
-from mathrl.params.load import load_params, preset_names
-from mathrl.params.recipe import load_recipe, recipe_names, recipe_warnings
+from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_warnings
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"

@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params, write_params
+from mathrl.compose.load import preset_conflicts, preset_names
 from mathrl.core.errors import UserError
-from mathrl.params.load import load_params, merge, preset_conflicts, preset_names, stage_params, write_params
+from mathrl.params.load import merge, stage_params
 from mathrl.params.messages import MEANINGS, parameters
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, Params

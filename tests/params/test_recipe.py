@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.params.recipe import load_recipe, recipe_names, step_overrides
 from mathrl.params.recipe_steps import references
+from mathrl.recipes.recipe import load_recipe, recipe_names, step_overrides
 
 PARAMS = Path(__file__).parents[2] / "params"
 SFT = "sft: {stage: sft, start: base}"

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose.load import Layers, preset_names, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.final_values import judge
-from mathrl.params.load import Layers, dump_yaml, parse_yaml, preset_names, read_layers
-from mathrl.params.recipe import load_recipe, recipe_names, step_params
+from mathrl.params.load import dump_yaml, parse_yaml
 from mathrl.params.schema import READS
+from mathrl.recipes.recipe import load_recipe, recipe_names, step_params
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"
@@ -25,7 +26,7 @@ QWEN = ("model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B")
 def files_read_once() -> Any:
     """The same files are read for every recipe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mathrl.params.recipe.read_layers", cache(read_layers))
+        patch.setattr("mathrl.recipes.recipe.read_layers", cache(read_layers))
         yield
 
 

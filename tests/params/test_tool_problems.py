@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.cli.evaluate import with_tool, without_tool
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params.load import load_params
 
 PARAMS = Path(__file__).parents[2] / "params"
 TOOL = "rollout.tool.kind=bubblewrap"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.data.generators import GENERATORS
 from mathrl.params.generators import ChainSource
-from mathrl.params.load import load_params
 from mathrl.params.reward_parts import OverlongPart
 
 PARAMS = Path(__file__).parents[2] / "params"

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.exit_status import EXIT_USER_ERROR
 from mathrl.core.hashing import digest_path
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
-from mathrl.params import load_params
 from mathrl.params.schema import STAGES
 from mathrl.tracking.lineage import way_back
 from mathrl.tracking.names import escape
@@ -154,7 +154,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empt
     copy_databases(checkout, empty_prefect, empty_store)
     checkout.env |= {"OMP_NUM_THREADS": "1", "MATHRL_VERL_PYTHON": str(python_on_cpu(folder))}
     checkout.python(
-        "from mathrl.params import load_params, write_params; "
+        "from mathrl.compose import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
     checkout.git("commit", "-q", "-am", "a model for two CPUs")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mathrl.cli.plan import plan_run
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.models.model_shape import config_of, shape_of
-from mathrl.params.load import load_params
 from mathrl.params.schema import Params
 from mathrl.planning.memory import plan_memory
 from mathrl.planning.memory_states import trainable

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.cli.plan import plan_run, size_in_bytes
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
@@ -20,7 +21,6 @@ from mathrl.models.model_shape import KNOWN, SIZES, ModelShape, config_of, shape
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.transformers_import import AutoConfig
-from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params

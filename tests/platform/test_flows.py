@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from flows.factory import FIELD_NAMES, form_flow, stage_flow
+from mathrl.compose import load_params
 from mathrl.params.form import form_overrides
-from mathrl.params.load import load_params
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import READS, STAGES
 from mathrl.params.section import AS_IT_IS

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params import load_params
 from tasks.inputs import link_inputs
 
 Checkout = Any
@@ -43,7 +43,7 @@ def curated(checkout: Checkout) -> list[str]:
 def link(checkout: Checkout) -> None:
     """What `mathrl run curate` does before DVC looks."""
     code = (
-        "import os; from pathlib import Path; from mathrl.params import load_params; "
+        "import os; from pathlib import Path; from mathrl.compose import load_params; "
         "from tasks.inputs import link_inputs; "
         "link_inputs(Path.cwd(), ['curate', 'sft', 'evaluate'], load_params(), os.environ)"
     )

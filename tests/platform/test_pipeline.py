@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mathrl.params import load_params
-from mathrl.params.load import preset_names
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_names
 from mathrl.params.schema import STAGES
 from mathrl.tracking.lineage import find_run, way_back, way_forward
 from tasks.workspace import uncommitted
@@ -300,8 +300,8 @@ def test_dvc_knows_what_every_preset_changes(checkout: Checkout) -> None:
     """The presets' parameters written as for a worktree: DVC reads them, and finds each stage changed that does."""
     code = (
         "from dvc.dependency import ParamsDependency\n"
-        "from dvc.repo import Repo; from mathrl.params import load_params, write_params\n"
-        "from mathrl.params.load import preset_names\n"
+        "from dvc.repo import Repo; from mathrl.compose import load_params, write_params\n"
+        "from mathrl.compose.load import preset_names\n"
         "from mathrl.params.schema import READS, STAGES\n"
         "now, stages = load_params(), Repo().index.stages\n"
         "for name in preset_names():\n"

@@ -13,10 +13,10 @@ from prefect.artifacts import ProgressArtifact
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe import load_recipe, recipe_names
-from mathrl.params.recipe_graph import graph, graph_files
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import READS
+from mathrl.recipes.graph import graph, graph_files
+from mathrl.recipes.recipe import load_recipe, recipe_names
 from mathrl.stages.recipe_step import parse, wire
 from tasks.mlflow_links import artifact_key
 
@@ -117,7 +117,7 @@ def write(checkout: Checkout, name: str, *overrides: str, more: str = "") -> Non
     every = json.dumps([*TINY, *overrides])
     (folder / "params" / "recipes" / f"{name}.yaml").write_text(f"{text}{more}overrides: {every}\n")
     checkout.python(
-        f"from pathlib import Path; from mathrl.params.recipe_graph import write_recipe_graph as b; b({name!r}, Path())"
+        f"from pathlib import Path; from mathrl.recipes.graph import write_recipe_graph as b; b({name!r}, Path())"
     )
 
 

@@ -35,7 +35,7 @@ SMALLEST: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "layers"
 @pytest.fixture(scope="module")
 def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
     real_checkout.python(
-        "from mathrl.params import load_params, write_params; "
+        "from mathrl.compose import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
     real_checkout.env |= {"MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
@@ -151,7 +151,7 @@ def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Pat
 def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
     """The suite: a DVC matrix of benchmarks and models."""
     tiny.python(
-        "from mathrl.params import load_params, write_params; "
+        "from mathrl.compose import load_params, write_params; "
         "write_params(load_params(), load_params(overrides=['suite.models=[sft]', 'evaluate.samples=2', "
         "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6']))"
     )

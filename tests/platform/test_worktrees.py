@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.params import load_params
+from mathrl.compose import load_params
 from mathrl.params.load import read_yaml
 from tasks import sweep
 from tasks.workspace import Workspace, in_use, prune, uncommitted, working
@@ -26,7 +26,7 @@ def made(checkout: Checkout, lr: str) -> Path:
 ASK = """
 import json, sys
 from pathlib import Path
-from mathrl.params import load_params
+from mathrl.compose import load_params
 from tasks.workspace import prepare
 for preset, overrides in json.loads(sys.argv[1]):
     made = prepare("rl", preset, overrides, allow_dirty=True)
@@ -59,7 +59,7 @@ def at(values: Any, key: str) -> Any:
 def uncommitted_edits(checkout: Checkout) -> Iterator[None]:
     """The checkout's params/ say something else than HEAD's, of some parameters what is asked for below."""
     checkout.python(
-        "from mathrl.params import load_params, write_params; "
+        "from mathrl.compose import load_params, write_params; "
         "write_params(load_params(), load_params(overrides=['rl.lr=2e-4', 'rl.group_size=8', 'run.seed=3']))"
     )
     preset = checkout.folder / "params" / "presets" / "mine.yaml"

@@ -12,13 +12,13 @@ import pytest
 
 from mathrl.cli.health import health
 from mathrl.cli.report import report
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import main_checkout
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
-from mathrl.params import load_params
 from mathrl.reports.html import page_of, pipeline_material
 from mathrl.reports.html_figures import Chart, before_after, curves, length_and_accuracy
 from mathrl.reports.lineage_picture import render

@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_names
 from mathrl.core.hardware import Hardware
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.optimizer import optimizer_arguments
 from mathrl.models.model_shape import config_of, shape_of
-from mathrl.params.load import load_params, preset_names
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import PIPELINE, Params
 from mathrl.rollout import resolve

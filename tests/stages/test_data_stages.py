@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.hardware import CPU
@@ -16,7 +17,7 @@ from mathrl.core.records import RunRecord
 from mathrl.core.results import EvaluationSummary
 from mathrl.data.generators import VERSIONS
 from mathrl.models.base import make_base
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from mathrl.params.run import ModelVerifier
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.rollout.resolve import choose_engine

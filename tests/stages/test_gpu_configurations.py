@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.hardware import CPU, Hardware
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.final_values import check_final_values
-from mathrl.params.load import load_params
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.params.run import Prompt
 from mathrl.rollout.resolve import choose_engine, longest_sequence, resolve_importance, resolve_rollout

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.records import RunRecord
@@ -17,7 +18,6 @@ from mathrl.core.types import Problem
 from mathrl.data.rejection import Filters, rejection_sample
 from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.export import export_model
-from mathrl.params import load_params
 from mathrl.params.run import FreshModel
 from mathrl.rollout import sample_problems
 from mathrl.rollout.call_formats import pieces_of

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.problems import write_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
 from mathrl.data.generators import generate
 from mathrl.models import load
-from mathrl.params import load_params
 from mathrl.stages import sft, stage_run
 from mathrl.stages.stage_run import StageRun
 

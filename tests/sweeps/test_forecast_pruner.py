@@ -7,9 +7,9 @@ import numpy as np
 import optuna
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.files import write_jsonl
 from mathrl.core.types import Problem
-from mathrl.params import load_params
 from mathrl.params.train import Rl
 from mathrl.sweeps.forecast_pruner import ForecastPruner
 from mathrl.sweeps.study import _pruner

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params import load_params
 from mathrl.sweeps.promote import edited, promote
 
 ROOT = Path(__file__).parents[2]

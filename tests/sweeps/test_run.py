@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from mathrl.cli.main import app
 from mathrl.cli.sweep import _print_study
+from mathrl.compose import load_params
 from mathrl.core.processes import is_alive
-from mathrl.params import load_params
 from mathrl.sweeps.compare import compare, evaluation_digest
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.run import _steps_done

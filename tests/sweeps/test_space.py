@@ -11,8 +11,8 @@ from typing import Any
 import optuna
 import pytest
 
+from mathrl.compose import load_params, write_params
 from mathrl.core.errors import UserError
-from mathrl.params import load_params, write_params
 from mathrl.params.form import form_overrides, section_form
 from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
 from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params, write_params
 from mathrl.core.files import write_json, write_text
 from mathrl.core.problems import write_problems
 from mathrl.data.generators import generate
-from mathrl.params import load_params, write_params
 
 ROOT = Path(__file__).parents[2]
 OVERRIDES = (

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.metrics import without_timings
 from mathrl.core.types import Problem
 from mathrl.models.logprobs import takes_packed
@@ -25,7 +26,6 @@ from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools
-from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from mathrl.algorithms.value_loss import clipped_value_loss
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.grading.verdict import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores
-from mathrl.params.load import load_params
 from mathrl.params.lora import Lora
 from mathrl.params.train import Critic, Rl
 from mathrl.rewards.compose import RewardResult

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
 from mathrl.health.watch import HealthMonitor, examine
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params import load_params
 from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
 from mathrl.params.train import Critic, Rl

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools, PoolWeights, Retire, SamplerOptions
-from mathrl.params.load import load_params
 from mathrl.params.train import Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.advantages import outcome_advantages

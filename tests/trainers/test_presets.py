@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mathrl.compose import load_params
+from mathrl.compose.load import preset_names
 from mathrl.core.metrics import without_timings
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.learners.distributed import Ranks
-from mathrl.params.load import load_params, preset_names
 from tests.marks import needs_deepspeed
 from tests.trainers.preset_steps import ROOT, architecture, train
 

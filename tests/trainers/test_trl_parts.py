@@ -7,6 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, processors
 
+from mathrl.compose import load_params
 from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
@@ -18,7 +19,6 @@ from mathrl.engines.trl_checkpoints import latest_checkpoint, seal
 from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.transformers_import import PreTrainedTokenizerFast
-from mathrl.params import load_params
 from mathrl.params.run import Prompt
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.demonstrations import Stream

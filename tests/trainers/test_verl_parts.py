@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.engines.prompt_texts import PromptTexts
@@ -19,7 +20,7 @@ from mathrl.engines.verl_process import VerlTraining, attention_of, check_ended,
 from mathrl.engines.verl_reward import compute_score
 from mathrl.engines.verl_rl import VerlSteps
 from mathrl.engines.verl_rows import write_reward_settings, write_rows
-from mathrl.params import Params, load_params
+from mathrl.params import Params
 from tests.trainers.test_trl_parts import sampler
 
 ROOT = Path(__file__).parents[2]

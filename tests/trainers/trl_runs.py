@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import mathrl.engines.trl_sft
+from mathrl.compose import load_params
 from mathrl.core.metrics import JsonlSink
 from mathrl.engines.trl_arguments import grpo_arguments
 from mathrl.engines.trl_packages import GRPOConfig
-from mathrl.params import load_params
 
 assert mathrl.engines.trl_sft, "imported first, as the stage does; transformers must find accelerate"
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params.final_values import judge, trained_values
 from mathrl.params.ignored import warnings
-from mathrl.params.load import FOLDER, Layers, apply_override, parse_yaml, read_layers, read_yaml
+from mathrl.params.load import FOLDER, apply_override, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
     PRODUCES,

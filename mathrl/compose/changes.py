@@ -9,8 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params.load import FOLDER, load_params
+from mathrl.params.load import FOLDER
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str = "") -> dict[str, Any]:

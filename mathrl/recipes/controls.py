@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
+from mathrl.compose.changes import differences
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS
 from mathrl.core.statistics import sum_in_order
-from mathrl.params.changes import differences
-from mathrl.params.load import dump_yaml, load_params
-from mathrl.params.recipe import load_recipe, step_overrides
+from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import (
     Claim,
     CurateStep,
@@ -41,6 +41,7 @@ from mathrl.params.recipe_steps import (
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft
+from mathrl.recipes.recipe import load_recipe, step_overrides
 
 CONTROLS = ("random", "form", "majority", "inverted", "more_sft", "thinking")
 FORM_PARTS = ("format_lines", "r1_tags", "language", "overlong", "repetition")  # know no truth

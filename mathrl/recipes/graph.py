@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
 from mathrl.core.files import write_text
-from mathrl.params.load import dump_yaml, load_params
-from mathrl.params.recipe import load_recipe, step_overrides, summary_models
+from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import Recipe
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
+from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 
 CURATED, ROOT = "data/curated", "pipelines/recipes"
 Options = list[tuple[str, str]]

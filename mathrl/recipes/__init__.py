@@ -1,0 +1,1 @@
+"""Recipes: several steps of training and evaluation, from a file to a graph of DVC stages."""
